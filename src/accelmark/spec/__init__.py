@@ -1,0 +1,1 @@
+"""What people write, as checked types. Imports nothing else of AccelMark's."""

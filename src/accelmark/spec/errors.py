@@ -1,0 +1,72 @@
+"""The errors that people see, each mapped to an exit code of the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final, final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_CANCELLED: Final = 130
+
+
+class AccelmarkError(Exception):
+    """Something a person has to know: what was wrong, where, and what to do.
+
+    ``exit_code`` is what the command line ends with when this reaches it.
+    """
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class RequestError(AccelmarkError):
+    """The request itself is wrong: an unknown name, a bad file, an impossible combination."""
+
+    exit_code: ClassVar[int] = EXIT_USAGE
+
+
+class DataError(AccelmarkError):
+    """Data or weights are missing, corrupt, or laid out differently from what the case needs."""
+
+
+class RunError(AccelmarkError):
+    """A run could not be carried out or read, although the request was right."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a file that somebody wrote.
+
+    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the sentence a person
+    reads, and ``hint`` what to do about it.
+    """
+
+    where: str
+    key: str
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where}: {self.key}" if self.key else self.where
+        return f"{place}: {self.what}" + (f" ({self.hint})" if self.hint else "")
+
+
+class SpecError(RequestError):
+    """All problems that were found in what somebody wrote, at once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?`` for the known name closest to ``name``, else the list of known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}" if names else "none are known"
