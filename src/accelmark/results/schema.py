@@ -1,0 +1,123 @@
+"""``result.json`` and ``summary.json``: one versioned schema of what a run came to."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from accelmark.results.figures import FigureName
+from accelmark.spec.job import NodeExit, Provenance
+from accelmark.spec.key import CaseKey
+from accelmark.spec.model import Spec
+from accelmark.spec.vendor import Chip
+
+JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
+Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed"]
+
+
+class Figure(Spec):
+    """One measured figure; ``value`` is null only together with a ``reason``."""
+
+    value: float | None
+    reason: str | None = None
+
+
+class Point(Spec):
+    """A point of a curve: optimizer step, seconds of raw training time, value."""
+
+    step: int
+    time_s: float
+    value: float | None
+
+
+class Environment(Spec):
+    """What the run ran on, as read from the machine."""
+
+    hosts: tuple[dict[str, Any], ...] = ()
+    """``sys_info.json`` of each host."""
+    started: dict[str, Any] = Field(default_factory=dict)
+    """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
+
+
+class Finding(Spec):
+    """One result of the audit."""
+
+    severity: Literal["info", "warning", "error"]
+    rule: str
+    expected: str
+    actual: str
+
+
+class RoundResult(Spec):
+    """One round of one case."""
+
+    schema_version: Literal[1] = 1
+    key: CaseKey
+    task: Literal["train", "infer"]
+    round: int
+    case_version: int
+    unit: str
+    state: JobState
+    reason: str | None
+    """What happened and what to do, unless the state is ``succeeded``."""
+    converged: bool | None
+    target: dict[str, Any] | None = None
+    marks: tuple[Mark, ...] = ()
+    vendor: str
+    chip: Chip | None = None
+    precision: str
+    started_at: str
+    figures: dict[FigureName, Figure]
+    curves: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
+    """``loss``, ``throughput`` and one for each metric; down-sampled for the eye, figures are not."""
+    step_ms_histogram: tuple[tuple[float, int], ...] = ()
+    """(upper edge in ms, steps)."""
+    nodes: tuple[NodeExit, ...] = ()
+    environment: Environment = Environment()
+    settings: dict[str, Provenance] = Field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+class Spread(Spec):
+    """A figure over rounds."""
+
+    mean: float | None
+    stdev: float | None
+    ci95: tuple[float, float] | None
+    """Student-t interval of the mean; null for fewer than two rounds."""
+    num_rounds: int
+    rounds_needed: int | None = None
+    """Rounds for the interval to come within 1 % of the mean, judged by the spread seen."""
+    reason: str | None = None
+
+
+class CaseResult(Spec):
+    """All rounds of one key."""
+
+    key: CaseKey
+    task: Literal["train", "infer"]
+    unit: str
+    state: JobState
+    """``succeeded`` only when every round did."""
+    converged: bool | None
+    verdict: Literal["VALID", "OPEN", "INVALID"]
+    reasons: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    figures: dict[FigureName, Spread]
+    rounds: tuple[str, ...]
+    """Directories of the rounds, relative to the run."""
+    warnings: tuple[str, ...] = ()
+
+
+class Summary(Spec):
+    """``summary.json``: everything a run came to."""
+
+    schema_version: Literal[1] = 1
+    accelmark_version: str
+    run: str
+    started_at: str
+    finished_at: str
+    state: JobState
+    vendor: str
+    cases: tuple[CaseResult, ...]
