@@ -71,7 +71,8 @@ def count_flops(case: TrainCase, model: nn.Module) -> float | None:
             try:
                 duplicate, given = attempt()
                 duplicate.train()
-                with FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+                counter = FlopCounterMode(display=False)  # type: ignore[no-untyped-call]
+                with counter:
                     torch.autograd.backward(case.loss(duplicate, given))
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
@@ -38,6 +40,8 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
             raise RequestError("optimizer.fused: LAMB has no fused form; leave it null")
         return Lamb(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
     fused = _has_fused(device) if settings.fused is None else settings.fused
+    if settings.fused is None and settings.name == "sgd" and _is_sharded(model):
+        fused = False
     if settings.fused and not _has_fused(device):
         raise RequestError(f"optimizer.fused: PyTorch has no fused optimizer for {device.type}; leave it null")
     if settings.name == "sgd":
@@ -48,9 +52,12 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
     return adam(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=fused)
 
 
-def _has_fused(device: torch.device) -> bool:
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 shards the model: fused SGD cannot take its parameters, fused Adam can."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
+
+def _has_fused(device: torch.device) -> bool:
     return device.type in _get_fused_kernels_supported_devices()
 
 

@@ -16,6 +16,8 @@ from typing import Final, final
 GRACE_S: Final = 20.0
 """Longest a step may still take after a signal; the launcher waits 30 s before it kills."""
 _GRACE_SECOND_SIGNAL_S: Final = 1.0
+_SAME_REQUEST_S: Final = 1.0
+"""A signal that comes this soon after the first is the same request, sent to the whole group and by the launcher."""
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -63,6 +65,7 @@ class StopRequest:
         """Whether this process is to listen at all (a test that drives a rank inside its own process is not)."""
         self.requested: str | None = None
         self._finished = False
+        self._first_at = 0.0
         self.interruptible = True
         """Whether the first signal raises at once (outside the training loop)."""
 
@@ -81,7 +84,10 @@ class StopRequest:
         self._finished = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        second = self.requested is not None
+        now = time.monotonic()
+        second = self.requested is not None and now - self._first_at > _SAME_REQUEST_S
+        if self.requested is None:
+            self._first_at = now
         self.requested = signal.Signals(number).name
         if (second or self.interruptible) and not self._finished:
             raise Cancelled(self.requested)
@@ -89,6 +95,7 @@ class StopRequest:
 
 def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> None:
     name = ""
+    first = 0.0
     deadline: float | None = None
     while True:
         wait = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -96,8 +103,10 @@ def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> No
         if not ready:
             on_overdue(name)
             return
+        now = time.monotonic()
         for number in os.read(reader, 64):
-            if number in _STOPPING:
-                grace = grace_s if deadline is None else _GRACE_SECOND_SIGNAL_S
+            if number in _STOPPING and deadline is None:
                 name = signal.Signals(number).name
-                deadline = time.monotonic() + grace
+                first, deadline = now, now + grace_s
+            elif number in _STOPPING and now - first > _SAME_REQUEST_S:
+                deadline = min(deadline or now, now + _GRACE_SECOND_SIGNAL_S)

@@ -278,8 +278,8 @@ class PyTorchBackend:
             return "out_of_memory", (
                 f"out of memory on {self._device} ({device_name(self._device) or 'host memory'}) in {self._phase}, "
                 f"with batch_size {settings.batch_size}, precision {settings.precision}, "
-                f"parallelism {settings.parallelism}; try a smaller batch_size with more gradient_accumulation_steps, activation_checkpointing, precision "
-                f"bf16, or parallelism fsdp2 over more devices ({_first_line(error)})"
+                f"parallelism {settings.parallelism}; try a smaller batch_size with more gradient_accumulation_steps, "
+                f"activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices ({_first_line(error)})"
             )
         if isinstance(error, AccelmarkError):
             return "error", str(error)
