@@ -6,10 +6,10 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from accelmark.telemetry.rule import BlocksForm, CsvForm, Form, JsonForm, TableForm
+from accelmark.telemetry.rule import CsvForm, Form, JsonForm, LinesForm, TableForm
 
 Row = dict[str, str]
 """Field name -> text, of one device."""
@@ -167,69 +167,72 @@ def _csv_rows(text: str, form: CsvForm) -> Iterator[Row]:
         yield {field: at[column] for field, column in form.columns.items()}
 
 
+def _line_rows(text: str, form: LinesForm) -> Iterator[Row]:
+    for line in (" ".join(line.split()) for line in text.splitlines()):
+        if re.fullmatch(form.like, line):
+            found = re.fullmatch(form.row, line)
+            if found is None:
+                raise UnreadableError(f"the line {line[:80]!r} has another form")
+            yield {name: value for name, value in found.groupdict().items() if value is not None}
+
+
 def _json_rows(text: str, form: JsonForm) -> Iterator[Row]:
-    start = text.find("{")
-    if start < 0:
-        raise UnreadableError("it holds no JSON object")
+    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
+    if not starts:
+        raise UnreadableError("it holds no JSON")
     try:
-        loaded, _ = json.JSONDecoder().raw_decode(text[start:])
+        loaded, _ = json.JSONDecoder().raw_decode(text[min(starts) :])
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"it is not JSON: {str(error)[:80]}") from error
-    for key, device in loaded.items():
-        found = re.fullmatch(form.device, key)
-        if found is None:
-            continue
+    whole = _stripped(loaded)
+    held = _follow(whole, form.devices)
+    common = {field: _json_text(whole, path) for field, path in form.common.items()}
+    for found, device in _json_devices(held, form):
         if not isinstance(device, dict):
-            raise UnreadableError(f"{key[:40]!r} is not an object")
-        row: Row = {name: value for name, value in found.groupdict().items() if value is not None}
-        row |= {field: _json_text(device, keys) for field, keys in form.keys.items()}
-        yield row
+            raise UnreadableError("a device is not an object")
+        yield found | common | {field: _json_text(device, path) for field, path in form.keys.items()}
 
 
-def _json_text(device: dict[str, Any], keys: Iterable[str]) -> str:
-    for key in keys:
-        if key in device:
-            value = device[key]
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise UnreadableError(f"{key!r} is not a number or a text")
-            return str(value)
-    return ""
+def _json_devices(held: object, form: JsonForm) -> Iterator[tuple[Row, object]]:
+    if form.device is None:
+        if not isinstance(held, list):
+            raise UnreadableError(f"there is no list of devices at {form.devices!r}")
+        yield from (({}, device) for device in held)
+        return
+    if not isinstance(held, dict):
+        raise UnreadableError(f"there is no object with devices at {form.devices!r}")
+    for key, device in held.items():
+        match = re.fullmatch(form.device, key)
+        if match is not None:
+            yield {name: value for name, value in match.groupdict().items() if value is not None}, device
 
 
-def _block_rows(text: str, form: BlocksForm) -> Iterator[Row]:
-    blocks: list[tuple[Row, dict[str, str]]] = []
-    path: list[tuple[int, str]] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if not stripped:
-            continue
-        begun = re.fullmatch(form.device, " ".join(stripped.split()))
-        if begun is not None:
-            blocks.append(({name: value for name, value in begun.groupdict().items() if value is not None}, {}))
-            path = []
-            continue
-        if not blocks:
-            continue
-        indent = len(line) - len(line.lstrip())
-        path = [(depth, heading) for depth, heading in path if depth < indent]
-        key, colon, value = (part.strip() for part in stripped.partition(":"))
-        if not colon or not value:
-            path.append((indent, key))
-            continue
-        place = "/".join([*(heading for _, heading in path), key])
-        if place in blocks[-1][1] and place in form.keys.values():
-            raise UnreadableError(f"{place!r} stands twice for one device")
-        blocks[-1][1][place] = value
-    for row, found in blocks:
-        missing = [place for place in form.keys.values() if place not in found]
-        if missing:
-            raise UnreadableError(f"{missing[0]!r} is not where it was (an entry may have moved)")
-        yield row | {field: found[place] for field, place in form.keys.items()}
+def _stripped(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key).strip(): _stripped(inner) for key, inner in value.items()}
+    return [_stripped(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _follow(value: object, path: str) -> object:
+    for key in path.split("/") if path else ():
+        if not isinstance(value, dict) or key not in value:
+            raise UnreadableError(f"{path!r} is not where it was (an entry may have moved)")
+        value = value[key]
+    return value
+
+
+def _json_text(device: object, path: str) -> str:
+    value = _follow(device, path)
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UnreadableError(f"{path!r} is not a number or a text")
+    return str(value)
 
 
 _ROWS: Final[dict[type, Callable[[str, Any], Iterator[Row]]]] = {
     TableForm: _table_rows,
+    LinesForm: _line_rows,
     CsvForm: _csv_rows,
     JsonForm: _json_rows,
-    BlocksForm: _block_rows,
 }

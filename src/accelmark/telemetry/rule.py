@@ -51,8 +51,8 @@ class _Form(Spec):
     """Has to be found in the output: the versions of the tool that this form was seen in."""
     source: str
     """Where this form was seen (a page, a document, a log), and in which version of the tool."""
-    power_shared: bool = False
-    """A device without power is counted with the device before it (two dies on one card)."""
+    power_shared: Literal["previous", "next"] | None = None
+    """A device without power is counted with the device before or after it (two dies on one card)."""
 
 
 class TableForm(_Form):
@@ -69,6 +69,16 @@ class TableForm(_Form):
     """The line that ends the table; by default an empty line or one that names processes."""
 
 
+class LinesForm(_Form):
+    """Lines that carry their own units, for tools whose heading is not known."""
+
+    form: Literal["lines"]
+    like: Pattern
+    """Every line that matches this has to be a device's line."""
+    row: Pattern
+    """A device's line, with the units in it, so that a column that moves no longer matches."""
+
+
 class CsvForm(_Form):
     """Comma-separated cells below a line with their names."""
 
@@ -78,26 +88,27 @@ class CsvForm(_Form):
 
 
 class JsonForm(_Form):
-    """A JSON object with one object a device."""
+    """JSON with one object a device. Blanks around keys do not count."""
 
     form: Literal["json"]
-    device: Pattern
-    """Matches the key of a device's object; its ``index`` group is the device's number."""
-    keys: dict[FieldName, tuple[str, ...]]
-    """Field -> keys under which versions of the tool give it; the first that stands there is taken."""
-
-
-class BlocksForm(_Form):
-    """Indented ``key : value`` lines, one block a device."""
-
-    form: Literal["blocks"]
-    device: Pattern
-    """The line that begins a device's block."""
+    devices: str = ""
+    """Path of what holds the devices, keys joined by ``/``; empty: the whole."""
+    device: Pattern | None = None
+    """Matches the key of a device where an object holds them; null where a list does."""
     keys: dict[FieldName, str]
-    """Field -> path of headings and key, joined by ``/`` (``FB Memory Usage/Total``)."""
+    """Field -> path of its value within a device."""
+    common: dict[FieldName, str] = Field(default_factory=dict)
+    """Field -> path of its value within the whole, the same for all devices."""
 
 
-Form = Annotated[TableForm | CsvForm | JsonForm | BlocksForm, Field(discriminator="form")]
+Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator="form")]
+
+
+class Identify(Spec):
+    """A second call, made once, for what the first does not tell (names, memory); joined by ``index``."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    forms: tuple[Form, ...] = Field(min_length=1)
 
 
 class ToolRule(Spec):
@@ -107,6 +118,7 @@ class ToolRule(Spec):
     timeout_s: PositiveFloat = 10.0
     forms: tuple[Form, ...] = Field(min_length=1)
     """One a version of the tool; the first that fits is taken."""
+    identify: Identify | None = None
     reasons: dict[FieldName, str] = Field(default_factory=dict)
     """Field -> why this tool does not give it."""
 

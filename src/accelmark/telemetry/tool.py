@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import Final, Literal, final
 
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.forms import UnreadableError, Values, read_output
@@ -27,14 +28,15 @@ class ToolSource:
 
     def open(self) -> tuple[DeviceInfo, ...]:
         """Run the tool once and say what devices it shows."""
-        devices, form = self._read()
+        devices, form = self._read(self._rule.command, self._rule.forms)
         self._num_devices = len(devices)
+        devices = self._identify(devices)
         infos = [self._info(at, values) for at, values in enumerate(devices)]
-        return tuple(_share_power(infos, devices) if form.power_shared else infos)
+        return tuple(_share_power(infos, devices, form.power_shared) if form.power_shared else infos)
 
     def sample(self) -> tuple[DeviceSample, ...]:
         """Run the tool and read every device."""
-        devices, _ = self._read()
+        devices, _ = self._read(self._rule.command, self._rule.forms)
         if len(devices) != self._num_devices:
             raise SourceError(f"{self._tool} shows {len(devices)} devices, there were {self._num_devices}")
         return tuple(_sample(at, values) for at, values in enumerate(devices))
@@ -46,13 +48,24 @@ class ToolSource:
     def _tool(self) -> str:
         return self._rule.command[0]
 
-    def _read(self) -> tuple[tuple[Values, ...], Form]:
+    def _identify(self, devices: tuple[Values, ...]) -> tuple[Values, ...]:
+        if self._rule.identify is None:
+            return devices
         try:
-            text = run_command(self._rule.command, self._rule.timeout_s)
+            known, _ = self._read(self._rule.identify.command, self._rule.identify.forms)
+        except SourceError:
+            # What the devices are called is worth less than what they do.
+            return devices
+        by_index = {_index(at, values): values for at, values in enumerate(known)}
+        return tuple(by_index.get(_index(at, values), {}) | values for at, values in enumerate(devices))
+
+    def _read(self, command: Sequence[str], forms: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
+        try:
+            text = run_command(command, self._rule.timeout_s)
         except CommandError as error:
             raise SourceError(str(error)) from error
         problems: list[str] = []
-        for form in self._rule.forms:
+        for form in forms:
             try:
                 return read_output(text, form), form
             except UnreadableError as error:
@@ -80,10 +93,15 @@ class ToolSource:
         )
 
 
-def _share_power(infos: list[DeviceInfo], devices: tuple[Values, ...]) -> list[DeviceInfo]:
+def _share_power(
+    infos: list[DeviceInfo], devices: tuple[Values, ...], with_which: Literal["previous", "next"]
+) -> list[DeviceInfo]:
+    pairs = list(zip(infos, devices, strict=True))
+    if with_which == "next":
+        pairs.reverse()
     shared: list[DeviceInfo] = []
     leader: int | None = None
-    for info, values in zip(infos, devices, strict=True):
+    for info, values in pairs:
         if values.get("power_w") is not None:
             leader = info.index
             shared.append(info)
@@ -92,7 +110,7 @@ def _share_power(infos: list[DeviceInfo], devices: tuple[Values, ...]) -> list[D
         else:
             reasons = info.reasons | {"power_w": f"counted with device {leader}"}
             shared.append(replace(info, power_in=leader, reasons=reasons))
-    return shared
+    return shared if with_which == "previous" else shared[::-1]
 
 
 def _index(at: int, values: Values) -> int:
