@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 from accelmark.results.schema import Point
 
 if TYPE_CHECKING:
-    from accelmark.results.timeline import Floats, Timeline
+    from accelmark.results.arrays import Floats, Indices
+    from accelmark.results.timeline import Timeline
 
 MOST_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60
 
 
-def thin(values: Floats, most: int = MOST_POINTS) -> Floats:
+def thin(values: Floats, most: int = MOST_POINTS) -> Indices:
     """Return increasing indices of at most ``most`` points that keep each stretch's least and greatest value.
 
     Non-finite values are kept only where a whole stretch is non-finite: as one gap.
@@ -69,7 +70,7 @@ def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_ste
         return np.where(timeline.window_wall_s > 0, units / timeline.window_wall_s, np.nan)
 
 
-def _points(steps: Floats, times: Floats, values: Floats) -> tuple[Point, ...]:
+def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:
     kept = thin(values)
     return tuple(
         Point(step=int(step), time_s=round(float(time), 4), value=_rounded(float(value)))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:
+    from accelmark.results.arrays import Column, Floats
 
 GAP_INTERVALS: Final = 5.0
 GAP_LEAST_S: Final = 5.0
@@ -28,7 +31,7 @@ def largest_gap_s(interval_s: float) -> float:
     return max(GAP_INTERVALS * interval_s, GAP_LEAST_S)
 
 
-def integrate(t: Sequence[float], values: Sequence[float], spans: Spans, gap_s: float) -> Integral:
+def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral:
     """Integrate by trapezoids over ``spans``, with the ends interpolated between their neighbouring samples.
 
     An end without a sample beyond it takes the nearest one's value, if that is no further than ``gap_s``. NaN values
@@ -54,7 +57,7 @@ def integrate(t: Sequence[float], values: Sequence[float], spans: Spans, gap_s: 
     return Integral(total, total / duration)
 
 
-def counted(t: Sequence[float], counter: Sequence[float], spans: Spans, gap_s: float) -> Integral:
+def counted(t: Column, counter: Column, spans: Spans, gap_s: float) -> Integral:
     """Return what a cumulative counter gained over ``spans``, its readings interpolated at both ends."""
     import numpy as np
 
@@ -75,11 +78,10 @@ def counted(t: Sequence[float], counter: Sequence[float], spans: Spans, gap_s: f
     return Integral(total, total / duration)
 
 
-def _silence(times: Sequence[float], begin: float, end: float, gap_s: float) -> str | None:
+def _silence(points: Floats, begin: float, end: float, gap_s: float) -> str | None:
     """Tell of the first stretch of the span that is further than ``gap_s`` from one sample to the next."""
     import numpy as np
 
-    points = np.asarray(times)
     first = max(int(np.searchsorted(points, begin, side="right")) - 1, 0)
     last = min(int(np.searchsorted(points, end, side="left")), len(points) - 1)
     around = points[first : last + 1]

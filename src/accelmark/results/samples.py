@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -29,6 +29,8 @@ class Samples:
     devices: dict[int, dict[str, array[float]]] = field(default_factory=dict)
     throttle: dict[int, set[str]] = field(default_factory=dict)
     """Device -> every throttle reason seen."""
+    notes: list[str] = field(default_factory=list)
+    """What the sampler remarked (a foreign process on a device, a tool that stopped answering)."""
     malformed: int = 0
 
     @property
@@ -37,16 +39,34 @@ class Samples:
         return float(self.header.get("interval_s") or 1.0)
 
     def reason(self, name: str) -> str:
-        """Tell why ``name`` was not read."""
-        reasons = self.header.get("reasons") or {}
-        return str(reasons.get(name) or f"telemetry read no {name}")
+        """Tell why ``name`` was not read; device fields are looked up in the devices' own reasons first."""
+        for info in self.infos.values():
+            if name in (info.get("reasons") or {}):
+                return str(info["reasons"][name])
+        for told in (self.footer, self.header):
+            if told and name in (told.get("reasons") or {}):
+                return str(told["reasons"][name])
+        return f"telemetry read no {name}"
 
-    def under_test(self) -> dict[int, dict[str, array[float]]]:
-        """Return the columns of the devices that ranks ran on; of all devices where the header does not say which."""
-        indices = self.header.get("under_test")
-        if not isinstance(indices, list):
-            return self.devices
-        return {index: columns for index, columns in self.devices.items() if index in indices}
+    @property
+    def infos(self) -> dict[int, dict[str, Any]]:
+        """What the sampler knows of each device, by index."""
+        devices = self.header.get("devices") or ()
+        return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
+
+    def only(self, indices: Sequence[int] | None, num_ranks: int) -> None:
+        """Keep the devices that ranks ran on: ``indices``, else the first ``num_ranks`` where there are more."""
+        if indices is None and len(self.devices) > num_ranks:
+            indices = sorted(self.devices)[:num_ranks]
+        if indices is not None:
+            self.devices = {index: columns for index, columns in self.devices.items() if index in indices}
+
+    def times(self, columns: Mapping[str, array[float]]) -> Sequence[float]:
+        """Return when a device's columns were read: ``t`` less the age of its reading."""
+        ages = columns.get("age_s")
+        if ages is None:
+            return self.t
+        return array("d", [t - (age if age == age else 0.0) for t, age in zip(self.t, ages, strict=True)])
 
 
 def read_samples(path: Path) -> Samples:
@@ -77,6 +97,8 @@ def _take(samples: Samples, line: bytes) -> bool:
         samples.header = entry["header"]
     elif isinstance(entry.get("footer"), dict):
         samples.footer = entry["footer"]
+    elif isinstance(entry.get("note"), dict):
+        samples.notes.append(str(entry["note"].get("what")))
     elif isinstance(entry.get("t"), int | float):
         _append(samples, entry)
     else:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from accelmark.results.rank_log import Attempt, RankLog, read_rank_log
 from accelmark.spec.events import Evaluation, Finished, Started
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.floating[Any]]
+    from accelmark.results.arrays import Floats
 
 
 @final
@@ -69,6 +66,8 @@ class Timeline:
     """Every step of every rank, unsorted."""
     losses: Floats
     """Loss by optimizer step (entry 0 is step 1), mean over the ranks; NaN where any was not finite or is missing."""
+    nonfinite_step: int | None
+    """The first step at which some rank's loss was not finite."""
     window_steps: Floats
     """Optimizer steps done at the closing of each window of the lead rank."""
     window_time_s: Floats
@@ -133,6 +132,12 @@ class _Losses:
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.total / self.count
 
+    def nonfinite_step(self) -> int | None:
+        import numpy as np
+
+        bad = np.flatnonzero(~np.isfinite(self.total))
+        return int(bad[0]) + 1 if len(bad) else None
+
 
 @final
 @dataclass(slots=True)
@@ -170,7 +175,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         losses.fold(log.attempts)
     if fold.lead is None:
         return None
-    return _timeline(fold, fold.lead, losses.mean())
+    return _timeline(fold, fold.lead, losses)
 
 
 def _end_of(log: RankLog) -> RankEnd:
@@ -194,7 +199,7 @@ def _spans(log: RankLog) -> tuple[tuple[float, float], ...]:
     )
 
 
-def _timeline(fold: _Fold, lead: RankLog, losses: Floats) -> Timeline:
+def _timeline(fold: _Fold, lead: RankLog, losses: _Losses) -> Timeline:
     import numpy as np
 
     attempts = lead.attempts
@@ -216,7 +221,8 @@ def _timeline(fold: _Fold, lead: RankLog, losses: Floats) -> Timeline:
         num_samples=int(windows["samples"][-1]) if len(windows["samples"]) else 0,
         evaluations=_evaluations(begun),
         step_ms=np.concatenate(fold.step_ms),
-        losses=losses,
+        losses=losses.mean(),
+        nonfinite_step=losses.nonfinite_step(),
         window_steps=windows["steps"],
         window_time_s=windows["time_s"],
         window_samples=windows["samples"],
