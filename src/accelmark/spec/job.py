@@ -106,3 +106,5 @@ class NodeExit(Spec):
     """UTC, ISO 8601."""
     duration_s: float
     ranks: tuple[RankExit, ...]
+    warnings: tuple[str, ...] = ()
+    """What went wrong without ending the job (a telemetry recorder that died, say)."""
