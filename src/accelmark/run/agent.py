@@ -226,7 +226,9 @@ class Agent:
             self._warnings.append(f"the telemetry recorder ended with exit code {code}")
 
     def _write_system_information(self) -> None:
-        found = system_information(self._dir, self._environment, self._task.host)
+        visible = self._task.visible_devices
+        told = (visible.variable,) if visible is not None else ()
+        found = system_information(self._dir, self._environment, self._task.host, *told)
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:

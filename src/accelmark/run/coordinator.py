@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.schema import JobState, Summary
@@ -126,7 +126,8 @@ class Coordinator:
         links = [self._launcher.link(work) for work in node_works(self._directory, job, spec, self._launcher)]
         ready = asyncio.gather(in_background(lambda: self._fetch(spec)), *(link.prepare() for link in links))
         asked = asyncio.create_task(self._stop.more_than(0))
-        await asyncio.wait({ready, asked}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ready, asked}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
         if not ready.done():
             ready.cancel()

@@ -61,11 +61,11 @@ class Following:
         ending = False
         try:
             while pending:
-                done, _ = await asyncio.wait({*pending, asked}, return_when=asyncio.FIRST_COMPLETED)
-                for task in [task for task in pending if task in done]:
+                await asyncio.wait({*pending, asked}, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in pending if task.done()]:
                     pending.discard(task)
                     self._note(task.result())
-                if asked in done:
+                if asked.done():
                     count = asked.result()
                     asked = asyncio.create_task(self.stop.more_than(count))
                     ending = True
@@ -74,8 +74,8 @@ class Following:
                     ending = True
                     await self._stop([waits[task] for task in pending], at_once=False)
         finally:
-            for task in (asked, ticking):
-                task.cancel()
+            asked.cancel()
+            ticking.cancel()
             await asyncio.gather(asked, ticking, return_exceptions=True)
         self.tick()
         return self._verdict()

@@ -20,8 +20,8 @@ _TOLD: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "
 _SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
-def system_information(node_dir: Path, environment: dict[str, str], host: str) -> dict[str, Any]:
-    """Describe this host; an entry that cannot be read is null."""
+def system_information(node_dir: Path, environment: dict[str, str], host: str, *told: str) -> dict[str, Any]:
+    """Describe this host; an entry that cannot be read is null. ``told`` are further variables to tell."""
     memory = psutil.virtual_memory()
     return {
         "host": host,
@@ -50,15 +50,15 @@ def system_information(node_dir: Path, environment: dict[str, str], host: str) -
         "cgroup_memory_limit": _read("/sys/fs/cgroup/memory.max"),
         "load1_at_start": os.getloadavg()[0],
         "disk_free_mib": free_mib(node_dir),
-        "environment": _told(environment),
+        "environment": _told(environment, told),
     }
 
 
-def _told(environment: dict[str, str]) -> dict[str, str]:
+def _told(environment: dict[str, str], more: tuple[str, ...]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(_TOLD) and not any(word in name for word in _SECRET)
+        if name in more or name.startswith(_TOLD) and not any(word in name for word in _SECRET)
     }
 
 

@@ -25,8 +25,8 @@ class Limits(Spec):
     """Longest time in which no rank of this host writes anything."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space below the job's directory."""
-    grace_s: PositiveFloat = 20.0
-    """From asking ranks to end until they are killed."""
+    grace_s: PositiveFloat = 45.0
+    """From asking ranks to end until they are killed: more than the 30 s that torchrun gives them of itself."""
 
 
 class TelemetryTask(Spec):

@@ -14,19 +14,19 @@ class Watcher(Protocol):
     """Is told of everything that a person would want to see."""
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """A job changed its state."""
+        """Tell that a job changed its state."""
         ...
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:
-        """A running job got further; about once a second."""
+        """Tell how far a running job is; about once a second."""
         ...
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """A round was measured."""
+        """Tell what a round came to."""
         ...
 
     def note(self, text: str) -> None:
-        """Something else that a person has to know."""
+        """Tell something else that a person has to know."""
         ...
 
 
