@@ -30,7 +30,8 @@ class Shares:
 
     Training deals each epoch's permutation out in global batches and drops what does not fill the last one, so that
     all ranks take equally many batches of equally many samples. Evaluation takes every sample exactly once; all ranks
-    take equally many batches there too (sharded models need that), so their sizes may differ by one.
+    take equally many batches there too (sharded models need that), so their sizes may differ by one. Only batches of
+    one sample may then have to grow to two, because a batch is never empty.
     """
 
     def __init__(self, num_samples: int, batch_size: int, place: Place, *, train: bool) -> None:
@@ -51,10 +52,10 @@ class Shares:
     @property
     def num_batches(self) -> int:
         """Batches of one epoch on this rank, and on every other."""
-        largest_share = -(-self._total // self._place.world_size)
+        smallest_share, rest = divmod(self._total, self._place.world_size)
         if self._train:
-            return self._total // (self._batch_size * self._place.world_size)
-        return -(-largest_share // self._batch_size)
+            return smallest_share // self._batch_size
+        return min(smallest_share, -(-(smallest_share + bool(rest)) // self._batch_size))
 
     def epoch(self, number: int) -> Iterator[Tensor]:
         """Iterate over this rank's batches of sample indices."""
@@ -135,7 +136,7 @@ class IndexedBatches:
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
         self._loader: DataLoader[Batch] = DataLoader(
             _Samples(source, place.shared_seed),
-            batch_sampler=self._order,  # type: ignore[arg-type]  # yields (epoch, index) pairs instead of indices
+            batch_sampler=self._order,
             num_workers=loader.num_workers,
             **workers,
         )

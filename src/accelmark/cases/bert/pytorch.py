@@ -48,7 +48,6 @@ class Case(TrainCase):
             num_hidden_layers=self.number("num_layers"),
             num_attention_heads=self.number("num_heads"),
             max_position_embeddings=self.number("max_positions"),
-            attn_implementation="sdpa",
         )
         model = MaskedLm(config)
         if self.settings.model["from_checkpoint"] and not self.settings.loader.synthetic:
@@ -105,7 +104,7 @@ class Case(TrainCase):
         return {"mlm_accuracy": sums["right"] / sums["count"], "eval_loss": sums["loss"] / sums["count"]}
 
     def flops_per_sample(self) -> float:
-        """Encoder on all tokens, head on the masked ones, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        """Count the encoder on all tokens, the head on the masked ones, and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
         encoder = layers * (4 * hidden * hidden + 2 * hidden * self.number("intermediate_size"))
         head = hidden * hidden + hidden * self.number("vocab_size")
@@ -113,5 +112,5 @@ class Case(TrainCase):
         return dense + attention_flops(layers, hidden, length)
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The encoder layers."""
+        """Return the encoder layers."""
         return [layer for layer in model.modules() if type(layer).__name__ == "BertLayer"]

@@ -60,7 +60,6 @@ class Case(TrainCase):
             max_position_embeddings=self.number("seq_length"),
             rms_norm_eps=1e-5,
             tie_word_embeddings=False,
-            attn_implementation="sdpa",
         )
         return CausalLm(config)
 
@@ -101,7 +100,7 @@ class Case(TrainCase):
         return {"eval_loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def flops_per_sample(self) -> float:
-        """Matrix products of all layers and the output layer, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        """Count the matrix products of all layers and the output layer, and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
         kv_width = hidden * self.number("num_kv_heads") // self.number("num_heads")
         layer = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * self.number("intermediate_size")
@@ -109,5 +108,5 @@ class Case(TrainCase):
         return dense_flops(weights, length) + attention_flops(layers, hidden, length)
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The decoder layers."""
+        """Return the decoder layers."""
         return [layer for layer in model.modules() if type(layer).__name__ == "LlamaDecoderLayer"]

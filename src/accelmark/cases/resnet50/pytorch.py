@@ -23,11 +23,13 @@ _WIDTHS = (256, 512, 1024, 2048)
 class ResNet50(nn.Module):
     """transformers' ResNet with the stride in the 3x3 convolutions (v1.5); takes uint8 images, gives logits."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, blocks: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        config = ResNetConfig(
-            embedding_size=_STEM_WIDTH, hidden_sizes=list(_WIDTHS), depths=list(blocks), num_labels=num_classes
-        )
+        config = ResNetConfig(embedding_size=_STEM_WIDTH, hidden_sizes=list(_WIDTHS), depths=list(blocks))
+        config.num_labels = num_classes
         self.net = ResNetForImageClassification(config)
         self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(_STD).view(3, 1, 1) * 255, persistent=False)
@@ -94,7 +96,7 @@ class Case(TrainCase):
         return {"top1": sums["top1"] / count, "top5": sums["top5"] / count, "eval_loss": sums["loss"] / count}
 
     def flops_per_sample(self) -> float:
-        """All convolutions and the classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
+        """Count all convolutions and the classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
         return conv_flops(self._convs()) + dense_flops(_WIDTHS[-1] * self.number("num_classes"), 1)
 
     def _convs(self) -> Iterator[Conv]:
@@ -112,7 +114,7 @@ class Case(TrainCase):
                 size, before = after, width
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the rate with the global batch: ``optimizer.lr`` is that of 256 (Goyal et al. 2017, arXiv:1706.02677)."""
+        """Scale the rate linearly with the global batch from ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
         settings = self.settings
         batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
         rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
