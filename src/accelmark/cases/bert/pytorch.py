@@ -104,7 +104,7 @@ class Case(TrainCase):
         return {"mlm_accuracy": sums["right"] / sums["count"], "eval_loss": sums["loss"] / sums["count"]}
 
     def flops_per_sample(self) -> float:
-        """Count the encoder on all tokens, the head on the masked ones, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        """Count encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
         encoder = layers * (4 * hidden * hidden + 2 * hidden * self.number("intermediate_size"))
         head = hidden * hidden + hidden * self.number("vocab_size")

@@ -100,7 +100,7 @@ class Case(TrainCase):
         return {"eval_loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def flops_per_sample(self) -> float:
-        """Count the matrix products of all layers and the output layer, and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
         kv_width = hidden * self.number("num_kv_heads") // self.number("num_heads")
         layer = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * self.number("intermediate_size")

@@ -96,7 +96,7 @@ class Case(TrainCase):
         return {"top1": sums["top1"] / count, "top5": sums["top5"] / count, "eval_loss": sums["loss"] / count}
 
     def flops_per_sample(self) -> float:
-        """Count all convolutions and the classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
+        """Count convolutions and classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
         return conv_flops(self._convs()) + dense_flops(_WIDTHS[-1] * self.number("num_classes"), 1)
 
     def _convs(self) -> Iterator[Conv]:
@@ -114,7 +114,7 @@ class Case(TrainCase):
                 size, before = after, width
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the rate linearly with the global batch from ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
+        """Scale the rate with the global batch from ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
         settings = self.settings
         batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
         rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
