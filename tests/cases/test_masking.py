@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelmark.cases.bert.masking import CLS, IGNORED, MASK, SEP, MaskedWindows
+from accelmark.cases.bert._masking import CLS, IGNORED, MASK, SEP, MaskedWindows
 from accelmark.train.batches import generator_for
 from accelmark.train.token_shards import TokenShards
 

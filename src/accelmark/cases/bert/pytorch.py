@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.cases.bert.masking import IGNORED, MaskedWindows
+from accelmark.cases.bert._masking import IGNORED, MaskedWindows
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import IndexedBatches, generator_for
 from accelmark.train.case import Batch, Batches, TrainCase
@@ -55,7 +55,7 @@ class Case(TrainCase):
         return model
 
     def _load_checkpoint(self, net: nn.Module) -> None:
-        path = self.data_dirs["tokens"] / CHECKPOINT
+        path = self.data_dirs["bert_tokens"] / CHECKPOINT
         if not path.is_file():
             raise DataError(f"{path}: the initial checkpoint is missing; the case's README says where it comes from")
         absent = net.load_state_dict(load_file(path), strict=False).missing_keys
@@ -65,7 +65,7 @@ class Case(TrainCase):
 
     def _batches(self, split: str, size: int, *, train: bool) -> Batches:
         length, vocabulary = self.number("seq_length"), self.number("vocab_size")
-        shards = TokenShards(self.data_dirs["tokens"], split, length - 2, length - 2, vocabulary)
+        shards = TokenShards(self.data_dirs["bert_tokens"], split, length - 2, length - 2, vocabulary)
         windows = MaskedWindows(shards, self.number("max_predictions"), vocabulary)
         return IndexedBatches(windows, size, self.place, self.settings.loader, train=train)
 

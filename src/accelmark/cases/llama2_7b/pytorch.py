@@ -65,7 +65,7 @@ class Case(TrainCase):
 
     def _batches(self, split: str, size: int, *, train: bool) -> Batches:
         length = self.number("seq_length")
-        shards = TokenShards(self.data_dirs["tokens"], split, length + 1, length, self.number("vocab_size"))
+        shards = TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.number("vocab_size"))
         return IndexedBatches(NextTokens(shards), size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from accelmark.cases.resnet50.imagenet import ImageFolder
+from accelmark.cases.resnet50._imagenet import ImageFolder
 from accelmark.train.batches import IndexedBatches, generator_for
 from accelmark.train.case import Batch, Batches, TrainCase
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
 from accelmark.train.optimizers import build_optimizer
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_STEM_WIDTH = 64
-_WIDTHS = (256, 512, 1024, 2048)
+_MEAN: Final = (0.485, 0.456, 0.406)
+_STD: Final = (0.229, 0.224, 0.225)
+_STEM_WIDTH: Final = 64
+_WIDTHS: Final = (256, 512, 1024, 2048)
 
 
 class ResNet50(nn.Module):
