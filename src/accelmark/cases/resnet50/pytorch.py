@@ -74,20 +74,13 @@ class Case(TrainCase):
             "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
         }
 
-    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        image = batch["image"]
-        if self.settings.channels_last:
-            image = image.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = model(image)
-        return logits
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross entropy."""
-        return F.cross_entropy(self._logits(model, batch), batch["label"])
+        return F.cross_entropy(model(batch["image"]), batch["label"])
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Count right answers among the first one and five."""
-        logits, label = self._logits(model, batch), batch["label"]
+        logits, label = model(batch["image"]), batch["label"]
         best = logits.topk(min(5, logits.shape[1])).indices == label[:, None]
         loss = F.cross_entropy(logits.float(), label, reduction="sum")
         return {"top1": best[:, 0].sum(), "top5": best.sum(), "loss": loss, "count": torch.ones_like(label).sum()}
