@@ -166,9 +166,10 @@ class Coordinator:
         self._move(job, state, reason)
         try:
             result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
-        except AccelmarkError as error:
-            self._ledger.note("note", f"no result could be computed: {error}", job.directory)
-            self._watcher.note(f"{job.directory}: no result could be computed: {error}")
+        except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
+            why = f"no result could be computed: {type(error).__name__}: {error}"
+            self._ledger.note("note", why, job.directory)
+            self._watcher.note(f"{job.directory}: {why}")
             return
         self._watcher.result(job, result)
 
