@@ -29,7 +29,7 @@ from accelmark.run.states import utc_now
 from accelmark.run.sysinfo import system_information
 from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, RANKS_FILE, TASK_FILE, AgentTask
 from accelmark.run.verdict import Ending, judge_node, judge_rank
-from accelmark.run.watch import Breach, LimitWatch
+from accelmark.run.watch import Breach, LimitWatch, size_of
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
 
@@ -218,7 +218,7 @@ class Agent:
         if self._telemetry is None:
             return
         deadline = time.monotonic() + _TELEMETRY_BIRTH_S
-        while not (self._dir / "telemetry.jsonl").exists() and self._telemetry.poll() is None:
+        while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
             if time.monotonic() > deadline or self._num_requests > 1:
                 break
             self._wait(0.05)
