@@ -43,6 +43,8 @@ class TrainJob(Spec):
     units_per_sample: int
     target: Target | None
     reference_loss: ReferenceLoss | None
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a result needs to be valid."""
     settings: TrainSettings
 
 
