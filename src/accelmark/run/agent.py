@@ -29,13 +29,15 @@ from accelmark.run.states import utc_now
 from accelmark.run.sysinfo import system_information
 from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, RANKS_FILE, TASK_FILE, AgentTask
 from accelmark.run.verdict import Ending, judge_node, judge_rank
-from accelmark.run.watch import Breach, LimitWatch
+from accelmark.run.watch import Breach, LimitWatch, size_of
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
 
 _RESERVE_FILE: Final = ".reserve"
 _RESERVE_BYTES: Final = 512 * 1024
 """Held on disk from the start, so that ``exit.json`` can be written when the disk is full."""
+_TELEMETRY_BIRTH_S: Final = 5.0
+"""Longest that a job which ends at once waits for the recorder's first line."""
 _TELEMETRY_PATIENCE_S: Final = 10.0
 _TELEMETRY_STARTS: Final = 3
 _ORPHAN_PATIENCE_S: Final = 1.0
@@ -215,6 +217,11 @@ class Agent:
     def _stop_telemetry(self) -> None:
         if self._telemetry is None:
             return
+        deadline = time.monotonic() + _TELEMETRY_BIRTH_S
+        while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
+            if time.monotonic() > deadline or self._num_requests > 1:
+                break
+            self._wait(0.05)
         self._telemetry.terminate()
         try:
             code = self._telemetry.wait(_TELEMETRY_PATIENCE_S)
@@ -222,7 +229,7 @@ class Agent:
             self._telemetry.kill()
             self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_PATIENCE_S:g} s")
             return
-        if code not in (0, -signal.SIGTERM):
+        if code != 0:
             self._warnings.append(f"the telemetry recorder ended with exit code {code}")
 
     def _write_system_information(self) -> None:

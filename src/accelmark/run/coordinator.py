@@ -14,7 +14,7 @@ from accelmark.run.directory import RunDirectory
 from accelmark.run.files import make_directory, write_atomic
 from accelmark.run.follow import Following, StopRequest
 from accelmark.run.launchers.launcher import Launcher, Link
-from accelmark.run.measure import measure_round, measure_run
+from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.progress import ProgressReader
 from accelmark.run.states import Ledger
 from accelmark.run.watcher import Watcher
@@ -166,21 +166,22 @@ class Coordinator:
         self._move(job, state, reason)
         try:
             result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
-        except AccelmarkError as error:
-            self._ledger.note("note", f"no result could be computed: {error}", job.directory)
-            self._watcher.note(f"{job.directory}: no result could be computed: {error}")
+        except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
+            why = f"no result could be computed: {type(error).__name__}: {error}"
+            self._ledger.note("note", why, job.directory)
+            self._watcher.note(f"{job.directory}: {why}")
             return
         self._watcher.result(job, result)
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Put what an earlier attempt wrote aside, and queue the job again."""
         attempt = self._ledger.jobs[job.directory].attempt
-        aside = self._directory.round_dir(job) / f"attempt{attempt}"
-        for node in job.nodes:
-            node_dir = self._directory.node_dir(job, node)
-            if node_dir.is_dir():
-                make_directory(aside)
-                node_dir.rename(aside / node_dir.name)
+        round_dir = self._directory.round_dir(job)
+        aside = round_dir / f"attempt{attempt}"
+        make_directory(aside)
+        for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
+            if path.exists():
+                path.rename(aside / path.name)
         self._move(job, "queued", f"attempt {attempt} was {self._ledger.jobs[job.directory].state}")
 
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
