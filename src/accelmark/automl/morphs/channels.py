@@ -29,11 +29,8 @@ class Origin:
         return Origin(np.arange(count), np.ones(count))
 
 
-def channel_group(network: Network, name: str) -> tuple[str, ...]:
-    """Return the convolutions that must have as many filters as ``name``: those added to it, directly or not.
-
-    Raises MorphError when the group holds something that cannot be widened: the picture, a concat, a flatten.
-    """
+def channel_leaders(network: Network) -> Mapping[str, str]:
+    """Return for every node (and the picture) one node that stands for all whose channels must be its own."""
     leader: dict[str, str] = {INPUT: INPUT}
 
     def find(node: str) -> str:
@@ -42,24 +39,32 @@ def channel_group(network: Network, name: str) -> tuple[str, ...]:
         return node
 
     for node in network.nodes:
-        if isinstance(node.layer, Convolution | Dense | Concat | Flatten):
+        if _makes_channels(network, node.name):
             leader[node.name] = node.name
             continue
         leader[node.name] = find(node.inputs[0])
         if isinstance(node.layer, Add):
             for source in node.inputs[1:]:
                 leader[find(source)] = find(node.inputs[0])
-    group = find(name)
-    members = [other for other in leader if find(other) == group and leader_is_source(network, other)]
+    return {name: find(name) for name in leader}
+
+
+def channel_group(network: Network, name: str, leaders: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the convolutions that must have as many filters as ``name``: those added to it, directly or not.
+
+    Raises MorphError when the group holds something that cannot be widened: the picture, a concat, a flatten.
+    """
+    groups = leaders or channel_leaders(network)
+    members = [other for other in groups if groups[other] == groups[name] and _makes_channels(network, other)]
     for member in members:
         if member == INPUT or not isinstance(network.by_name[member].layer, Convolution):
             raise MorphError(
                 f"{name!r} cannot be widened: it is added to {member!r}, whose channels are fixed"
             )
-    return tuple(member for member in members)
+    return tuple(members)
 
 
-def leader_is_source(network: Network, name: str) -> bool:
+def _makes_channels(network: Network, name: str) -> bool:
     """Tell whether a node makes channels of its own rather than passing on its input's."""
     return name == INPUT or isinstance(network.by_name[name].layer, Convolution | Dense | Concat | Flatten)
 
