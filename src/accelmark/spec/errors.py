@@ -41,8 +41,8 @@ class RunError(AccelmarkError):
 class Problem:
     """One thing wrong with a file that somebody wrote.
 
-    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the sentence a person
-    reads, and ``hint`` what to do about it.
+    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the sentence that a
+    person reads, and ``hint`` what to do about it.
     """
 
     where: str

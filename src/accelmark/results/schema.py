@@ -1,0 +1,169 @@
+"""``result.json`` and ``summary.json``: one versioned schema of what a run came to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.json_schema import models_json_schema
+
+from accelmark.results.figures import FigureName
+from accelmark.spec.job import NodeExit, Provenance
+from accelmark.spec.key import CaseKey
+from accelmark.spec.model import Spec
+from accelmark.spec.vendor import Chip
+
+JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
+Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed"]
+
+
+class Figure(Spec):
+    """One measured figure; ``value`` is null only together with a ``reason``."""
+
+    value: float | None
+    reason: str | None = None
+    """Why there is no value; beside a value, what to know about how it came about."""
+
+    @model_validator(mode="after")
+    def _explained(self) -> Figure:
+        if self.value is None and not self.reason:
+            raise ValueError("a figure without a value needs a reason")
+        return self
+
+
+class Point(Spec):
+    """A point of a curve: optimizer step, seconds of raw training time, value."""
+
+    step: int
+    time_s: float
+    value: float | None
+
+
+class TelemetrySeries(Spec):
+    """One column of telemetry over raw training time, down-sampled for the eye."""
+
+    quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
+    unit: str
+    label: str
+    """Host and device, or what was taken over all of them where there are many."""
+    points: tuple[tuple[float, float | None], ...]
+    """(seconds since TRAIN_START, value); negative before it."""
+
+
+class Environment(Spec):
+    """What the run ran on, as read from the machine."""
+
+    hosts: tuple[dict[str, Any], ...] = ()
+    """``sys_info.json`` of each host."""
+    started: dict[str, Any] = Field(default_factory=dict)
+    """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
+
+
+class Finding(Spec):
+    """One result of the audit."""
+
+    severity: Literal["info", "warning", "error"]
+    rule: str
+    expected: str
+    actual: str
+
+
+class RoundResult(Spec):
+    """One round of one case."""
+
+    schema_version: Literal[1] = 1
+    key: CaseKey
+    task: Literal["train", "infer"]
+    round: int
+    case_version: int
+    unit: str
+    state: JobState
+    reason: str | None
+    """What happened and what to do, unless the state is ``succeeded``."""
+    converged: bool | None
+    target: dict[str, Any] | None = None
+    marks: tuple[Mark, ...] = ()
+    vendor: str
+    chip: Chip | None = None
+    precision: str
+    started_at: str
+    figures: dict[FigureName, Figure]
+    curves: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
+    """``loss``, ``throughput`` and one for each metric; down-sampled for the eye, figures are not."""
+    step_ms_histogram: tuple[tuple[float, int], ...] = ()
+    """(upper edge in ms, steps); the first entry is the lower edge of the first bin, with no steps."""
+    telemetry: tuple[TelemetrySeries, ...] = ()
+    num_steps: int = 0
+    """Optimizer steps done."""
+    num_samples: int = 0
+    """Samples trained over all ranks."""
+    num_devices: int = 1
+    min_rounds: int = 1
+    """Rounds that the case wants for a valid result."""
+    nodes: tuple[NodeExit, ...] = ()
+    environment: Environment = Environment()
+    settings: dict[str, Provenance] = Field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+class Spread(Spec):
+    """A figure over rounds."""
+
+    mean: float | None
+    stdev: float | None
+    ci95: tuple[float, float] | None
+    """Student-t interval of the mean; null for fewer than two rounds."""
+    num_rounds: int
+    rounds_needed: int | None = None
+    """Rounds for the interval to come within 1 % of the mean, judged by the spread seen."""
+    reason: str | None = None
+
+
+class CaseResult(Spec):
+    """All rounds of one key."""
+
+    key: CaseKey
+    task: Literal["train", "infer"]
+    unit: str
+    state: JobState
+    """``succeeded`` only when every round did."""
+    converged: bool | None
+    verdict: Literal["VALID", "OPEN", "INVALID"]
+    reasons: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    figures: dict[FigureName, Spread]
+    rounds: tuple[str, ...]
+    """Directories of the rounds, relative to the run."""
+    warnings: tuple[str, ...] = ()
+
+
+class Summary(Spec):
+    """``summary.json``: everything a run came to."""
+
+    schema_version: Literal[1] = 1
+    accelmark_version: str
+    run: str
+    started_at: str
+    finished_at: str
+    state: JobState
+    vendor: str
+    cases: tuple[CaseResult, ...]
+    problems: tuple[str, ...] = ()
+    """What could not be read, by file; the rest of the summary stands without it."""
+
+
+def json_schema() -> str:
+    """Return the JSON schema of ``result.json`` and ``summary.json`` as text (``docs/result.schema.json``)."""
+    _, definitions = models_json_schema(
+        [(RoundResult, "serialization"), (Summary, "serialization")],
+        title="AccelMark results",
+        description="result.json is a RoundResult, summary.json a Summary.",
+    )
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | definitions
+    schema["anyOf"] = [{"$ref": "#/$defs/RoundResult"}, {"$ref": "#/$defs/Summary"}]
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(json_schema(), end="")

@@ -1,0 +1,73 @@
+"""A standard case: ``cases/<model>/case.yaml``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from accelmark.spec.model import Spec
+
+Unit = Literal["image", "token", "sequence", "sample"]
+
+
+class Target(Spec):
+    """What a training run has to reach at an evaluation to count as converged."""
+
+    metric: str
+    """Name of a metric that the case's evaluation returns."""
+    direction: Literal["at_least", "at_most"]
+    value: float
+    why: str
+    """Where the value comes from."""
+
+    def reached(self, metric: float) -> bool:
+        """Tell whether ``metric`` meets the target; NaN never does."""
+        return metric >= self.value if self.direction == "at_least" else metric <= self.value
+
+
+class ReferenceLoss(Spec):
+    """Convergence by a reference loss curve: the mean relative error against it stays under a limit."""
+
+    steps: tuple[int, ...]
+    loss: tuple[float, ...]
+    max_mean_relative_error: PositiveFloat = 0.02
+    source: str
+
+
+class TrainCaseSpec(Spec):
+    """The training side of a case."""
+
+    unit: Unit
+    """What throughput counts."""
+    units_per_sample: int = Field(default=1, ge=1)
+    """Units in one sample (tokens in a sequence, say)."""
+    units_per_sample_key: str | None = None
+    """The key under ``model`` that holds the units in a sample instead (``seq_length``, say)."""
+    target: Target | None = None
+    reference_loss: ReferenceLoss | None = None
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a result needs to be valid."""
+    settings: dict[str, Any]
+    """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
+    mutable: tuple[str, ...]
+    """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``."""
+
+
+class CaseSpec(Spec):
+    """A standard workload, its data, target and what may be changed of it."""
+
+    name: str
+    version: int = Field(ge=1)
+    """Raised whenever results stop being comparable with earlier ones."""
+    title: str
+    description: str
+    licence: str
+    """Licence of the model definition and any packaged weights."""
+    size: Literal["mini", "standard"]
+    """``mini`` runs on two CPU cores in minutes; ``standard`` wants an accelerator."""
+    data: tuple[dict[str, Any], ...] = ()
+    """Data sets and weights, each an ``accelmark.datasets.DatasetSpec``."""
+    train: TrainCaseSpec | None = None
+    infer: dict[str, Any] | None = None
+    """The inference side, checked by ``accelmark.spec.inference``."""

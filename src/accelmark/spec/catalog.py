@@ -1,0 +1,149 @@
+"""Finding cases and vendors: in this tree, in installed packages, and in directories a person names."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final, Literal, final
+
+from accelmark.spec.case import CaseSpec
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.job import FolderRef
+from accelmark.spec.model import parse
+from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.yaml_file import read_yaml
+
+Kind = Literal["cases", "vendors"]
+PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
+"""Directories (separated as in ``PATH``) that hold ``cases/`` and ``vendors/`` folders of their own."""
+
+_ROOT: Final = Path(__file__).parents[1]
+_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml"}
+_SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A case's or a vendor's folder, and where it was found."""
+
+    name: str
+    path: Path
+    package: str | None
+    origin: str
+    """``accelmark``, the distribution that ships it, or the directory."""
+
+    def ref(self) -> FolderRef:
+        """Return what a job needs to find this folder, with the hash of its files."""
+        return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
+
+
+def tree_hash(path: Path) -> str:
+    """SHA-256 over the names and contents of all files below ``path``, in sorted order; caches are left out."""
+    digest = hashlib.sha256()
+    for file in sorted(_files(path)):
+        digest.update(str(file.relative_to(path)).encode())
+        digest.update(b"\0")
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(path):
+        names[:] = [name for name in names if name not in _SKIPPED]
+        yield from (Path(directory, file) for file in files if not file.endswith(".pyc"))
+
+
+def folders(kind: Kind) -> dict[str, Folder]:
+    """Return all folders of ``kind`` by name.
+
+    Raises:
+        SpecError: two folders bear one name; both places are named.
+    """
+    return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
+
+
+@cache
+def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
+    found: dict[str, Folder] = {}
+    problems: list[Problem] = []
+    for folder in _search(kind, plugins):
+        other = found.get(folder.name)
+        if other is not None and other.path != folder.path:
+            what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
+            problems.append(Problem(str(folder.path), "", what, "rename or uninstall one"))
+            continue
+        found[folder.name] = folder
+    if problems:
+        raise SpecError(problems)
+    return dict(sorted(found.items()))
+
+
+def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
+    yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
+    for entry in entry_points(group=f"accelmark.{kind}"):
+        origin = entry.dist.name if entry.dist else "an installed package"
+        spec = importlib.util.find_spec(entry.module)
+        locations = list(spec.submodule_search_locations or ()) if spec else []
+        if not locations:
+            what = f"the entry point {entry.name!r} names {entry.value!r}, which is not an importable folder"
+            raise SpecError([Problem(origin, f"accelmark.{kind}", what)])
+        yield Folder(entry.name, Path(locations[0]), entry.module, origin)
+    for directory in filter(None, plugins.split(os.pathsep)):
+        yield from _below(Path(directory).absolute() / kind, kind, None, directory)
+
+
+def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Iterable[Folder]:
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if (path / _FILE[kind]).is_file():
+            yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
+
+
+def find(kind: Kind, name: str, where: str = "command line") -> Folder:
+    """Return the folder of one case or vendor.
+
+    Raises:
+        RequestError: there is none; the nearest name is suggested.
+    """
+    known = folders(kind)
+    if name not in known:
+        singular = kind.removesuffix("s")
+        raise RequestError(f"{where}: unknown {singular} {name!r} ({nearest(name, known)})")
+    return known[name]
+
+
+def load_case(name: str) -> CaseSpec:
+    """Read and check ``case.yaml`` of one case."""
+    return _load_case(find("cases", name).path / _FILE["cases"])
+
+
+def load_vendor(name: str) -> VendorSpec:
+    """Read and check ``vendor.yaml`` of one vendor."""
+    return _load_vendor(find("vendors", name).path / _FILE["vendors"])
+
+
+@cache
+def _load_case(path: Path) -> CaseSpec:
+    spec = parse(CaseSpec, read_yaml(path), str(path))
+    _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_vendor(path: Path) -> VendorSpec:
+    spec = parse(VendorSpec, read_yaml(path), str(path))
+    _same_name(spec.name, path)
+    return spec
+
+
+def _same_name(name: str, path: Path) -> None:
+    if name != path.parent.name:
+        raise SpecError([Problem(str(path), "name", f"is {name!r}, but the folder is {path.parent.name!r}")])

@@ -1,0 +1,137 @@
+"""PerfLog: the one line format in which the job side tells what happens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal
+
+from accelmark.spec.model import Spec
+
+PERFLOG_PREFIX: Final = "[PerfLog] "
+
+
+class Event(StrEnum):
+    """The names of events, in the order in which a run emits them first.
+
+    All up to ``SUBMIT_INFO`` are FlagPerf's. ``STEP_END`` stands once for each window of optimizer steps and carries
+    arrays of per-step figures (``step_ms``, ``data_wait_ms``, ``losses``), so that logging costs a step nothing.
+    """
+
+    INIT_START = "INIT_START"
+    INIT_END = "INIT_END"
+    LAUNCH_TRAINING = "LAUNCH_TRAINING"
+    CONVERT_MODEL = "CONVERT_MODEL"
+    CREATE_OPTIMIZER = "CREATE_OPTIMIZER"
+    MODEL_TO_FP16 = "MODEL_TO_FP16"
+    MODEL_TO_DDP = "MODEL_TO_DDP"
+    INIT_EVALUATION = "INIT_EVALUATION"
+    TRAIN_START = "TRAIN_START"
+    EPOCH_BEGIN = "EPOCH_BEGIN"
+    STEP_BEGIN = "STEP_BEGIN"
+    BACKWARD = "BACKWARD"
+    STEP_END = "STEP_END"
+    EVALUATE = "EVALUATE"
+    EPOCH_END = "EPOCH_END"
+    TRAIN_END = "TRAIN_END"
+    FINISHED = "FINISHED"
+    SUBMIT_INFO = "SUBMIT_INFO"
+    CHECKPOINT = "CHECKPOINT"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+class StepWindow(Spec):
+    """The value of ``STEP_END``: one window of optimizer steps, figures per step in arrays of equal length."""
+
+    global_steps: int
+    """Optimizer steps done when the window closed."""
+    epoch: int
+    num_trained_samples: int
+    """Samples over all ranks when the window closed."""
+    learning_rate: float
+    loss: float | None
+    """Mean loss of the window's last step on this rank; null where it is not finite."""
+    losses: tuple[float | None, ...]
+    step_ms: tuple[float, ...]
+    """Computation of each step: device events where the device has them, else the monotonic clock."""
+    data_wait_ms: tuple[float, ...]
+    """Waiting for each step's batches."""
+    wall_ms: float
+    """From the window's opening to its closing, evaluation left out."""
+
+
+class Evaluation(Spec):
+    """The value of ``EVALUATE``."""
+
+    global_steps: int
+    epoch: int
+    num_trained_samples: int
+    metrics: dict[str, float | None]
+    duration_s: float
+    elapsed_s: float
+    """Raw training time when the evaluation ended."""
+    reached: bool
+    """Whether the target was met."""
+
+
+EndReason = Literal[
+    "target", "max_epochs", "max_steps", "max_samples", "max_duration", "nonfinite_loss", "out_of_memory",
+    "cancelled", "error",
+]  # fmt: skip
+
+
+class Finished(Spec):
+    """The value of ``FINISHED``, the last event of every rank, however it ends. Times in seconds, names FlagPerf's."""
+
+    state: Literal["completed", "failed", "cancelled"]
+    end_reason: EndReason
+    message: str | None = None
+    """What happened and what to do, where the state is not ``completed``."""
+    converged: bool | None
+    """null where there is no target or the data was synthetic."""
+    e2e_time: float
+    """From the start of the rank's process."""
+    init_time: float
+    raw_train_time: float
+    train_no_eval_time: float
+    pure_training_computing_time: float
+    global_steps: int
+    num_trained_samples: int
+    throughput_raw: float | None
+    """Units per second over all ranks: whole, then without evaluation, then of computation alone."""
+    throughput_no_eval: float | None
+    throughput_pure_compute: float | None
+    final_loss: float | None
+    last_finite_loss_step: int | None = None
+    final_metrics: dict[str, float | None]
+    peak_device_memory_mib: float | None
+    num_parameters: int
+    flops_per_sample: float | None
+    """Forward and backward, counted on the real model by ``torch.utils.flop_counter``."""
+    flops_per_sample_formula: float | None
+    """The same by the case's own formula, as a check."""
+
+
+class Started(Spec):
+    """The value of ``INIT_END``: what really runs, as the framework reports it."""
+
+    framework: str
+    framework_version: str
+    device_type: str
+    device_name: str | None
+    device_index: int | None
+    world_size: int
+    hostname: str
+    threads: int
+    seed: int
+    precision: str
+    model_class: str
+    num_parameters: int
+    parameter_hash: str
+    """SHA-256 over names, shapes and dtypes of all parameters: the structure of the model."""
+    checkpoint_hash: str | None
+    """SHA-256 over the initial values of all parameters (rank 0; null elsewhere)."""
+    optimizer_class: str
+    hooks: dict[str, str]
+    """Overridden vendor hooks -> ``file:line``."""
+    library_versions: dict[str, str]

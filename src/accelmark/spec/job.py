@@ -1,0 +1,112 @@
+"""``job.json``: all that the processes of one round on one host need to know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.key import CaseKey
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import TrainSettings
+from accelmark.spec.vendor import Chip
+
+
+class FolderRef(Spec):
+    """Where a case or vendor folder is: inside an importable package, or a directory."""
+
+    name: str
+    path: Path
+    package: str | None = None
+    """The package of the folder (``accelmark.cases.resnet_mini``); null for a loose directory."""
+    sha256: str
+    """Hash over the folder's files."""
+
+
+class Provenance(Spec):
+    """Which layer gave a setting its value, and what it replaced, weakest first."""
+
+    value: Any
+    layer: str
+    replaced: tuple[tuple[str, Any], ...] = ()
+    """(layer, value) of the weaker layers."""
+    forced: bool = False
+    """True where an open run changed an immutable setting."""
+
+
+class TrainJob(Spec):
+    """The training side of a job."""
+
+    unit: Unit
+    units_per_sample: int
+    target: Target | None
+    reference_loss: ReferenceLoss | None
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a result needs to be valid."""
+    settings: TrainSettings
+
+
+class JobSpec(Spec):
+    """One round of one case, as the job side reads it.
+
+    A rank learns its place from the environment (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``);
+    all that is the same on every rank stands here.
+    """
+
+    schema_version: Literal[1] = 1
+    task: Literal["train", "infer"]
+    key: CaseKey
+    round: int = Field(ge=1)
+    case: FolderRef
+    case_version: int
+    vendor: str
+    device_type: str
+    framework_module: str | None
+    distributed_backend: str
+    extern: FolderRef | None = None
+    """The vendor's folder for this case, where it overrides hooks."""
+    chip: Chip | None = None
+    """The chip under test as its vendor describes it; null where it is unknown (then MFU is null)."""
+    data_dirs: dict[str, Path]
+    """Data set name -> verified directory, the same path on every host."""
+    checkpoint_dir: Path
+    resume: bool = False
+    """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
+    open: bool = False
+    train: TrainJob | None = None
+    infer: dict[str, Any] | None = None
+    provenance: dict[str, Provenance] = Field(default_factory=dict)
+
+
+RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]
+
+
+class RankExit(Spec):
+    """How one rank ended, as its node saw it."""
+
+    rank: int
+    local_rank: int
+    state: RankState
+    exit_code: int | None
+    signal: str | None = None
+    reason: str | None = None
+    """One line a person can act on: the exception, the signal, the limit."""
+    last_lines: tuple[str, ...] = ()
+
+
+class NodeExit(Spec):
+    """``exit.json``: how the job ended on one host. Written once, last, by its node agent."""
+
+    schema_version: Literal[1] = 1
+    host: str
+    noderank: int
+    state: Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
+    reason: str | None
+    started_at: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    ranks: tuple[RankExit, ...]
+    warnings: tuple[str, ...] = ()
+    """What went wrong without ending the job (a telemetry recorder that died, say)."""

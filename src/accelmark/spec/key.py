@@ -1,0 +1,91 @@
+"""Keys name a workload: ``model:framework[_version]:hardware:nnodes:nproc:repeat``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Self
+
+from pydantic import Field
+
+from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.model import Spec
+
+_NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
+_PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
+
+
+class CaseKey(Spec):
+    """A case on a scale: which model in which framework, on which chip, on how many hosts and ranks, how often.
+
+    ``nproc`` counts ranks per host. An inference key (``model:framework[_version]``) runs one rank on one host.
+    """
+
+    model: str
+    framework: str
+    framework_version: str | None = None
+    hardware: str
+    nnodes: int = Field(default=1, ge=1)
+    nproc: int = Field(default=1, ge=1)
+    repeat: int = Field(default=1, ge=1)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.nnodes * self.nproc
+
+    @property
+    def case(self) -> str:
+        """``model:framework``: the case without scale, chip or version."""
+        return f"{self.model}:{self.framework}"
+
+    @property
+    def slug(self) -> str:
+        """A directory name: the key without its repeat, and without characters that shells or engines split at."""
+        version = f"_{self.framework_version}" if self.framework_version else ""
+        return f"{self.model}-{self.framework}{version}-{self.hardware}x{self.nnodes}x{self.nproc}"
+
+    def __str__(self) -> str:
+        version = f"_{self.framework_version}" if self.framework_version else ""
+        scale = f"{self.nnodes}:{self.nproc}:{self.repeat}"
+        return f"{self.model}:{self.framework}{version}:{self.hardware}:{scale}"
+
+    @classmethod
+    def parse(cls, text: str, *, hardware: str, framework: str = "pytorch", where: str = "key") -> Self:
+        """Read a key; parts left out at the end take their defaults (``resnet_mini`` alone is a key).
+
+        Args:
+            text: the key as a person wrote it.
+            hardware: the chip that is meant when the key names none (usually the one detected).
+            framework: the framework that is meant when the key names none.
+            where: the file or ``command line`` that the key stands in, for the error.
+
+        Raises:
+            SpecError: with one problem for each part that is wrong.
+        """
+        parts = text.split(":")
+        problems: list[Problem] = []
+        if len(parts) > len(_PARTS):
+            expected = ":".join(_PARTS)
+            raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", expected)])
+        named = dict(zip(_PARTS, parts, strict=False))
+        for part in ("model", "framework", "hardware"):
+            value = named.get(part)
+            if value is not None and not _NAME.match(value):
+                problems.append(Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -"))
+        counts: dict[str, int] = {}
+        for part in ("nnodes", "nproc", "repeat"):
+            value = named.get(part, "1")
+            if not value.isascii() or not value.isdigit() or int(value) < 1:
+                problems.append(Problem(where, text, f"{part} {value!r} is not a whole number of at least 1"))
+            else:
+                counts[part] = int(value)
+        if problems:
+            raise SpecError(problems)
+        framework_name, _, version = named.get("framework", framework).partition("_")
+        return cls(
+            model=named["model"],
+            framework=framework_name,
+            framework_version=version or None,
+            hardware=named.get("hardware", hardware),
+            **counts,
+        )

@@ -1,0 +1,67 @@
+"""The base of every specification, and how a validation error becomes sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from accelmark.spec.errors import Problem, SpecError, nearest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Spec(BaseModel):
+    """Frozen, and strict about names: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
+    """Check ``values`` against ``model``.
+
+    Raises:
+        SpecError: with every problem at once, each naming ``where`` and its dotted key.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SpecError(problems_of(error, model, where)) from error
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
+    """Turn pydantic's errors into sentences; an unknown key is given the nearest known name."""
+    return [_problem(item, model, where) for item in error.errors()]
+
+
+def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
+    loc: tuple[int | str, ...] = item["loc"]
+    key = ".".join(str(part) for part in loc)
+    if item["type"] == "extra_forbidden":
+        return Problem(where, key, "unknown key", nearest(str(loc[-1]), _names_at(model, loc[:-1])))
+    if item["type"] == "missing":
+        return Problem(where, key, "is missing")
+    sentence = item["msg"].removeprefix("Value error, ")
+    sentence = sentence[:1].lower() + sentence[1:]
+    found = item.get("input")
+    if isinstance(found, str | int | float | bool | None):
+        sentence = f"{sentence}, found {found!r}"
+    return Problem(where, key, sentence)
+
+
+def _names_at(model: type[BaseModel], loc: Iterable[int | str]) -> set[str]:
+    current = [model]
+    for part in loc:
+        inner: list[type[BaseModel]] = []
+        for candidate in current:
+            field = candidate.model_fields.get(str(part))
+            inner.extend(_models_in(field.annotation) if field is not None else [])
+        current = inner or current
+    return {info.alias or name for candidate in current for name, info in candidate.model_fields.items()}
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -1,0 +1,42 @@
+"""A run file: what one ``accelmark run FILE`` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.model import Spec
+
+
+class CaseRequest(Spec):
+    """One key of a run, with its data and the settings that this run changes."""
+
+    key: str
+    task: Literal["train", "infer"] = "train"
+    data: Path | None = None
+    """Directory with the case's data and weights; null fetches what can be fetched."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunSpec(Spec):
+    """A list of cases on one cluster."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    vendor: str | None = None
+    """null: the cluster's vendor, else the one detected."""
+    open: bool = False
+    """Allow changes to immutable settings; marks every result as open, for ever."""
+    strict: bool = False
+    """Refuse to start where a warning would be given (a busy machine, differing drivers)."""
+    fail_fast: bool = False
+    timeout_s: PositiveFloat | None = None
+    """Longest time one round may take from launch to its end; null: no limit."""
+    stall_timeout_s: PositiveFloat = 1800.0
+    """Longest silence of a rank before its job is ended as stalled."""
+    telemetry_interval_s: PositiveFloat = 1.0
+    cluster: ClusterSpec | Path = ClusterSpec()
+    """A cluster, or the path of a cluster file relative to the run file."""
+    cases: tuple[CaseRequest, ...] = Field(min_length=1)

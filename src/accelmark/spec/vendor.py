@@ -1,0 +1,102 @@
+"""A vendor: ``vendors/<vendor>/vendor.yaml``, data about one maker's platform."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field, PositiveFloat, field_validator
+
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Precision
+
+
+class Peaks(Spec):
+    """Dense peak rates of one chip in TFLOP/s (int8 in TOP/s); null where its maker states none.
+
+    Never with sparsity. Where a chip has vector and matrix units for a precision, the faster counts.
+    """
+
+    fp64: PositiveFloat | None = None
+    fp32: PositiveFloat | None = None
+    tf32: PositiveFloat | None = None
+    bf16: PositiveFloat | None = None
+    fp16: PositiveFloat | None = None
+    fp8: PositiveFloat | None = None
+    int8: PositiveFloat | None = None
+
+    def of(self, precision: Precision) -> float | None:
+        """Return the peak in TFLOP/s for a training precision, or None."""
+        value: float | None = getattr(self, precision)
+        return value
+
+
+class Chip(Spec):
+    """One chip: how to recognise it, and what its maker says it can do."""
+
+    name: str
+    """The name people write in keys (``H100``), unique within its vendor together with ``variant``."""
+    variant: str = ""
+    """What tells it from its siblings (``SXM``, ``PCIe``)."""
+    device_name: str
+    """Regular expression that the whole device name has to match, ignoring case."""
+    memory_gib: tuple[float, float] | None = None
+    """Least and most device memory, where the name alone does not tell."""
+    memory_bandwidth_gb_s: PositiveFloat | None = None
+    tdp_w: PositiveFloat | None = None
+    peaks: Peaks
+    source: str
+    """Where the figures come from (document and its address or number)."""
+
+    @field_validator("device_name")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from error
+        return value
+
+    def matches(self, device_name: str, memory_gib: float | None) -> bool:
+        """Tell whether a device with this name (and memory, where it decides) is this chip."""
+        if not re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE):
+            return False
+        if self.memory_gib is None:
+            return True
+        return memory_gib is not None and self.memory_gib[0] <= memory_gib <= self.memory_gib[1]
+
+
+class ContainerDefaults(Spec):
+    """What a container needs to reach this vendor's devices."""
+
+    options: tuple[str, ...] = ()
+    """Options for the engine, one argument each."""
+    mounts: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class VendorSpec(Spec):
+    """One chip maker's platform."""
+
+    name: str
+    title: str
+    device_type: str
+    """The framework's device type (``cuda``, ``npu``, ``cpu``)."""
+    framework_module: str | None = None
+    """A module that registers the device with PyTorch when imported (``torch_npu``), if one is needed."""
+    distributed_backend: str
+    visible_devices_env: str | None
+    """The variable that narrows the devices a process sees; null where there is none."""
+    container: ContainerDefaults = ContainerDefaults()
+    telemetry: dict[str, Any] = Field(default_factory=dict)
+    """How its devices are read: checked by ``accelmark.telemetry``."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables every rank is started with."""
+    chips: tuple[Chip, ...]
+    unknown_chip: str = "its vendor's list names no chip that matches this device"
+    """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
+
+    def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
+        """Return the one chip that matches, or None when none or several do: never a guess."""
+        matching = [chip for chip in self.chips if chip.matches(device_name, memory_gib)]
+        return matching[0] if len(matching) == 1 else None

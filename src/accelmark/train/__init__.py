@@ -1,0 +1,1 @@
+"""The job side of training: one driver loop, a backend file a framework, hooks for vendors."""
