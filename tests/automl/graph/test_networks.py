@@ -48,9 +48,7 @@ def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
     seen: dict[str, tuple[int, ...]] = {}
     module = GraphModule(network).eval()
     with torch.no_grad():
-        module.observe(
-            torch.zeros(1, 3, 65, 65), lambda name, value: seen.update({name: tuple(value.shape[1:])})
-        )
+        module.observe(torch.zeros(1, 3, 65, 65), lambda name, value: seen.update({name: tuple(value.shape[1:])}))
     assert seen
     assert all(shapes[name] == shape for name, shape in seen.items())
 

@@ -46,9 +46,7 @@ from accelmark.automl.graph import (
 UPDATE_PER_PARAMETER = 4
 
 
-def count_layer(
-    node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int
-) -> LayerCount:
+def count_layer(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> LayerCount:
     """Count one layer; ``readers`` is how many inputs of other nodes its output feeds.
 
     ``input_gradient`` is False where nothing before the layer has weights.

@@ -28,9 +28,7 @@ from accelmark.automl.graph import (
 BATCH_NORM_BACKWARD = 36
 
 
-def count_layer(
-    node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int
-) -> LayerCount:
+def count_layer(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> LayerCount:
     """Count one layer; ``source`` and ``result`` are its input and output shapes.
 
     ``input_gradient`` is False where nothing before the layer has weights: the first convolution.

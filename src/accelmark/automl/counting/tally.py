@@ -93,7 +93,5 @@ class NetworkCount:
     def operations(self, *, trained_images: int, evaluated_images: int, steps: int) -> int:
         """Return the operations of training and evaluating so many images in so many optimiser steps."""
         return (
-            (self.forward + self.backward) * trained_images
-            + self.evaluation * evaluated_images
-            + self.update * steps
+            (self.forward + self.backward) * trained_images + self.evaluation * evaluated_images + self.update * steps
         )

@@ -111,9 +111,7 @@ class GraphModule(nn.Module):
         super().__init__()
         shapes = infer_shapes(network)
         self.network: Final = network
-        self.layers = nn.ModuleDict(
-            {node.name: _build(node.layer, shapes[node.inputs[0]]) for node in network.nodes}
-        )
+        self.layers = nn.ModuleDict({node.name: _build(node.layer, shapes[node.inputs[0]]) for node in network.nodes})
         self._last_use: Final = {source: node.name for node in network.nodes for source in node.inputs}
         for layer in self.layers.values():
             if isinstance(layer, nn.Conv2d):
@@ -166,9 +164,7 @@ def load_weights(module: GraphModule, weights: Weights) -> None:
             target.copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
-def channel_statistics(
-    module: GraphModule, images: Tensor, names: Sequence[str]
-) -> dict[str, tuple[Array, Array]]:
+def channel_statistics(module: GraphModule, images: Tensor, names: Sequence[str]) -> dict[str, tuple[Array, Array]]:
     """Return mean and (biased) variance per channel of the named nodes' outputs, in training mode.
 
     The module's running statistics are left as they were. Used to give an inserted batch norm the scale and

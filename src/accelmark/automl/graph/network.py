@@ -131,6 +131,4 @@ def load_network(path: Path) -> Network:
 
 
 def _spelled_out(error: ValidationError, where: str) -> list[Problem]:
-    return [
-        Problem(where, ".".join(str(part) for part in entry["loc"]), entry["msg"]) for entry in error.errors()
-    ]
+    return [Problem(where, ".".join(str(part) for part in entry["loc"]), entry["msg"]) for entry in error.errors()]

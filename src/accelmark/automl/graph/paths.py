@@ -49,7 +49,5 @@ def skips(network: Network) -> tuple[Skip, ...]:
             continue
         end = place[node.name]
         on_chain = max(node.inputs, key=lambda name: place.get(name, -1))
-        found.extend(
-            Skip(origin[source], end, node.layer.kind) for source in node.inputs if source != on_chain
-        )
+        found.extend(Skip(origin[source], end, node.layer.kind) for source in node.inputs if source != on_chain)
     return tuple(found)

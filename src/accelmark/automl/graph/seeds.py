@@ -55,9 +55,7 @@ def resnet50(classes: int = 1000, side: int = 224) -> Network:
             name, step = f"s{stage}b{block}", stride if block == 1 else 1
             inner = build.normalised(f"{name}_1", Convolution(filters=filters, kernel=1, stride=step), last)
             inner = build.normalised(f"{name}_2", Convolution(filters=filters, kernel=3, padding=1), inner)
-            inner = build.normalised(
-                f"{name}_3", Convolution(filters=4 * filters, kernel=1), inner, relu=False
-            )
+            inner = build.normalised(f"{name}_3", Convolution(filters=4 * filters, kernel=1), inner, relu=False)
             shortcut = last
             if block == 1:
                 convolution = Convolution(filters=4 * filters, kernel=1, stride=step)

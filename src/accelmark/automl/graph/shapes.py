@@ -64,9 +64,7 @@ def _walk(network: Network, *, where: str) -> tuple[dict[str, Shape], list[Probl
         sources: list[Shape] = []
         for source in node.inputs:
             if source not in all_names:
-                problems.append(
-                    Problem(where, key, f"reads {source!r}, which is no node", nearest(source, all_names))
-                )
+                problems.append(Problem(where, key, f"reads {source!r}, which is no node", nearest(source, all_names)))
             elif source not in seen or source == node.name:
                 problems.append(Problem(where, key, f"reads {source!r}, which comes later or is itself"))
             elif source in shapes:
@@ -134,19 +132,14 @@ def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
     return _windowed_shape(layer, channels, height, width)
 
 
-def _windowed_shape(
-    layer: Convolution | MaxPool | AveragePool, channels: int, height: int, width: int
-) -> Shape:
+def _windowed_shape(layer: Convolution | MaxPool | AveragePool, channels: int, height: int, width: int) -> Shape:
     if isinstance(layer, MaxPool | AveragePool) and 2 * layer.padding > layer.kernel:
-        raise _ImpossibleLayerError(
-            f"padding {layer.padding} is more than half of the {layer.kernel}-pixel window"
-        )
+        raise _ImpossibleLayerError(f"padding {layer.padding} is more than half of the {layer.kernel}-pixel window")
     rows = window_side(height, layer.kernel, layer.stride, layer.padding)
     columns = window_side(width, layer.kernel, layer.stride, layer.padding)
     if rows < 1 or columns < 1:
         raise _ImpossibleLayerError(
-            f"a window of {layer.kernel}x{layer.kernel} does not fit into {height}x{width}"
-            f" with padding {layer.padding}"
+            f"a window of {layer.kernel}x{layer.kernel} does not fit into {height}x{width} with padding {layer.padding}"
         )
     return (layer.filters if isinstance(layer, Convolution) else channels, rows, columns)
 
@@ -160,7 +153,5 @@ def _merged_shape(layer: Add | Concat, sources: Sequence[Shape]) -> Shape:
             raise _ImpossibleLayerError(f"an add needs equal shapes, not {', '.join(map(str, sources))}")
         return first
     if any(source[1:] != first[1:] for source in sources):
-        raise _ImpossibleLayerError(
-            f"a concat needs equal height and width, not {', '.join(map(str, sources))}"
-        )
+        raise _ImpossibleLayerError(f"a concat needs equal height and width, not {', '.join(map(str, sources))}")
     return (sum(source[0] for source in sources), *first[1:])

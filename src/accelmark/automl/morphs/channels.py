@@ -58,9 +58,7 @@ def channel_group(network: Network, name: str, leaders: Mapping[str, str] | None
     members = [other for other in groups if groups[other] == groups[name] and _makes_channels(network, other)]
     for member in members:
         if member == INPUT or not isinstance(network.by_name[member].layer, Convolution):
-            raise MorphError(
-                f"{name!r} cannot be widened: it is added to {member!r}, whose channels are fixed"
-            )
+            raise MorphError(f"{name!r} cannot be widened: it is added to {member!r}, whose channels are fixed")
     return tuple(members)
 
 

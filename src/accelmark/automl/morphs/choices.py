@@ -110,11 +110,7 @@ class MorphChoices:
 
     def _relus(self) -> list[str]:
         nodes = self.network.by_name
-        return [
-            name
-            for name in self._chain
-            if isinstance(nodes[name].layer, ReLU) and len(self._shapes[name]) == 3
-        ]
+        return [name for name in self._chain if isinstance(nodes[name].layer, ReLU) and len(self._shapes[name]) == 3]
 
     def _widenings(self) -> Iterator[_Place]:
         leaders = channel_leaders(self.network)
@@ -130,11 +126,7 @@ class MorphChoices:
     def _growths(self) -> Iterator[_Place]:
         for name in self._chain:
             layer = self.network.by_name[name].layer
-            if (
-                isinstance(layer, Convolution)
-                and layer.kernel % 2
-                and layer.kernel + 2 <= self.limits.max_kernel
-            ):
+            if isinstance(layer, Convolution) and layer.kernel % 2 and layer.kernel + 2 <= self.limits.max_kernel:
                 yield _Place(name, size=layer.kernel + 2)
 
     def _skips(self) -> Iterator[_Place]:
@@ -149,9 +141,7 @@ class MorphChoices:
                     yield _Place(start, end)
 
 
-def possible_morphs(
-    network: Network, kind: MorphKind, limits: MorphLimits | None = None
-) -> tuple[Morph, ...]:
+def possible_morphs(network: Network, kind: MorphKind, limits: MorphLimits | None = None) -> tuple[Morph, ...]:
     """Return all morphs of one kind that the network allows, without labels and seeds, in order."""
     places = MorphChoices(network, limits).places(kind)
     return tuple(Morph(kind=kind, at=place.at, to=place.to, size=place.size) for place in places)

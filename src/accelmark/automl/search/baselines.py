@@ -46,9 +46,7 @@ class EvolutionSearch:
         alive = list(family.observed[-self.population :]) or family.individuals[:1]
         size = min(self.tournament, len(alive))
         chosen = [alive[int(index)] for index in generator.choice(len(alive), size=size, replace=False)]
-        for parent in sorted(
-            chosen, key=lambda one: worth(one) if one.value is not None else 0.0, reverse=True
-        ):
+        for parent in sorted(chosen, key=lambda one: worth(one) if one.value is not None else 0.0, reverse=True):
             try:
                 morph, child = random_morph(parent.network, generator, kinds=self.kinds, limits=self.limits)
             except MorphError:
