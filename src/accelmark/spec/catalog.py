@@ -60,16 +60,20 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (Path(directory, file) for file in files if not file.endswith(".pyc"))
 
 
-@cache
 def folders(kind: Kind) -> dict[str, Folder]:
     """Return all folders of ``kind`` by name.
 
     Raises:
         SpecError: two folders bear one name; both places are named.
     """
+    return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
+
+
+@cache
+def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
     found: dict[str, Folder] = {}
     problems: list[Problem] = []
-    for folder in _search(kind):
+    for folder in _search(kind, plugins):
         other = found.get(folder.name)
         if other is not None and other.path != folder.path:
             what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
@@ -81,7 +85,7 @@ def folders(kind: Kind) -> dict[str, Folder]:
     return dict(sorted(found.items()))
 
 
-def _search(kind: Kind) -> Iterable[Folder]:
+def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
     yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
@@ -91,7 +95,7 @@ def _search(kind: Kind) -> Iterable[Folder]:
             what = f"the entry point {entry.name!r} names {entry.value!r}, which is not an importable folder"
             raise SpecError([Problem(origin, f"accelmark.{kind}", what)])
         yield Folder(entry.name, Path(locations[0]), entry.module, origin)
-    for directory in filter(None, os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep)):
+    for directory in filter(None, plugins.split(os.pathsep)):
         yield from _below(Path(directory).absolute() / kind, kind, None, directory)
 
 
@@ -116,19 +120,25 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
     return known[name]
 
 
-@cache
 def load_case(name: str) -> CaseSpec:
     """Read and check ``case.yaml`` of one case."""
-    path = find("cases", name).path / _FILE["cases"]
+    return _load_case(find("cases", name).path / _FILE["cases"])
+
+
+def load_vendor(name: str) -> VendorSpec:
+    """Read and check ``vendor.yaml`` of one vendor."""
+    return _load_vendor(find("vendors", name).path / _FILE["vendors"])
+
+
+@cache
+def _load_case(path: Path) -> CaseSpec:
     spec = parse(CaseSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
     return spec
 
 
 @cache
-def load_vendor(name: str) -> VendorSpec:
-    """Read and check ``vendor.yaml`` of one vendor."""
-    path = find("vendors", name).path / _FILE["vendors"]
+def _load_vendor(path: Path) -> VendorSpec:
     spec = parse(VendorSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
     return spec

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor, nn
-
 if TYPE_CHECKING:
-    from accelmark.train.case import Batch, TrainCase
+    from accelmark.train.case import TrainCase
 
 ALLOWED_HOOKS: Final = (
     "convert_model",

@@ -1,0 +1,41 @@
+# Two commands: `make run` trains the quick-start suite and shows its page, `make test` checks everything.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: run test lint check clean help
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show its page
+	@$(BIN)/accelmark run suites/quickstart.yaml
+
+test: $(VENV)/.test lint  ## Install what tests need and run all checks
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'AccelMark needs Python 3.11 or newer; name one with PYTHON=...'; exit 2; }
+	@echo 'Making the virtual environment'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo 'Installing AccelMark with PyTorch (once)'
+	@$(PIP) --editable '.[torch,nvidia]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt tests/requirements.sh | $(VENV)/bin/python
+	@echo 'Installing what the tests need (once)'
+	@$(PIP) --editable '.[dev]'
+	@bash tests/requirements.sh
+	@touch $@ $(VENV)/.run
+
+clean:  ## Remove the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

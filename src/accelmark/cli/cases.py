@@ -1,0 +1,47 @@
+"""``accelmark cases``: which workloads there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def cases(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the cases: what each trains or infers, to which target."""
+    from accelmark.spec.catalog import folders, load_case
+
+    rows = []
+    for name, folder in folders("cases").items():
+        case = load_case(name)
+        target = case.train.target if case.train else None
+        symbol = {"at_least": ">=", "at_most": "<="}
+        rows.append(
+            {
+                "name": name,
+                "version": case.version,
+                "title": case.title,
+                "size": case.size,
+                "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
+                "frameworks": sorted(
+                    {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+                ),
+                "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
+                "data": [str(data.get("name")) for data in case.data],
+                "from": folder.origin,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("case", "tasks", "size", "target", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for row in rows:
+        tasks = ", ".join(row["tasks"])  # type: ignore[arg-type]
+        table.add_row(str(row["name"]), tasks, str(row["size"]), str(row["target"] or "-"), str(row["title"]))
+    Console().print(table)

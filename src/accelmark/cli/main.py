@@ -1,0 +1,65 @@
+"""The application: its verbs, and how an error becomes a sentence and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import accelmark
+from accelmark.cli.cases import cases
+from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
+
+app = typer.Typer(
+    name="accelmark",
+    help="Put an AI chip and its whole software stack on the bench.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+app.command()(cases)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"accelmark {accelmark.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Put an AI chip and its whole software stack on the bench."""
+
+
+def main() -> None:
+    """Run the command line; an :class:`AccelmarkError` ends it with the error's own exit code."""
+    try:
+        app()
+    except AccelmarkError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CANCELLED)
+    except BrokenPipeError:  # the reader of our output is gone (``accelmark … | head``)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _print_error(error: AccelmarkError) -> None:
+    if "--json" in sys.argv:
+        problems = [str(problem) for problem in error.problems] if isinstance(error, SpecError) else [str(error)]
+        typer.echo(json.dumps({"error": type(error).__name__, "problems": problems}))
+        return
+    lines = str(error).splitlines() or [type(error).__name__]
+    many = len(lines) > 1 and isinstance(error, SpecError)
+    typer.secho(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red", err=True)
+    for line in lines if many else lines[1:]:
+        typer.echo(f"  {line}", err=True)

@@ -1,0 +1,243 @@
+"""Building the plan: keys x rounds, layered settings, every check that needs no host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import accelmark
+from accelmark.plan.layering import case_layer, vendor_layers
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.spec.case import CaseSpec, TrainCaseSpec
+from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Layer, Resolved, resolve
+from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.spec.vendor import Chip, VendorSpec
+
+DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
+"""From a case and the directory a person named (or None): data set name -> where it is or will be fetched to."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What was found on the machine under test, without a framework."""
+
+    vendor: str
+    hardware: str
+    """The chip's name for keys (``H100``, ``CPU``)."""
+    chip: Chip | None
+    num_devices: int | None
+    """null where ranks are not bound to devices (a CPU)."""
+
+
+def build_plan(
+    request: RunSpec,
+    *,
+    cluster: ClusterSpec,
+    detected: Detected,
+    data_dirs: DataDirs,
+    created_at: str,
+    where: str,
+    command_line: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Resolve ``request`` into a plan.
+
+    Args:
+        request: what is asked for.
+        cluster: the cluster that it names, read already.
+        detected: the chip under test.
+        data_dirs: where each case's data is.
+        created_at: UTC time, ISO 8601.
+        where: the run file, or ``command line``, for errors.
+        command_line: dotted settings given on the command line, the strongest layer.
+
+    Raises:
+        SpecError: with every problem of every key at once.
+    """
+    vendor_name = request.vendor or cluster.vendor or detected.vendor
+    planner = _Planner(
+        is_open=request.open,
+        cluster=cluster,
+        detected=detected,
+        vendor=load_vendor(vendor_name),
+        vendor_folder=find("vendors", vendor_name, where),
+        data_dirs=data_dirs,
+        where=where,
+        command_line=command_line or {},
+    )
+    for case_request in request.cases:
+        planner.add(case_request)
+    if planner.problems:
+        raise SpecError(dict.fromkeys(planner.problems))
+    return Plan(
+        name=request.name,
+        created_at=created_at,
+        accelmark_version=accelmark.__version__,
+        source_sha256=tree_hash(Path(accelmark.__file__).parent),
+        vendor=vendor_name,
+        vendor_sha256=tree_hash(planner.vendor_folder.path),
+        open=request.open,
+        strict=request.strict,
+        fail_fast=request.fail_fast,
+        timeout_s=request.timeout_s,
+        stall_timeout_s=request.stall_timeout_s,
+        telemetry_interval_s=request.telemetry_interval_s,
+        cluster=cluster,
+        jobs=tuple(planner.jobs),
+        warnings=tuple(dict.fromkeys(planner.warnings)),
+    )
+
+
+@final
+@dataclass(slots=True)
+class _Planner:
+    """Plans one key after another; what is wrong with one never hides what is wrong with the next."""
+
+    is_open: bool
+    cluster: ClusterSpec
+    detected: Detected
+    vendor: VendorSpec
+    vendor_folder: Folder
+    data_dirs: DataDirs
+    where: str
+    command_line: Mapping[str, Any]
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    jobs: list[PlannedJob] = field(default_factory=list)
+    planned: dict[str, str] = field(default_factory=dict)
+
+    def add(self, request: CaseRequest) -> None:
+        """Plan all rounds of one key, or note its problems."""
+        try:
+            key = CaseKey.parse(request.key, hardware=self.detected.hardware, where=self.where)
+            self._check_scale(key, request.key)
+            folder, case, train = _training_case(key, self.where)
+            resolved = self._resolve(key, folder, train, request)
+            self.jobs.extend(self._rounds(key, folder, case, train, resolved, request.data))
+        except SpecError as error:
+            self.problems.extend(error.problems)
+        except RequestError as error:
+            self.problems.append(Problem(self.where, request.key, str(error).removeprefix(f"{self.where}: ")))
+
+    def _adaptation(self, key: CaseKey) -> Path:
+        return self.vendor_folder.path / "cases" / f"{key.model}-{key.framework}"
+
+    def _resolve(self, key: CaseKey, folder: Folder, train: TrainCaseSpec, request: CaseRequest) -> Resolved:
+        over = [
+            *vendor_layers(self._adaptation(key), self.vendor.name, key),
+            Layer.of(self.where, request.settings),
+            Layer("command line", self.command_line),
+        ]
+        return resolve(case_layer(folder, train), over, mutable=train.mutable, is_open=self.is_open)
+
+    def _rounds(
+        self,
+        key: CaseKey,
+        folder: Folder,
+        case: CaseSpec,
+        train: TrainCaseSpec,
+        resolved: Resolved,
+        data: Path | None,
+    ) -> list[PlannedJob]:
+        extern = self._adaptation(key) / "extern"
+        units = train.units_per_sample
+        if train.units_per_sample_key is not None:
+            units = int(str(resolved.settings.model[train.units_per_sample_key]))
+        first = JobSpec(
+            task="train",
+            key=key,
+            round=1,
+            case=folder.ref(),
+            case_version=case.version,
+            vendor=self.vendor.name,
+            device_type=self.vendor.device_type,
+            framework_module=self.vendor.framework_module,
+            distributed_backend=self.vendor.distributed_backend,
+            extern=Folder("extern", extern, None, self.vendor.name).ref() if extern.is_dir() else None,
+            chip=self._chip(key),
+            data_dirs=dict(self.data_dirs(case, data)),
+            checkpoint_dir=Path("checkpoints"),
+            open=self.is_open,
+            train=TrainJob(
+                unit=train.unit,
+                units_per_sample=units,
+                target=train.target,
+                reference_loss=train.reference_loss,
+                settings=resolved.settings,
+            ),
+            provenance=dict(resolved.provenance),
+        )
+        nodes = _nodes(key, self.cluster)
+        return [
+            PlannedJob(directory=f"{key.slug}/round{number}", job=_round(first, number), nodes=nodes)
+            for number in range(1, key.repeat + 1)
+        ]
+
+    def _chip(self, key: CaseKey) -> Chip | None:
+        """Return the detected chip where the key means it, else the one chip of that name; never one of several."""
+        if self.vendor.name == self.detected.vendor:
+            if key.hardware.lower() == self.detected.hardware.lower():
+                return self.detected.chip
+            self.warnings.append(f"{key}: names {key.hardware}, but this machine has {self.detected.hardware}")
+        named = [chip for chip in self.vendor.chips if key.hardware.lower() in _names(chip)]
+        if not named:
+            self.warnings.append(f"{key}: {self.vendor.name} describes no chip {key.hardware}; MFU will be null")
+        return named[0] if len(named) == 1 else None
+
+    def _check_scale(self, key: CaseKey, written: str) -> None:
+        problems: list[Problem] = []
+        if key.nnodes > len(self.cluster.hosts):
+            what = f"asks for {key.nnodes} hosts, the cluster {self.cluster.name!r} has {len(self.cluster.hosts)}"
+            problems.append(Problem(self.where, written, what))
+        here = self.cluster.launcher == "local" and self.vendor.name == self.detected.vendor
+        devices = self.detected.num_devices if here else None
+        if devices is not None and key.nproc > devices:
+            what = f"asks for {key.nproc} devices a host, this one has {devices}"
+            problems.append(Problem(self.where, written, what))
+        if key.slug in self.planned:
+            what = f"stands twice (also as {self.planned[key.slug]!r})"
+            problems.append(Problem(self.where, written, what, "raise its repeat instead"))
+        if problems:
+            raise SpecError(problems)
+        self.planned[key.slug] = written
+
+
+def _training_case(key: CaseKey, where: str) -> tuple[Folder, CaseSpec, TrainCaseSpec]:
+    folder = find("cases", key.model, where)
+    case = load_case(key.model)
+    if case.train is None:
+        trainable = [name for name in folders("cases") if load_case(name).train is not None]
+        what = f"the case {key.model!r} has no training side; those that have: {', '.join(trainable)}"
+        raise SpecError([Problem(where, str(key), what)])
+    if not (folder.path / f"{key.framework}.py").is_file():
+        present = [file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
+        what = f"the case {key.model!r} has no framework {key.framework!r}"
+        raise SpecError([Problem(where, str(key), what, nearest(key.framework, present))])
+    return folder, case, case.train
+
+
+def _names(chip: Chip) -> tuple[str, str]:
+    return chip.name.lower(), f"{chip.name}-{chip.variant}".lower()
+
+
+def _round(first: JobSpec, number: int) -> JobSpec:
+    assert first.train is not None  # noqa: S101  an invariant of training plans
+    settings = first.train.settings
+    seeded = settings.model_copy(update={"seed": settings.seed + number - 1})
+    return first.model_copy(update={"round": number, "train": first.train.model_copy(update={"settings": seeded})})
+
+
+def _nodes(key: CaseKey, cluster: ClusterSpec) -> tuple[PlannedNode, ...]:
+    module = "accelmark.train" if key.world_size == 1 else "accelmark.train.launch"
+    command = ("python", "-m", module, "job.json")
+    return tuple(
+        PlannedNode(host=host.name, noderank=noderank, nproc=key.nproc, command=command)
+        for noderank, host in enumerate(cluster.hosts[: key.nnodes])
+    )

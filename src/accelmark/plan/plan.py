@@ -1,0 +1,54 @@
+"""``plan.json``: every job of a run with all that was resolved."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.job import JobSpec
+from accelmark.spec.model import Spec
+
+
+class PlannedNode(Spec):
+    """One host's part in a job."""
+
+    host: str
+    """The host's name in directories and reports."""
+    noderank: int
+    nproc: int
+    command: tuple[str, ...]
+    """What its node agent starts, as arguments; ``python`` and the job's paths are filled in on the host."""
+
+
+class PlannedJob(Spec):
+    """One round of one key."""
+
+    directory: str
+    """``<key slug>/round<N>``, relative to the run directory."""
+    job: JobSpec
+    nodes: tuple[PlannedNode, ...]
+
+
+class Plan(Spec):
+    """A run, resolved: what ``--dry-run`` prints and the coordinator carries out."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    created_at: str
+    """UTC, ISO 8601."""
+    accelmark_version: str
+    source_sha256: str
+    """Hash over AccelMark's own files."""
+    vendor: str
+    vendor_sha256: str
+    open: bool
+    strict: bool
+    fail_fast: bool
+    timeout_s: PositiveFloat | None
+    stall_timeout_s: PositiveFloat
+    telemetry_interval_s: PositiveFloat
+    cluster: ClusterSpec
+    jobs: tuple[PlannedJob, ...]
+    warnings: tuple[str, ...] = ()

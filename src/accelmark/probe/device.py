@@ -1,0 +1,135 @@
+"""What one device can do: matrix products per precision, memory, copies from and to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from accelmark.probe.stopwatch import time_operation
+from accelmark.spec.ceilings import Rate
+
+SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
+"""Sides of the square matrices that are tried, as far as time and memory allow."""
+PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+_FLOATS: Final = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
+                  "bf16": torch.bfloat16, "fp16": torch.float16}  # fmt: skip
+_GIB: Final = 2**30
+
+
+def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
+    """Return the best rate over the sizes; operations counted as 2 n^3, operands random (zeros draw less power)."""
+    unit = "TOP/s" if precision == "int8" else "TFLOP/s"
+    best: tuple[float, int, int] | None = None
+    try:
+        with _tf32(precision, device):
+            for side in SIZES:
+                timing = time_operation(_product(precision, side, device), device, budget_s / len(SIZES))
+                rate = 2 * side**3 / timing.seconds / 1e12
+                if best is None or rate > best[0]:
+                    best = (rate, side, timing.repetitions)
+                if timing.seconds * 8 > budget_s:
+                    break
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if best is None:
+            return Rate(value=None, unit=unit, reason=_first_line(error))
+    if best is None:
+        return Rate(value=None, unit=unit, reason="no size could be timed")
+    rate, side, repetitions = best
+    return Rate(value=rate, unit=unit, size=f"{side} x {side} x {side}", repetitions=repetitions)
+
+
+def _product(precision: str, side: int, device: torch.device) -> Callable[[], object]:
+    if precision == "tf32" and device.type == "cpu":
+        raise ValueError("a CPU has no tf32")
+    if precision == "int8":
+        left = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device)
+        right = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device).t()
+        return lambda: torch._int_mm(left, right)
+    if precision == "fp8":
+        if device.type == "cpu":
+            raise ValueError("a CPU has no fp8 matrix product")
+        return _scaled_product(side, device)
+    dtype = _FLOATS[precision]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    out = torch.empty(side, side, dtype=dtype, device=device)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _scaled_product(side: int, device: torch.device) -> Callable[[], object]:
+    one = torch.ones((), device=device)
+    a = torch.randn(side, side, device=device).to(torch.float8_e4m3fn)
+    b = torch.randn(side, side, device=device).to(torch.float8_e4m3fn).t()
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+@contextmanager
+def _tf32(precision: str, device: torch.device) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
+    """Return bandwidths of a copy (2 bytes moved a byte) and of ``a = b + s c`` (3), as STREAM counts them."""
+    size = _buffer_bytes(device)
+    try:
+        source, target, third = (torch.rand(size // 4, device=device) for _ in range(3))
+    except RuntimeError as error:
+        failed = Rate(value=None, unit="GB/s", reason=_first_line(error))
+        return {"copy": failed, "triad": failed}
+
+    def triad() -> Tensor:
+        return torch.add(source, third, alpha=3.0, out=target)
+
+    moves: dict[str, tuple[Callable[[], object], int]] = {
+        "copy": (lambda: target.copy_(source), 2),
+        "triad": (triad, 3),
+    }
+    rates: dict[str, Rate] = {}
+    for name, (operation, factor) in moves.items():
+        timing = time_operation(operation, device, budget_s / 2)
+        rates[name] = _bandwidth(factor * size, timing.seconds, size, timing.repetitions)
+    return rates
+
+
+def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
+    """Return bandwidths between pinned host memory and the device; null on a CPU, which has no such copy."""
+    names = ("host_to_device", "device_to_host")
+    if device.type == "cpu":
+        reason = "the device is the CPU: there is nothing to copy to"
+        return {name: Rate(value=None, unit="GB/s", reason=reason) for name in names}
+    size = _GIB // 4
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    try:
+        here = torch.empty(size, dtype=torch.uint8).pin_memory()
+    except RuntimeError as error:
+        return {name: Rate(value=None, unit="GB/s", reason=_first_line(error)) for name in names}
+    moves: dict[str, Callable[[], object]] = {
+        "host_to_device": lambda: there.copy_(here, non_blocking=True),
+        "device_to_host": lambda: here.copy_(there, non_blocking=True),
+    }
+    rates: dict[str, Rate] = {}
+    for name, move in moves.items():
+        timing = time_operation(move, device, budget_s / 2)
+        rates[name] = _bandwidth(size, timing.seconds, size, timing.repetitions)
+    return rates
+
+
+def _buffer_bytes(device: torch.device) -> int:
+    """Far larger than any cache, far smaller than the memory."""
+    return _GIB // 4 if device.type == "cpu" else 2 * _GIB
+
+
+def _bandwidth(moved: int, seconds: float, size: int, repetitions: int) -> Rate:
+    return Rate(value=moved / seconds / 1e9, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=repetitions)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

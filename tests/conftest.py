@@ -1,0 +1,62 @@
+"""Folders of a made-up vendor and case that tests plan with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.spec.catalog import PLUGINS_VARIABLE
+
+VENDOR = """
+name: acme
+title: Acme (made up for tests)
+device_type: cpu
+distributed_backend: gloo
+visible_devices_env: ACME_VISIBLE_DEVICES
+chips:
+  - name: X1
+    variant: Pod
+    device_name: 'Acme X1 Pod'
+    peaks: {fp32: 10.0, bf16: 100.0}
+    source: made up for tests
+  - name: X1
+    variant: Card
+    device_name: 'Acme X1( Card)?'
+    memory_gib: [30, 34]
+    peaks: {fp32: 8.0, bf16: 80.0}
+    source: made up for tests
+"""
+
+CASE = """
+name: toy
+version: 1
+title: Toy
+description: Made up for tests.
+licence: Apache-2.0
+size: mini
+train:
+  unit: token
+  units_per_sample_key: seq_length
+  target: {metric: accuracy, direction: at_least, value: 0.9, why: made up for tests}
+  mutable: [batch_size, precision, loader, optimizer.lr]
+  settings:
+    batch_size: 8
+    seed: 3
+    end: {max_steps: 10}
+    optimizer: {name: sgd, lr: 1e-1}
+    model: {seq_length: 16, dropout: 0.0, width: 4}
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the vendor ``acme`` and the case ``toy``, found as a plug-in."""
+    root = tmp_path / "plugins"
+    (root / "vendors" / "acme").mkdir(parents=True)
+    (root / "vendors" / "acme" / "vendor.yaml").write_text(VENDOR)
+    (root / "cases" / "toy").mkdir(parents=True)
+    (root / "cases" / "toy" / "case.yaml").write_text(CASE)
+    (root / "cases" / "toy" / "pytorch.py").write_text("")
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(root))
+    return root

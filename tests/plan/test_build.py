@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.plan import Detected, Plan, build_plan
+from accelmark.spec.case import CaseSpec
+from accelmark.spec.catalog import load_vendor
+from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.errors import SpecError
+from accelmark.spec.model import parse
+from accelmark.spec.runfile import RunSpec
+
+
+def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
+    return {}
+
+
+def plan(run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, **command_line: Any) -> Plan:
+    chips = load_vendor("acme").chips
+    return build_plan(
+        parse(RunSpec, run, "run.yaml"),
+        cluster=ClusterSpec(hosts=tuple(HostSpec(address=f"h{n}") for n in range(hosts))),
+        detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
+        data_dirs=no_data,
+        created_at="2026-01-01T00:00:00Z",
+        where="run.yaml",
+        command_line=command_line,
+    )
+
+
+def test_a_key_becomes_a_job_for_each_round_with_a_seed_of_its_own(plugins: Path) -> None:
+    planned = plan({"cases": [{"key": "toy:pytorch:X1:2:2:3"}]}, hosts=3)
+    assert [job.directory for job in planned.jobs] == [f"toy-pytorch-X1x2x2/round{n}" for n in (1, 2, 3)]
+    trains = [job.job.train for job in planned.jobs]
+    assert [train.settings.seed for train in trains if train] == [3, 4, 5]
+    assert [(node.host, node.noderank, node.nproc) for node in planned.jobs[0].nodes] == [("h0", 0, 2), ("h1", 1, 2)]
+    assert trains[0] is not None
+    assert trains[0].units_per_sample == 16
+
+
+def test_a_plan_reads_back_from_its_json(plugins: Path) -> None:
+    planned = plan({"cases": [{"key": "toy"}]})
+    assert Plan.model_validate_json(planned.model_dump_json()) == planned
+
+
+def test_the_vendors_layers_lie_between_case_and_run_file(plugins: Path) -> None:
+    adaptation = plugins / "vendors" / "acme" / "cases" / "toy-pytorch"
+    adaptation.mkdir(parents=True)
+    (adaptation / "config.yaml").write_text("batch_size: 16\nprecision: bf16\n")
+    (adaptation / "config_X1x1x1.yaml").write_text("batch_size: 32\n")
+    job = plan({"cases": [{"key": "toy", "settings": {"precision": "fp32"}}]}).jobs[0].job
+    assert job.train is not None
+    assert (job.train.settings.batch_size, job.train.settings.precision) == (32, "fp32")
+    assert job.provenance["batch_size"].layer == "vendors/acme/cases/toy-pytorch/config_X1x1x1.yaml"
+    assert job.provenance["precision"].layer == "run.yaml"
+
+
+def test_everything_wrong_with_every_key_comes_at_once(plugins: Path) -> None:
+    run = {
+        "cases": [
+            {"key": "tou"},
+            {"key": "toy:pytorhc"},
+            {"key": "toy:pytorch:X1:2:1"},
+            {"key": "toy:pytorch:X1:1:9"},
+            {"key": "toy:pytorch:X1:1:2", "settings": {"seed": 9}},
+            {"key": "toy:pytorch:X1:1:1:0"},
+        ]
+    }
+    with pytest.raises(SpecError) as caught:
+        plan(run)
+    text = str(caught.value)
+    for expected in (
+        "did you mean 'toy'?",
+        "did you mean 'pytorch'?",
+        "asks for 2 hosts, the cluster 'local' has 1",
+        "asks for 9 devices a host, this one has 2",
+        "seed: is not mutable",
+        "repeat '0'",
+    ):
+        assert expected in text
+    assert len(caught.value.problems) == 6
+
+
+def test_one_scale_of_a_case_may_stand_only_once(plugins: Path) -> None:
+    with pytest.raises(SpecError, match="stands twice"):
+        plan({"cases": [{"key": "toy"}, {"key": "toy:pytorch:X1:1:1:2"}]})
+
+
+def test_a_chip_that_this_machine_does_not_have_is_not_taken_for_the_one_it_has(plugins: Path) -> None:
+    planned = plan({"cases": [{"key": "toy:pytorch:X9"}, {"key": "toy:pytorch:X1-Card"}, {"key": "toy"}]})
+    chips = [job.job.chip for job in planned.jobs]
+    assert [chip.variant if chip else None for chip in chips] == [None, "Card", "Pod"]
+    assert any("X9" in warning and "MFU will be null" in warning for warning in planned.warnings)
+
+
+def test_planning_the_same_request_twice_gives_the_same_plan(plugins: Path) -> None:
+    run = {"cases": [{"key": "toy:pytorch:X1:1:1:2"}]}
+    assert plan(run) == plan(run)
+
+
+def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
+    planned = plan({"open": True, "cases": [{"key": "toy", "settings": {"model": {"width": 8}}}]})
+    assert planned.open
+    assert planned.jobs[0].job.open
+    assert planned.jobs[0].job.provenance["model.width"].forced

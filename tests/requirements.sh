@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# What the tests need beyond Python packages: a browser that opens the reports.
+set -euo pipefail
+
+need() {  # need COMMAND PACKAGE...
+    command -v "$1" >/dev/null 2>&1 && return 0
+    local command=$1
+    shift
+    if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+        echo "Installing $*"
+        apt-get update -qq >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    else
+        echo "The tests need the command '$command' (Debian: $*). Install it and run again." >&2
+        exit 1
+    fi
+}
+
+need chromium chromium

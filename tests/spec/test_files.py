@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.spec.catalog import find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError, SpecError
+from accelmark.spec.model import parse
+from accelmark.spec.runfile import RunSpec
+from accelmark.spec.yaml_file import read_yaml
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a: 1\na: 2\n", "line 2, column 1: is not valid YAML: the key 'a' stands twice"),
+        ("a: [1\n", "line 2, column 1"),
+        ("- 1\n", "must be a mapping, found list"),
+        ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_place(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    with pytest.raises(SpecError) as caught:
+        read_yaml(path)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_numbers_with_exponents_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1e-3\nb: 4.12e9\nc: '1e3'\nd: 1e\n")
+    assert read_yaml(path) == {"a": 1e-3, "b": 4.12e9, "c": "1e3", "d": "1e"}
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_make_the_reader_crash(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "x.yaml"
+    path.write_bytes(content)
+    with contextlib.suppress(SpecError):
+        read_yaml(path)
+
+
+def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
+    written = {"nam": "x", "cases": [{"key": "a", "setings": {}}], "cluster": {"hosts": [{"adress": "h"}]}}
+    with pytest.raises(SpecError) as caught:
+        parse(RunSpec, written, "run.yaml")
+    text = str(caught.value)
+    assert "run.yaml: nam: unknown key (did you mean 'name'?)" in text
+    assert "did you mean 'settings'?" in text
+    assert "did you mean 'address'?" in text
+
+
+def test_a_host_may_stand_only_once() -> None:
+    with pytest.raises(SpecError, match="hosts stand twice: a"):
+        parse(ClusterSpec, {"hosts": [{"address": "a"}, {"address": "a"}]}, "cluster.yaml")
+
+
+def test_unknown_names_come_with_the_nearest(plugins: Path) -> None:
+    with pytest.raises(RequestError, match=r"unknown case 'tou' .did you mean 'toy'"):
+        find("cases", "tou")
+    with pytest.raises(RequestError, match=r"unknown vendor 'acne' .did you mean 'acme'"):
+        find("vendors", "acne")
+
+
+def test_two_vendors_with_one_name_are_both_named(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    (other / "vendors" / "acme").mkdir(parents=True)
+    (other / "vendors" / "acme" / "vendor.yaml").write_text("name: acme\n")
+    monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{other}")
+    with pytest.raises(SpecError) as caught:
+        folders("vendors")
+    assert str(plugins) in str(caught.value)
+    assert str(other) in str(caught.value)
+
+
+def test_a_folder_and_its_file_bear_one_name(plugins: Path) -> None:
+    path = plugins / "cases" / "toy"
+    path.rename(path.with_name("tory"))
+    with pytest.raises(SpecError, match="is 'toy', but the folder is 'tory'"):
+        load_case("tory")
+
+
+def test_a_chip_is_found_by_its_whole_name_and_never_guessed(plugins: Path) -> None:
+    vendor = load_vendor("acme")
+    card = vendor.chip_of("ACME X1 card", 32.0)
+    assert card is not None
+    assert card.variant == "Card"
+    assert vendor.chip_of("Acme X1", 80.0) is None
+    assert vendor.chip_of("Acme X1", None) is None
+    assert vendor.chip_of("Acme X2", 32.0) is None
+
+
+def test_the_hash_of_a_folder_sees_every_byte_and_name_but_no_caches(plugins: Path) -> None:
+    folder = plugins / "cases" / "toy"
+    before = tree_hash(folder)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    assert tree_hash(folder) == before
+    (folder / "pytorch.py").write_text("#")
+    changed = tree_hash(folder)
+    (folder / "pytorch.py").rename(folder / "jax.py")
+    assert len({before, changed, tree_hash(folder)}) == 3
+
+
+def test_every_shipped_case_and_vendor_is_well_formed() -> None:
+    for name in folders("cases"):
+        assert load_case(name).title
+    for name in folders("vendors"):
+        assert load_vendor(name).title

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.spec.errors import SpecError
+from accelmark.spec.layers import Layer, flatten, may_change, nest, resolve
+
+BASE = Layer.of(
+    "case.yaml", {"batch_size": 8, "end": {"max_steps": 10}, "optimizer": {"lr": 0.1}, "model": {"width": 4, "p": 0.5}}
+)
+
+words = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=5)
+trees: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    words, st.recursive(st.integers(), lambda inner: st.dictionaries(words, inner, min_size=1, max_size=3)), max_size=4
+)
+
+
+@given(trees)
+def test_flattening_and_nesting_are_inverse(tree: dict[str, Any]) -> None:
+    assert nest(flatten(tree)) == tree
+
+
+def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from() -> None:
+    resolved = resolve(
+        BASE,
+        [Layer("vendor", {"batch_size": 16}), Layer("command line", {"batch_size": 32})],
+        mutable=["batch_size"],
+        is_open=False,
+    )
+    assert resolved.settings.batch_size == 32
+    provenance = resolved.provenance["batch_size"]
+    assert (provenance.value, provenance.layer) == (32, "command line")
+    assert provenance.replaced == (("case.yaml", 8), ("vendor", 16))
+    assert resolved.provenance["optimizer.momentum"].layer == "default"
+
+
+def test_changing_what_the_case_fixes_is_an_error_that_names_the_layer() -> None:
+    with pytest.raises(SpecError) as caught:
+        resolve(BASE, [Layer("vendors/acme/config.yaml", {"optimizer.lr": 0.2})], mutable=["batch_size"], is_open=False)
+    assert "vendors/acme/config.yaml: optimizer.lr: is not mutable" in str(caught.value)
+
+
+def test_an_open_run_may_change_it_and_is_marked() -> None:
+    resolved = resolve(BASE, [Layer("command line", {"optimizer.lr": 0.2})], mutable=[], is_open=True)
+    assert resolved.settings.optimizer.lr == 0.2
+    assert resolved.provenance["optimizer.lr"].forced
+
+
+def test_restating_an_immutable_value_changes_nothing() -> None:
+    resolve(BASE, [Layer("vendor", {"optimizer.lr": 0.1, "seed": 1})], mutable=[], is_open=False)
+
+
+def test_all_problems_of_all_layers_come_at_once_with_the_nearest_name() -> None:
+    layers = [
+        Layer("vendor", {"bach_size": 1, "model.width": "wide"}),
+        Layer("command line", {"batch_size": -1, "precision": "fp12"}),
+    ]
+    with pytest.raises(SpecError) as caught:
+        resolve(BASE, layers, mutable=["batch_size", "precision", "model"], is_open=False)
+    text = str(caught.value)
+    assert "vendor: bach_size: unknown setting (did you mean 'batch_size'?)" in text
+    assert "vendor: model.width: must be int" in text
+    assert "command line: batch_size" in text
+    assert "command line: precision" in text
+
+
+def test_synthetic_data_is_allowed_everywhere_because_it_marks_the_run() -> None:
+    assert may_change("loader.synthetic", [])
+    assert may_change("loader.num_workers", ["loader"])
+    assert not may_change("loaders", ["loader"])
