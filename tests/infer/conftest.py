@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.events import PERFLOG_PREFIX, Event
 from accelmark.spec.infer_events import InferFinished
@@ -64,6 +65,18 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
 
 
 Take = Callable[..., Ran]
+MakeJob = Callable[..., JobSpec]
+InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    """Return a function that makes a job of the tiny case from settings (and ``parameters=``)."""
+
+    def make(**settings: Any) -> JobSpec:
+        return job_of(tmp_path, **settings)
+
+    return make
 
 
 @pytest.fixture
@@ -82,17 +95,34 @@ def take(tmp_path: Path) -> Take:
     return steps
 
 
-def in_a_process(job: JobSpec, node_dir: Path, **environment: str) -> tuple[int, list[dict[str, Any]], str]:
-    """Run a job as the node agent does; return exit code, events and the rank's log."""
-    node_dir.mkdir(exist_ok=True)
-    job_file = node_dir.parent / "job.json"
-    job_file.write_text(job.model_dump_json(), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "accelmark.infer", str(job_file)],
-        env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"} | environment,
-        check=False,
-        timeout=240,
-    )
-    text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
-    lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]
-    return done.returncode, [json.loads(line) for line in lines], text
+@pytest.fixture(scope="session")
+def tiny_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as ONNX, exported once."""
+    directory = tmp_path_factory.mktemp("onnx")
+    job = job_of(directory)
+    assert job.infer is not None
+    case = build_case(job, job.infer)
+    path = directory / "tiny.onnx"
+    case.export_model(case.create_model(), case.synthetic_batch(2).inputs, path)
+    return path
+
+
+@pytest.fixture
+def in_a_process(tmp_path: Path) -> InProcess:
+    """Return a function that runs a job as the node agent does: exit code, events, the rank's log."""
+
+    def process(job: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
+        node_dir = tmp_path / "node"
+        node_dir.mkdir(exist_ok=True)
+        (tmp_path / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")],
+            env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"},
+            check=False,
+            timeout=240,
+        )
+        text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
+        lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]
+        return done.returncode, [json.loads(line) for line in lines], text
+
+    return process

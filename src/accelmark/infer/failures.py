@@ -79,8 +79,9 @@ _MEMORY: Final = re.compile(
 _OPERATORS: Final = (
     re.compile(r"Could not find an implementation for (?:the node )?[\w./:-]*?(?P<op>\w+)\(\d+\)"),
     re.compile(r"No Op registered for (?P<op>\w+)"),
-    re.compile(r"(?P<op>\w+) is not a registered function/op"),
+    re.compile(r"(?P<op>\w+)(?:\(-?\d+\))? is not a registered function/op"),
     re.compile(r"does not support the following ONNX operations: (?P<op>[\w.:, ]+)"),
+    re.compile(r"No conversion rule found for operations: (?P<op>[\w.:, ]+)"),
     re.compile(r"No importer registered for op: (?P<op>\w+)"),
     re.compile(r"Unsupported operator (?P<op>[\w.:]+)"),
 )
