@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +131,7 @@ def test_the_process_ends_with_finished_and_its_prints_in_the_log(in_a_process: 
     assert code == 0
     assert events[-1]["event"] == "FINISHED"
     assert events[-1]["value"]["valid"] is True
-    assert events[0]["metadata"]["file"] == "steps.py"
+    assert events[0]["event"] == "INIT_START"
     assert text.rstrip().splitlines()[-1].startswith("[PerfLog]")
 
 
@@ -139,3 +144,22 @@ def test_a_failed_process_keeps_the_earlier_results(in_a_process: Any, make_job:
     assert (finished["state"], finished["end_reason"]) == ("failed", "corrupt_model")
     assert finished["p_validation_core"] > 0
     assert finished["val_average_acc"] > 0.9
+
+
+def test_a_cancelled_process_says_so_and_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+    job_file = tmp_path / "job.json"
+    job_file.write_text(make_job(compiler=None, repeat=10_000_000).model_dump_json(), encoding="utf-8")
+    environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
+    process = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
+    log = node_dir / "rank0.out.log"
+    deadline = time.monotonic() + 120
+    while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    last = log.read_text(encoding="utf-8").splitlines()[-1]
+    assert '"state": "cancelled"' in last
+    assert '"failed_step": "validate"' in last

@@ -1,79 +1,37 @@
-"""The process of an inference run: ``python -m accelmark.infer <job.json>``."""
+"""``python -m accelmark.infer JOB.json``: the one process of an inference run."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
-from accelmark.infer.failures import end_reason_of
-from accelmark.infer.steps import SevenSteps
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
-from accelmark.spec.events import Event
-from accelmark.spec.infer_events import InferFinished
-from accelmark.spec.job import JobSpec
-from accelmark.spec.model import parse
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import Cancelled, StopRequest, process_start, redirect_output
+from accelmark.train.process import process_start, redirect_output
 
-_EXITS = {"completed": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
-
-
-def run(job_file: Path, node_dir: Path, rank: int) -> int:
-    """Carry out ``job_file`` and return the exit code of this process.
-
-    Raises:
-        AccelmarkError: the job itself cannot be read.
-    """
-    started = process_start()
-    log = PerfLog(rank)
-    job = _read(job_file)
-    if job.infer is None:
-        raise RunError(f"{job_file}: is no inference job")
-    steps = SevenSteps(job, job.infer, node_dir, log.event, started)
-
-    def overdue(signal_name: str) -> None:
-        log.event(Event.FINISHED, steps.summary("cancelled", f"{signal_name}; the step in hand did not end in time"))
-        os._exit(EXIT_CANCELLED)
-
-    StopRequest().install(overdue)
-    finished = _finished(steps)
-    if finished.message is not None:
-        log.event(Event.ERROR, {"message": finished.message, "step": finished.failed_step})
-    log.event(Event.FINISHED, finished)
-    return _EXITS[finished.state]
-
-
-def _read(job_file: Path) -> JobSpec:
-    try:
-        values = json.loads(job_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{job_file}: cannot be read: {error}") from error
-    return parse(JobSpec, values, str(job_file))
-
-
-def _finished(steps: SevenSteps) -> InferFinished:
-    try:
-        return steps.run()
-    except Cancelled as signal_name:
-        return steps.summary("cancelled", f"stopped by {signal_name}", steps.step)
-    except KeyboardInterrupt:
-        return steps.summary("cancelled", "stopped from the keyboard", steps.step)
-    except MemoryError as error:  # raised where a step's own handler found no memory either
-        return steps.summary(end_reason_of(error), str(error), steps.step)
+_START = process_start()
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job named on the command line, its output in ``rank<R>.out.log`` of the node's directory."""
+    """Carry out the job that ``arguments`` name, and return the exit code."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m accelmark.infer JOB.json\n")
+        print("usage: python -m accelmark.infer JOB.json", file=sys.stderr)
         return 2
-    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR", Path.cwd()))
     rank = int(os.environ.get("RANK", "0"))
-    redirect_output(node_dir / f"rank{rank}.out.log")
-    return run(Path(arguments[0]), node_dir, rank)
+    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or Path.cwd())
+    if "ACCELMARK_NODE_DIR" in os.environ:
+        redirect_output(node_dir / f"rank{rank}.out.log")
+    from accelmark.infer.process import run_job
+    from accelmark.spec.errors import AccelmarkError
+
+    try:
+        return run_job(Path(arguments[0]), node_dir, rank, _START)
+    except AccelmarkError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # runtimes of engines keep threads that can abort in Python's finalisation

@@ -140,7 +140,6 @@ class SevenSteps:
         return Situation(doing, engine or "pytorch", self.settings.batch_size, self.place.device_type)
 
     def _initialise(self) -> None:
-        self.emit(Event.INIT_START, StageBegin(step=self.step, number=self.step.number))
         for note in self.infer.notes:
             self.emit(Event.WARNING, note)
         self.place.prepare()
