@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ class Engine(Base):
         set_matmul_precision(tf32=request.precision == "tf32")
         self.model = copy.deepcopy(self.torch_model()).eval().to(self.device, self.dtype)
         mode = next(iter(text_options(request.options, "mode")), "default")
-        self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
+        with quiet():
+            self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
         self.seen: set[tuple[torch.Size, ...]] = set()
         self._compile(list(request.example))
 
@@ -42,8 +45,7 @@ class Engine(Base):
         return self._compute(inputs), compiling_s
 
     def _compile(self, inputs: list[Tensor]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's own deprecations are nothing a reader can act on
+        with quiet():
             self._compute(inputs)
         self.seen.add(_shapes(inputs))
 
@@ -64,6 +66,14 @@ class Engine(Base):
         """Drop the compiled graphs."""
         del self.compiled, self.model
         torch.compiler.reset()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the compiler's own deprecation warnings away: nothing a reader can act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _shapes(inputs: list[Tensor]) -> tuple[torch.Size, ...]:
