@@ -60,6 +60,8 @@ class Engine(ABC):
     reads: ClassVar[Literal["onnx", "model"]] = "onnx"
     """What it compiles from."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
+    fixed_batch: ClassVar[bool] = False
+    """Whether another batch size means compiling again, so that a queue had better fill batches up."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request

@@ -18,6 +18,7 @@ from accelmark.infer.engines import eager
 from accelmark.infer.failures import Situation, end_reason_of, explained
 from accelmark.infer.measure import Emit, Forward, Measured, measure, warm_up
 from accelmark.infer.repeat_check import repeat_check
+from accelmark.infer.scenarios import Scenarios
 from accelmark.results.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Event
@@ -189,13 +190,23 @@ class SevenSteps:
             self.found.details["load_s"] = time.perf_counter() - began
         engine = self.found.engine
         assert engine is not None  # noqa: S101 - _compile sets it or raises
-        case, _ = self._case_and_batches()
+        case, batches = self._case_and_batches()
 
         def forward(inputs: list[Tensor]) -> tuple[list[Tensor], float]:
             return case.engine_forward(engine, inputs)
 
         try:
             self.found.inference = self._measure("inference", forward, engine)
+            if self.settings.scenarios:
+                Scenarios(
+                    forward,
+                    batches,
+                    self.settings,
+                    fixed_batch=engine.fixed_batch,
+                    node_dir=self.node_dir,
+                    situation=self._situation("scenarios"),
+                    emit=self.emit,
+                ).run()
         finally:
             engine.close()
 

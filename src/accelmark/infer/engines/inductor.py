@@ -21,6 +21,7 @@ class Engine(Base):
 
     reads = "model"
     precisions = ("fp32", "tf32", "bf16", "fp16")
+    fixed_batch = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
