@@ -74,7 +74,7 @@ def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None
 
 
 def test_a_case_without_the_framework_is_told_what_it_has() -> None:
-    with pytest.raises(RequestError, match="has no .*paddle.py"):
+    with pytest.raises(RequestError, match=r"has no .*paddle\.py"):
         load_module(FolderRef(name="tiny", path=TINY, sha256=""), "paddle")
 
 

@@ -1,4 +1,4 @@
-"""Several real processes over gloo, started as a node agent starts them. Runs are shared between tests: each is slow."""
+"""Several real processes over gloo, started as a node agent starts them. Slow runs are shared between tests."""
 
 import os
 import signal
