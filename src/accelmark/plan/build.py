@@ -171,6 +171,7 @@ class _Planner:
                 units_per_sample=units,
                 target=train.target,
                 reference_loss=train.reference_loss,
+                min_repeats=train.min_repeats,
                 settings=resolved.settings,
             ),
             provenance=dict(resolved.provenance),

@@ -43,6 +43,8 @@ class TrainJob(Spec):
     units_per_sample: int
     target: Target | None
     reference_loss: ReferenceLoss | None
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a result needs to be valid."""
     settings: TrainSettings
 
 
@@ -106,3 +108,5 @@ class NodeExit(Spec):
     """UTC, ISO 8601."""
     duration_s: float
     ranks: tuple[RankExit, ...]
+    warnings: tuple[str, ...] = ()
+    """What went wrong without ending the job (a telemetry recorder that died, say)."""
