@@ -70,7 +70,9 @@ def test_a_whole_last_line_without_its_newline_counts(tmp_path: Path) -> None:
 
 def test_malformed_lines_are_counted_and_numbered(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    bad = '[PerfLog] {"event": "STEP_END", "value": {"loss": NaN}, "metadata": {"time_ms": 1, "mono_ms": 1, "rank": 0}}\n'
+    bad = (
+        '[PerfLog] {"event": "STEP_END", "value": {"loss": NaN}, "metadata": {"time_ms": 1, "mono_ms": 1, "rank": 0}}\n'
+    )
     path.write_text("hello\n" + bad + line_of("TRAIN_START", {}, 1.0, 0) + "[PerfLog] {}\n")
     records, report = read(path)
     assert (len(records), report.malformed, report.malformed_lines) == (1, 2, (2, 4))

@@ -82,7 +82,9 @@ def test_what_the_coordinator_saw_wins(round_dir: Path) -> None:
 def test_the_coordinators_log_is_read_when_nobody_tells(round_dir: Path) -> None:
     name = f"{round_dir.parent.name}/{round_dir.name}"
     with (round_dir.parents[1] / "events.jsonl").open("a") as log:
-        log.write(json.dumps({"at": "", "kind": "state", "job": name, "state": "cancelled", "reason": "Ctrl-C"}) + "\n{tor")
+        log.write(
+            json.dumps({"at": "", "kind": "state", "job": name, "state": "cancelled", "reason": "Ctrl-C"}) + "\n{tor"
+        )
     assert round_result(round_dir).state == "cancelled"
 
 

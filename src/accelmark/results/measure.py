@@ -108,7 +108,8 @@ def outcome_figures(timeline: Timeline, work: Work, train: TrainJob | None) -> F
         last.metrics.get(target.metric), f"the last evaluation gave no finite {target.metric}"
     )
     figures[FigureName.TIME_TO_TARGET] = value(
-        None if hit is None else hit, f"no evaluation reached {target.metric} {_SIGNS[target.direction]} {target.value:g}"
+        None if hit is None else hit,
+        f"no evaluation reached {target.metric} {_SIGNS[target.direction]} {target.value:g}",
     )
     return figures
 

@@ -145,14 +145,18 @@
   button.hidden = false;
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; retheme(); });
   prefersDark.addEventListener("change", retheme);
-  let themeBefore;
+  let themeBefore, printing = false;
   window.addEventListener("beforeprint", () => {
+    if (printing) return;
+    printing = true;
     themeBefore = root.dataset.theme;
     root.dataset.theme = "light";
     for (const element of document.querySelectorAll("details")) element.open = true;
     draw(PRINT_WIDTH);
   });
   window.addEventListener("afterprint", () => {
+    if (!printing) return;
+    printing = false;
     if (themeBefore === undefined) delete root.dataset.theme; else root.dataset.theme = themeBefore;
     retheme();
   });
