@@ -158,7 +158,8 @@ def test_a_failed_run_shows_its_reason_and_runs_no_script_of_it(browser: Browser
 
 CONTRAST = """() => {
   const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
-    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const back = light(getComputedStyle(document.body).backgroundColor);
   const weak = new Set();
   for (const element of document.querySelectorAll("body *:not(script):not(style):not(svg *)")) {
