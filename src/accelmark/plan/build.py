@@ -146,7 +146,8 @@ class _Planner:
         resolved: Resolved,
         data: Path | None,
     ) -> list[PlannedJob]:
-        extern = self._adaptation(key) / "extern"
+        adaptation = self._adaptation(key)
+        extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
         units = train.units_per_sample
         if train.units_per_sample_key is not None:
             units = int(str(resolved.settings.model[train.units_per_sample_key]))
@@ -160,9 +161,9 @@ class _Planner:
             device_type=self.vendor.device_type,
             framework_module=self.vendor.framework_module,
             distributed_backend=self.vendor.distributed_backend,
-            extern=Folder("extern", extern, None, self.vendor.name).ref() if extern.is_dir() else None,
+            extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             chip=self._chip(key),
-            data_dirs=dict(self.data_dirs(case, data)),
+            data_dirs={} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data)),
             checkpoint_dir=Path("checkpoints"),
             open=self.is_open,
             train=TrainJob(

@@ -12,7 +12,10 @@ from accelmark.spec.settings import Precision
 
 
 class Peaks(Spec):
-    """Dense peak rates of one chip in TFLOP/s (int8 in TOP/s); null where its maker states none."""
+    """Dense peak rates of one chip in TFLOP/s (int8 in TOP/s); null where its maker states none.
+
+    Never with sparsity. Where a chip has vector and matrix units for a precision, the faster counts.
+    """
 
     fp64: PositiveFloat | None = None
     fp32: PositiveFloat | None = None
@@ -90,6 +93,8 @@ class VendorSpec(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables every rank is started with."""
     chips: tuple[Chip, ...]
+    unknown_chip: str = "its vendor's list names no chip that matches this device"
+    """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
 
     def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
         """Return the one chip that matches, or None when none or several do: never a guess."""

@@ -1,0 +1,84 @@
+"""Running a vendor's tool: as an argument list, with a time limit, a size limit, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Final
+
+_LIMIT_BYTES: Final = 4 * 1024 * 1024
+
+
+class CommandError(Exception):
+    """The command gave no usable output; the message is the reason."""
+
+
+def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LIMIT_BYTES) -> str:
+    """Run ``command`` and return what it wrote to standard output, as text.
+
+    Raises:
+        CommandError: it is not installed, took longer than ``timeout_s`` (it and its children are killed), wrote
+            more than ``limit_bytes``, or ended with another status than 0.
+    """
+    name = command[0]
+    environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+    except FileNotFoundError:
+        raise CommandError(f"{name} is not installed") from None
+    except OSError as error:
+        raise CommandError(f"{name} cannot be started: {error.strerror}") from error
+    try:
+        output = _read(process, name, timeout_s, limit_bytes)
+        status = process.wait(timeout=max(0.1, timeout_s))
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{name} did not end within {timeout_s:g} s") from None
+    finally:
+        _end(process)
+    if status != 0:
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+        raise CommandError(f"{name} ended {how}")
+    return output.decode("utf-8", errors="replace")
+
+
+def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit_bytes: int) -> bytes:
+    stream = process.stdout
+    if stream is None:
+        return b""
+    deadline = time.monotonic() + timeout_s
+    chunks: list[bytes] = []
+    size = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise CommandError(f"{name} did not answer within {timeout_s:g} s")
+            chunk = os.read(stream.fileno(), 65536)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit_bytes:
+                raise CommandError(f"{name} wrote more than {limit_bytes} bytes")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

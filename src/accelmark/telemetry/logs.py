@@ -1,0 +1,85 @@
+"""The monitor logs under FlagPerf's names and in its line formats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.telemetry.append import LineFile
+from accelmark.telemetry.sample import DeviceSample, HostSample
+
+EVERY_S: Final = 5.0
+"""FlagPerf's period."""
+STAMP: Final = "%Y-%m-%d-%H:%M:%S"
+
+
+@final
+class MonitorLogs:
+    """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
+
+    Args:
+        directory: where they are.
+        vendor: name of the vendor, or None where its own script writes that log.
+
+    Raises:
+        OSError: they cannot be written there.
+    """
+
+    def __init__(self, directory: Path, vendor: str | None) -> None:
+        self._cpu = LineFile(directory / "cpu_monitor.log")
+        self._memory = LineFile(directory / "mem_monitor.log")
+        self._power = LineFile(directory / "pwr_monitor.log")
+        # The CPU is a vendor too, and its log would be the host's.
+        name = None if vendor is None else f"{vendor}_monitor.log"
+        hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
+        self._vendor = None if name is None or name in hosts else LineFile(directory / name)
+        self._next_s = float("-inf")
+        self._no_power_said = False
+
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
+        """Add a sample, if a period has passed since the last one; power whenever there is a reading."""
+        stamp = time.strftime(STAMP, time.localtime(wall))
+        if host.power_w is not None:
+            self._power.write(f"{stamp}\t{host.power_w:.1f}")
+        if t < self._next_s:
+            return
+        self._next_s = t + EVERY_S - 0.01
+        if host.cpu is not None:
+            self._cpu.write(f"{stamp}\t{host.cpu:.4f}")
+        if host.mem_used_mib is not None and host.mem_total_mib:
+            self._memory.write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
+        if self._vendor is not None and devices:
+            lines = "\n".join(device_line(device) for device in devices)
+            self._vendor.write(f"{stamp}\n{lines}\n")
+
+    def no_power(self, wall: float, reason: str) -> None:
+        """Say once why there is no power of the host."""
+        if not self._no_power_said:
+            self._no_power_said = True
+            self._power.write(f"{time.strftime(STAMP, time.localtime(wall))}\tnot available: {reason}")
+
+    def no_devices(self, wall: float, reason: str) -> None:
+        """Say why the devices cannot be read."""
+        if self._vendor is not None:
+            self._vendor.write(f"{time.strftime(STAMP, time.localtime(wall))}\nnot available: {reason}\n")
+
+    def close(self) -> None:
+        """Close all logs."""
+        for log in (self._cpu, self._memory, self._power, self._vendor):
+            if log is not None:
+                log.close()
+
+
+def device_line(device: DeviceSample) -> str:
+    """Return a device's line: temperature, power, memory used, memory in all, utilisation; N/A where not known."""
+    percent = None if device.utilisation is None else device.utilisation * 100
+    figures = (
+        (device.temperature_c, "C"),
+        (device.power_w, "W"),
+        (device.memory_used_mib, "MiB"),
+        (device.memory_total_mib, "MiB"),
+        (percent, "%"),
+    )
+    return " ".join("N/A" if value is None else f"{value:.0f}{unit}" for value, unit in figures)

@@ -1,0 +1,332 @@
+"""The recorder: ``python -m accelmark.telemetry.record NODE_DIR``, one process a host, ended by SIGTERM.
+
+It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl``, ``sys_info.json`` and the monitor logs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, final
+
+from pydantic import Field, PositiveFloat
+
+from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+from accelmark.spec.model import Spec, parse
+from accelmark.telemetry.append import LineFile
+from accelmark.telemetry.foreign import foreign, parents
+from accelmark.telemetry.host import HostSampler
+from accelmark.telemetry.ipmi import IpmiPower
+from accelmark.telemetry.logs import MonitorLogs
+from accelmark.telemetry.poller import Poller, aged
+from accelmark.telemetry.rapl import Rapl, RaplError
+from accelmark.telemetry.rule import VendorTelemetry
+from accelmark.telemetry.sample import DeviceSample, HostSample
+from accelmark.telemetry.source import DeviceSource, SourceError, read_vendor, source_of
+
+CONFIG_FILE: Final = "telemetry.json"
+RECORD_FILE: Final = "telemetry.jsonl"
+OPEN_PATIENCE_S: Final = 10.0
+"""Samples are held back so long for the devices to be opened, and then go without them."""
+_FOREIGN_EVERY_S: Final = 5.0
+_LATE_S: Final = 5.0
+_PIN_FROM_CPUS: Final = 4
+_NICE: Final = 5
+
+
+class RecorderConfig(Spec):
+    """``telemetry.json``: what to record."""
+
+    vendor: str
+    vendor_folder: Path
+    interval_s: PositiveFloat = 1.0
+    pids: tuple[int, ...] = ()
+    """Processes of the run; their children belong to it too."""
+    cpus: tuple[int, ...] = ()
+    """Where the recorder runs; empty: on the last core that it may use, where there are enough."""
+    detached: bool = Field(default=False)
+    """Go on when the process that started it has ended (``accelmark monitor start``)."""
+
+
+def read_config(node_dir: Path) -> RecorderConfig:
+    """Read ``telemetry.json``.
+
+    Raises:
+        SpecError: it is not there or wrong.
+    """
+    path = node_dir / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
+    if not isinstance(values, dict):
+        raise SpecError([Problem(str(path), "", "must be an object")])
+    return parse(RecorderConfig, values, str(path))
+
+
+@final
+@dataclass(slots=True)
+class _Note:
+    """Something that happened while recording: said once in the record, counted in the footer."""
+
+    t: float
+    count: int = 1
+
+
+@final
+class Recorder:
+    """Samples a host and its devices at absolute deadlines until it is told to stop.
+
+    Args:
+        config: what to record.
+        node_dir: where to.
+        sources: ways to read the devices, best first.
+        problem: why there are no sources, where there are none.
+
+    Raises:
+        OSError: ``node_dir`` cannot be written.
+    """
+
+    def __init__(
+        self, config: RecorderConfig, node_dir: Path, sources: tuple[DeviceSource, ...], problem: str | None,
+        script_log: bool = False,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._node_dir = node_dir
+        self._file = LineFile(node_dir / RECORD_FILE)
+        self._logs = MonitorLogs(node_dir, None if script_log else config.vendor)
+        self._problem = problem
+        self._poller = Poller(sources)
+        self._host = HostSampler(config.pids)
+        self._ipmi = IpmiPower()
+        self._stop = threading.Event()
+        self._held: list[str] | None = []
+        self._notes: dict[str, _Note] = {}
+        self._num_samples = 0
+        self._num_missed = 0
+        self._foreign_at = float("-inf")
+        self._parent = os.getppid()
+        self._rapl: Rapl | None = None
+        self._rapl_reason: str | None = None
+        try:
+            self._rapl = Rapl()
+        except RaplError as error:
+            self._rapl_reason = str(error)
+
+    def stop(self) -> None:
+        """Take a last sample, flush and end; safe to call from a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Record until ``stop`` or, unless detached, until the process that started this one has ended."""
+        self._poller.start()
+        start = time.monotonic()
+        due = start
+        while True:
+            self._tick(start)
+            if self._stop.is_set():
+                break
+            due, missed = next_deadline(due, self._config.interval_s, time.monotonic())
+            self._num_missed += missed
+            self._stop.wait(max(0.0, due - time.monotonic()))
+            if not self._config.detached and os.getppid() != self._parent:
+                self._note("the process that started the recorder has ended")
+                self._stop.set()
+        self._finish(start)
+
+    def _tick(self, start: float) -> None:
+        t, wall = time.monotonic(), time.time()
+        host = self._sample_host(t)
+        devices = self._sample_devices(t)
+        self._emit(json.dumps({"t": round(t, 4), "wall": round(wall, 4), "host": _rounded(host.to_json()),
+                               "devices": [_rounded(device.to_json()) for device in devices]}))  # fmt: skip
+        self._num_samples += 1
+        self._logs.write(t, wall, host, devices)
+        if host.power_w is None and self._ipmi.reason is not None:
+            self._logs.no_power(wall, self._ipmi.reason)
+        if self._held is not None and (self._poller.opened or t - start >= OPEN_PATIENCE_S):
+            self._write_header(start, wall)
+        self._look_for_foreign(t, devices)
+
+    def _sample_host(self, t: float) -> HostSample:
+        host = self._host.sample(t)
+        energy = None
+        if self._rapl is not None:
+            try:
+                energy = self._rapl.energy_j()
+            except RaplError as error:
+                self._rapl, self._rapl_reason = None, str(error)
+        return replace(host, power_w=self._ipmi.take(), rapl_j=energy)
+
+    def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
+        reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
+        if reading is None:
+            if self._poller.waiting_s() > max(_LATE_S, 3 * self._config.interval_s):
+                self._note("the devices' source does not answer")
+            return ()
+        if reading.problem is not None:
+            self._note(reading.problem)
+            return ()
+        return aged(reading, t)
+
+    def _look_for_foreign(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
+        if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):
+            return
+        self._foreign_at = t
+        for process in foreign(devices, (*self._config.pids, os.getpid()), parents()):
+            self._note(f"foreign {process}")
+
+    def _reasons(self) -> dict[str, str]:
+        reasons = dict(self._host.reasons)
+        if self._ipmi.reason is not None:
+            reasons["power_w"] = self._ipmi.reason
+        if self._rapl_reason is not None:
+            reasons["rapl_j"] = self._rapl_reason
+        problem = self._problem or self._poller.problem
+        if problem is None and not self._poller.opened:
+            problem = f"the devices did not open within {OPEN_PATIENCE_S:g} s"
+        if problem is not None:
+            reasons["devices"] = problem
+        return reasons
+
+    def _write_header(self, start: float, wall: float) -> None:
+        reasons = self._reasons()
+        infos = self._poller.infos
+        header = {
+            "schema_version": 1,
+            "t": round(start, 4),
+            "wall": round(wall, 4),
+            "vendor": self._config.vendor,
+            "interval_s": self._config.interval_s,
+            "devices": [info.to_json() for info in infos],
+            "reasons": reasons,
+            "pid": os.getpid(),
+            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "clock": "CLOCK_MONOTONIC",
+        }
+        held, self._held = self._held or [], None
+        for line in (json.dumps({"header": header}), *held):
+            self._emit(line)
+        if "devices" in reasons:
+            self._logs.no_devices(wall, reasons["devices"])
+        _write_sys_info(self._node_dir, infos)
+
+    def _note(self, what: str) -> None:
+        known = self._notes.get(what)
+        if known is not None:
+            known.count += 1
+            return
+        now = time.monotonic()
+        self._notes[what] = _Note(now)
+        self._emit(json.dumps({"note": {"t": round(now, 4), "what": what}}))
+
+    def _emit(self, line: str) -> None:
+        if self._held is not None:
+            self._held.append(line)
+        elif not self._file.write(line) and self._file.num_lost == 1:
+            print(f"telemetry: {self._file.path} cannot be written: {self._file.last_error}", file=sys.stderr)
+
+    def _finish(self, start: float) -> None:
+        if self._held is not None:
+            self._write_header(start, time.time())
+        self._poller.close()
+        self._ipmi.close()
+        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        footer = {
+            "t": round(time.monotonic(), 4),
+            "wall": round(time.time(), 4),
+            "cpu_time_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 4),
+            "samples": self._num_samples,
+            "missed": self._num_missed,
+            "lost_lines": self._file.num_lost,
+            "reasons": self._reasons(),
+            "notes": [{"t": round(note.t, 4), "what": what, "count": note.count} for what, note in self._notes.items()],
+        }
+        self._emit(json.dumps({"footer": footer}))
+        self._file.close()
+        self._logs.close()
+
+
+def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int]:
+    """Return the next deadline after ``now`` on the grid through ``due``, and how many were passed over."""
+    missed = max(0, int((now - due) // interval_s))
+    return due + (missed + 1) * interval_s, missed
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def _write_sys_info(node_dir: Path, infos: tuple[Any, ...]) -> None:
+    from accelmark.telemetry.sysinfo import write
+
+    if not (node_dir / "sys_info.json").exists():
+        try:
+            write(node_dir, infos)
+        except OSError as error:
+            print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
+
+
+def _keep_out_of_the_way(cpus: tuple[int, ...]) -> None:
+    try:
+        os.nice(_NICE)
+        allowed = sorted(os.sched_getaffinity(0))
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        elif len(allowed) >= _PIN_FROM_CPUS:
+            os.sched_setaffinity(0, {allowed[-1]})
+    except (OSError, AttributeError) as error:
+        print(f"telemetry: cannot keep to a core of its own: {error}", file=sys.stderr)
+
+
+def _sources(
+    config: RecorderConfig, node_dir: Path
+) -> tuple[tuple[DeviceSource, ...], str | None, VendorTelemetry | None]:
+    try:
+        _, telemetry = read_vendor(config.vendor_folder)
+        return source_of(config.vendor_folder, telemetry, node_dir), None, telemetry
+    except (AccelmarkError, SourceError) as error:
+        # A vendor's broken reader must not cost the host's telemetry, and never the run.
+        return (), str(error), None
+
+
+def main(arguments: list[str]) -> int:
+    """Record into the directory named on the command line; return the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m accelmark.telemetry.record NODE_DIR", file=sys.stderr)
+        return 2
+    node_dir = Path(arguments[0])
+    try:
+        config = read_config(node_dir)
+    except AccelmarkError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    _keep_out_of_the_way(config.cpus)
+    sources, problem, telemetry = _sources(config, node_dir)
+    script_log = bool(telemetry and telemetry.script and len(sources) == 1)
+    try:
+        recorder = Recorder(config, node_dir, sources, problem, script_log)
+    except OSError as error:
+        print(f"telemetry: nothing can be written to {node_dir}: {error.strerror}", file=sys.stderr)
+        return 1
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        recorder.stop()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    recorder.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

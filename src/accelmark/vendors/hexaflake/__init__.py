@@ -1,0 +1,1 @@
+"""Hexaflake accelerators."""

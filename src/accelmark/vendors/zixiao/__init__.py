@@ -1,0 +1,1 @@
+"""Tencent Zixiao accelerators."""

@@ -1,0 +1,174 @@
+"""Tools' outputs are read right or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.telemetry.recordings import EXPECTED, text_of, tool_of
+
+from accelmark.spec.catalog import folders, load_vendor
+from accelmark.telemetry.forms import UnreadableError, Values, parse_number, read_output
+from accelmark.telemetry.rule import CsvForm, Form, TableForm, ToolRule
+from accelmark.telemetry.source import telemetry_of
+
+
+def _read(tool: ToolRule, text: str) -> tuple[Values, ...] | None:
+    for form in tool.forms:
+        try:
+            return read_output(text, form)
+        except UnreadableError:
+            continue
+    return None
+
+
+def _tools() -> list[tuple[str, ToolRule]]:
+    telemetry = {name: telemetry_of(load_vendor(name), name) for name in folders("vendors")}
+    return [(name, one.tool) for name, one in telemetry.items() if one.tool is not None]
+
+
+FORMS: list[Form] = [form for _, tool in _tools() for form in tool.forms]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recorded_output_is_read_as_the_eye_reads_it(name: str) -> None:
+    devices = _read(tool_of(name.split("/", maxsplit=1)[0]), text_of(name))
+    assert devices is not None
+    assert len(devices) == len(EXPECTED[name])
+    for device, expected in zip(devices, EXPECTED[name], strict=True):
+        assert {field: device.get(field) for field in expected} == expected
+
+
+def test_a_temperature_that_intels_tool_leaves_out_is_not_taken_from_another_column() -> None:
+    (form,) = tool_of("intel").forms
+    assert isinstance(form, CsvForm)
+    columns = {field: column for field, column in form.columns.items() if field != "memory_used_mib"}
+    (device,) = read_output(text_of("intel/xpu-smi-dump-issue-69.txt"), form.model_copy(update={"columns": columns}))
+    assert (device["power_w"], device["sm_clock_mhz"], device["temperature_c"]) == (43.72, 2050, None)
+    assert device["utilisation"] is None
+
+
+def test_an_output_without_a_column_that_is_read_is_not_readable() -> None:
+    (form,) = tool_of("intel").forms
+    with pytest.raises(UnreadableError, match="lacks a column"):
+        read_output(text_of("intel/xpu-smi-dump-issue-69.txt"), form)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".txt") and "tsm" not in name])
+def test_a_pair_of_cells_that_changed_places_is_not_readable_or_read_the_same(name: str) -> None:
+    """Swap every pair of neighbouring words of the heading together with the words below them."""
+    vendor = name.split("/", maxsplit=1)[0]
+    tool, text = tool_of(vendor), text_of(name)
+    right = _read(tool, text)
+    headings = {pattern for form in tool.forms if isinstance(form, TableForm) for pattern in form.header}
+    assert headings
+    for at in range(12):
+        swapped = "\n".join(_swap(line, at) for line in text.splitlines())
+        if swapped == "\n".join(_swap(line, 99) for line in text.splitlines()):
+            continue
+        assert _read(tool, swapped) in (None, right)
+
+
+def _swap(line: str, at: int) -> str:
+    words = line.split()
+    if at + 1 < len(words) and "|" not in (words[at], words[at + 1]):
+        words[at], words[at + 1] = words[at + 1], words[at]
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("name", ["cambricon/cnmon-5.10.22.txt", "metax/mx-smi-2.2.4.txt", "iluvatar/ixsmi-4.3.8.txt"])
+def test_columns_of_a_table_that_moved_as_wholes_are_not_readable(name: str) -> None:
+    tool, text = tool_of(name.split("/", maxsplit=1)[0]), text_of(name)
+    for order in itertools.permutations(range(3)):
+        if order == (0, 1, 2):
+            continue
+        moved = "\n".join(_reorder(line, order) for line in text.splitlines())
+        assert _read(tool, moved) is None
+
+
+def _reorder(line: str, order: tuple[int, ...]) -> str:
+    cells = line.strip().strip("|").split("|")
+    return "|" + "|".join(cells[at] for at in order) + "|" if len(cells) == 3 else line
+
+
+def test_a_column_of_csv_may_move_since_it_is_found_by_name() -> None:
+    (form,) = tool_of("intel").forms
+    names = ["Timestamp", "DeviceId", "GPU Power (W)", "GPU Memory Used (MiB)", "GPU Utilization (%)"]
+    names += ["GPU Core Temperature (Celsius Degree)", "GPU Frequency (MHz)"]
+    row = ["06:14:46.000", "0", "120.5", "4096", "45.0", "65", "2100"]
+    for order in itertools.islice(itertools.permutations(range(7)), 0, 5040, 97):
+        text = ", ".join(names[at] for at in order) + "\n" + ", ".join(row[at] for at in order)
+        (device,) = read_output(text, form)
+        assert device == {
+            "index": 0, "utilisation": 0.45, "power_w": 120.5, "sm_clock_mhz": 2100, "temperature_c": 65,
+            "memory_used_mib": 4096,
+        }  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=400), which=st.integers(0, len(FORMS) - 1))
+def test_no_input_crashes_a_parser(text: str, which: int) -> None:
+    try:
+        read_output(text, FORMS[which])
+    except UnreadableError:
+        pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    name=st.sampled_from(sorted(EXPECTED)), at=st.integers(0, 3000), cut=st.integers(0, 40), put=st.text(max_size=8)
+)
+def test_an_output_that_was_tampered_with_never_crashes_and_keeps_figures_plausible(
+    name: str, at: int, cut: int, put: str
+) -> None:
+    text = text_of(name)
+    at %= len(text)
+    devices = _read(tool_of(name.split("/", maxsplit=1)[0]), text[:at] + put + text[at + cut :])
+    for device in devices or ():
+        utilisation, power = device.get("utilisation"), device.get("power_w")
+        assert utilisation is None or (isinstance(utilisation, float) and 0 <= utilisation <= 1)
+        assert power is None or (isinstance(power, float) and 0 <= power <= 5000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))
+def test_no_json_crashes_the_parser(value: object) -> None:
+    for text in (json.dumps(value), json.dumps({"GPU": value}), json.dumps({"GPU": [value], "Driver Version": value})):
+        try:
+            read_output(text, tool_of("mthreads").forms[0])
+        except UnreadableError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("power_w", "57W", 57.0), ("power_w", "109.51 W", 109.51), ("power_w", "96660mW", 96.66), ("power_w", "N/A", None),
+        ("temperature_c", "31C", 31.0), ("utilisation", "94%", 0.94), ("utilisation", "94", 0.94),
+        ("memory_used_mib", "2GiB", 2048.0), ("memory_used_mib", "513MiB", 513.0), ("power_w", "-", None),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_in_the_unit_of_its_field(field: str, text: str, value: float | None) -> None:
+    assert parse_number(field, text) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [("power_w", "31C"), ("temperature_c", "57W"), ("utilisation", "101%"), ("memory_total_mib", "0MiB"),
+     ("temperature_c", "400"), ("power_w", "-3W"), ("power_w", "1e3W"), ("power_w", "OK"), ("ecc_errors", "3%")],
+)  # fmt: skip
+def test_a_number_with_another_unit_or_out_of_bounds_is_not_readable(field: str, text: str) -> None:
+    with pytest.raises(UnreadableError):
+        parse_number(field, text)
+
+
+def test_more_memory_used_than_there_is_is_not_readable() -> None:
+    text = text_of("iluvatar/ixsmi-4.3.8.txt").replace("64MiB / 32768MiB", "64000MiB / 32768MiB")
+    assert _read(tool_of("iluvatar"), text) is None
+
+
+def test_every_rule_says_where_its_form_was_seen() -> None:
+    assert all(len(form.source) > 20 for form in FORMS)
