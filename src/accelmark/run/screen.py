@@ -46,6 +46,8 @@ class Board:
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Since the running job got its state."""
+    preparing: str = ""
+    """What is being done for a job before it runs."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -89,7 +91,8 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     said = board.headlines.get(job.directory) if status.state == "succeeded" else None
     said = said or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
     if status.state in ("preparing", "running"):
-        said = f"{board.progress.phase if status.state == 'running' else status.state}, {duration(board.seconds)}"
+        doing = board.progress.phase if status.state == "running" else board.preparing or status.state
+        said = f"{doing}, {duration(board.seconds)}"
     line.append(f"  {said}", style="dim" if status.state in ("queued", "succeeded") else style)
     line.truncate(width, overflow="ellipsis")
     return line
