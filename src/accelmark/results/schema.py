@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures import FigureName
 from accelmark.spec.job import NodeExit, Provenance
@@ -21,6 +23,13 @@ class Figure(Spec):
 
     value: float | None
     reason: str | None = None
+    """Why there is no value; beside a value, what to know about how it came about."""
+
+    @model_validator(mode="after")
+    def _explained(self) -> Figure:
+        if self.value is None and not self.reason:
+            raise ValueError("a figure without a value needs a reason")
+        return self
 
 
 class Point(Spec):
@@ -29,6 +38,17 @@ class Point(Spec):
     step: int
     time_s: float
     value: float | None
+
+
+class TelemetrySeries(Spec):
+    """One column of telemetry over raw training time, down-sampled for the eye."""
+
+    quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
+    unit: str
+    label: str
+    """Host and device, or what was taken over all of them where there are many."""
+    points: tuple[tuple[float, float | None], ...]
+    """(seconds since TRAIN_START, value); negative before it."""
 
 
 class Environment(Spec):
@@ -72,7 +92,15 @@ class RoundResult(Spec):
     curves: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
     """``loss``, ``throughput`` and one for each metric; down-sampled for the eye, figures are not."""
     step_ms_histogram: tuple[tuple[float, int], ...] = ()
-    """(upper edge in ms, steps)."""
+    """(upper edge in ms, steps); the first entry is the lower edge of the first bin, with no steps."""
+    telemetry: tuple[TelemetrySeries, ...] = ()
+    num_steps: int = 0
+    """Optimizer steps done."""
+    num_samples: int = 0
+    """Samples trained over all ranks."""
+    num_devices: int = 1
+    min_rounds: int = 1
+    """Rounds that the case wants for a valid result."""
     nodes: tuple[NodeExit, ...] = ()
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
@@ -121,3 +149,21 @@ class Summary(Spec):
     state: JobState
     vendor: str
     cases: tuple[CaseResult, ...]
+    problems: tuple[str, ...] = ()
+    """What could not be read, by file; the rest of the summary stands without it."""
+
+
+def json_schema() -> str:
+    """Return the JSON schema of ``result.json`` and ``summary.json`` as text (``docs/result.schema.json``)."""
+    _, definitions = models_json_schema(
+        [(RoundResult, "serialization"), (Summary, "serialization")],
+        title="AccelMark results",
+        description="result.json is a RoundResult, summary.json a Summary.",
+    )
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | definitions
+    schema["anyOf"] = [{"$ref": "#/$defs/RoundResult"}, {"$ref": "#/$defs/Summary"}]
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(json_schema(), end="")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.inference import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import TrainSettings
@@ -43,6 +44,8 @@ class TrainJob(Spec):
     units_per_sample: int
     target: Target | None
     reference_loss: ReferenceLoss | None
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a result needs to be valid."""
     settings: TrainSettings
 
 
@@ -74,7 +77,7 @@ class JobSpec(Spec):
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     train: TrainJob | None = None
-    infer: dict[str, Any] | None = None
+    infer: InferJob | None = None
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
 
@@ -106,3 +109,5 @@ class NodeExit(Spec):
     """UTC, ISO 8601."""
     duration_s: float
     ranks: tuple[RankExit, ...]
+    warnings: tuple[str, ...] = ()
+    """What went wrong without ending the job (a telemetry recorder that died, say)."""

@@ -1,0 +1,1 @@
+"""The standard cases, a folder each."""

@@ -1,0 +1,1 @@
+"""Pretraining of Llama 2 7B."""

@@ -1,0 +1,1 @@
+"""A small Llama on the bytes of Shakespeare."""

@@ -1,0 +1,93 @@
+"""A Llama-style decoder (Touvron et al. 2023, arXiv:2302.13971) of a few layers, with tables for rotary positions."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+_EPS: Final = 1e-5
+_ROPE_BASE: Final = 10000.0
+_INIT_STD: Final = 0.02
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm that stays in its input's precision."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled input."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), _EPS)
+
+
+class Layer(nn.Module):
+    """Causal attention with rotary positions, then a gated feed-forward part, each beside a residual."""
+
+    def __init__(self, hidden: int, intermediate: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.feed_norm = RmsNorm(hidden), RmsNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
+        batch, length, hidden = x.shape
+        width = hidden // self.heads
+        query, key, value = (
+            self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width).permute(2, 0, 3, 1, 4)
+        )
+        query = query * cos + query.roll(width // 2, -1) * sin
+        key = key * cos + key.roll(width // 2, -1) * sin
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, hidden))
+        gate, up = self.gate_up(self.feed_norm(x)).chunk(2, -1)
+        fed: Tensor = self.down(F.silu(gate) * up)
+        return x + fed
+
+
+class LlamaMini(nn.Module):
+    """Embedding, layers, norm and an output layer of its own; takes tokens, gives logits."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, *, vocab: int, hidden: int, intermediate: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, hidden)
+        self.layers = nn.ModuleList(Layer(hidden, intermediate, heads) for _ in range(layers))
+        self.norm = RmsNorm(hidden)
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        width = hidden // heads
+        rates = _ROPE_BASE ** (-torch.arange(0, width, 2).float() / width)
+        angles = torch.outer(torch.arange(length).float(), rates)
+        self.register_buffer("cos", torch.cat((angles.cos(), angles.cos()), -1), persistent=False)
+        self.register_buffer("sin", torch.cat((-angles.sin(), angles.sin()), -1), persistent=False)
+        self._initialise(_INIT_STD / math.sqrt(2 * layers))
+
+    def _initialise(self, residual_std: float) -> None:
+        """Draw weights as GPT-2 does: those that add to the residual smaller by the square root of their number."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                is_residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, 0.0, residual_std if is_residual else _INIT_STD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary)."""
+        x: Tensor = self.embedding(tokens)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        length = tokens.shape[1]
+        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,0 +1,100 @@
+"""A small Llama on the bytes of Shakespeare's plays in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.cases.llama_mini._model import LlamaMini
+from accelmark.spec.errors import DataError
+from accelmark.train.batches import TensorBatches, generator_for
+from accelmark.train.case import Batch, Batches, TrainCase
+from accelmark.train.formulas import attention_flops, dense_flops
+
+_VOCAB: Final = 256
+HELD_OUT: Final = ("macbeth", "richard-ii", "twelfth-night")
+"""Whole plays that training never sees: a tragedy, a history, a comedy."""
+
+
+def read_plays(directory: Path, *, held_out: bool) -> Tensor:
+    """Return the plays' bytes one after another, uint8: those of ``HELD_OUT``, or all others.
+
+    Raises:
+        DataError: there are no plays, or a held-out one is missing.
+    """
+    plays = {path.stem: path for path in directory.rglob("*.md")}
+    missing = [name for name in HELD_OUT if name not in plays]
+    if missing:
+        raise DataError(f"{directory}: expected the plays as *.md here; {', '.join(missing)} not found")
+    chosen = [plays[name] for name in sorted(plays) if (name in HELD_OUT) == held_out]
+    return torch.from_numpy(np.frombuffer(b"\n".join(path.read_bytes() for path in chosen), np.uint8).copy())
+
+
+class Case(TrainCase):
+    """Next-byte prediction in windows that follow one another; the byte after each is only predicted."""
+
+    def build_model(self) -> nn.Module:
+        """Build the decoder with random weights."""
+        return LlamaMini(
+            vocab=_VOCAB,
+            hidden=self.number("hidden_size"),
+            intermediate=self.number("intermediate_size"),
+            layers=self.number("num_layers"),
+            heads=self.number("num_heads"),
+            length=self.number("seq_length"),
+        )
+
+    def _windows(self, *, held_out: bool) -> Tensor:
+        length = self.number("seq_length")
+        return read_plays(self.data_dirs["shakespeare"], held_out=held_out).unfold(0, length + 1, length)
+
+    def train_batches(self) -> Batches:
+        """Give the training plays' windows in a new order each epoch."""
+        windows = self._windows(held_out=False)
+        return TensorBatches({"bytes": windows}, self.settings.batch_size, self.place, train=True)
+
+    def eval_batches(self) -> Batches:
+        """Give ``eval_windows`` windows that are spread evenly over the held-out plays."""
+        windows = self._windows(held_out=True)
+        chosen = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
+        return TensorBatches({"bytes": chosen}, self.settings.eval_batch_size, self.place, train=False)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Make up bytes."""
+        shape = (size, self.number("seq_length") + 1)
+        return {"bytes": torch.randint(0, _VOCAB, shape, generator=generator_for(self.place.seed), dtype=torch.uint8)}
+
+    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
+        tokens = batch["bytes"].long()
+        logits: Tensor = model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a byte, in nats."""
+        return self._loss(model, batch, "mean")
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the bytes' cross entropies."""
+        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(batch["bytes"][:, 1:]).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean cross entropy of a held-out byte, in nats and in bits."""
+        loss = sums["loss"] / sums["count"]
+        return {"eval_loss": loss, "bits_per_byte": loss / math.log(2)}
+
+    def flops_per_sample(self) -> float:
+        """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""
+        hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
+        weights = layers * (4 * hidden * hidden + 3 * hidden * self.number("intermediate_size")) + hidden * _VOCAB
+        return dense_flops(weights, length) + attention_flops(layers, hidden, length)
+
+    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the decoder layers."""
+        return [layer for layer in model.modules() if type(layer).__name__ == "Layer"]

@@ -1,0 +1,1 @@
+"""A pretrained sentence encoder fine-tuned on labelled text."""

@@ -1,0 +1,78 @@
+"""Passages of Shakespeare's plays, labelled with the kind of play that they are from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from accelmark.spec.errors import DataError
+
+KINDS: Final = ("comedies", "histories")
+HELD_OUT_ACT: Final = "IV"
+"""The act of every play that training never sees."""
+_HEADING: Final = re.compile(r"^#+\s*(?:ACT\s+([IVX]+))?", re.IGNORECASE)
+_NOT_SPOKEN: Final = re.compile(r"^\*\*.*\*\*\s*$|^_.*_\s*$")
+"""A speaker's name or a stage direction."""
+
+
+class Passage(NamedTuple):
+    """Some lines that are spoken one after another in one act."""
+
+    text: str
+    kind: int
+    """Index into ``KINDS``."""
+    act: str
+
+
+def read_passages(directory: Path, num_chars: int) -> list[Passage]:
+    """Cut all plays into passages of about ``num_chars`` characters, in the order of the plays' paths.
+
+    Raises:
+        DataError: there are no plays of a kind below ``directory``.
+    """
+    passages: list[Passage] = []
+    for kind, name in enumerate(KINDS):
+        files = sorted(path for path in directory.rglob("*.md") if path.parent.name == name)
+        if not files:
+            raise DataError(f"{directory}: expected {name}/*.md (plays) below here, found none")
+        for file in files:
+            cut = _cut(file.read_text(encoding="utf-8").splitlines(), num_chars)
+            passages += [Passage(text, kind, act) for act, text in cut]
+    return passages
+
+
+def split_passages(passages: list[Passage], *, held_out: bool, limit: int | None = None) -> list[Passage]:
+    """Return those of the held-out act or all others; of more than ``limit``, those whose SHA-256 is lowest."""
+    chosen = [passage for passage in passages if (passage.act == HELD_OUT_ACT) == held_out]
+    if limit is None or len(chosen) <= limit:
+        return chosen
+    return sorted(chosen, key=lambda passage: hashlib.sha256(passage.text.encode()).digest())[:limit]
+
+
+def _cut(lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
+    act = "0"
+    held: list[str] = []
+    for line in lines:
+        heading = _HEADING.match(line)
+        if heading is not None:
+            yield from _close(act, held, num_chars)
+            held = []
+            act = (heading.group(1) or act).upper()
+            continue
+        spoken = line.strip()
+        if not spoken or _NOT_SPOKEN.match(spoken):
+            continue
+        held.append(spoken.replace("_", ""))
+        if sum(map(len, held)) >= num_chars:
+            yield act, " ".join(held)
+            held = []
+    yield from _close(act, held, num_chars)
+
+
+def _close(act: str, held: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
+    """Keep a passage that a heading cuts short, if it has half of its length."""
+    if sum(map(len, held)) >= num_chars // 2:
+        yield act, " ".join(held)

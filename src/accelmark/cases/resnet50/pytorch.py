@@ -1,0 +1,116 @@
+"""ResNet-50 v1.5 on ImageNet in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from accelmark.cases.resnet50._imagenet import ImageFolder
+from accelmark.train.batches import IndexedBatches, generator_for
+from accelmark.train.case import Batch, Batches, TrainCase
+from accelmark.train.formulas import Conv, conv_flops, dense_flops
+from accelmark.train.optimizers import build_optimizer
+
+_MEAN: Final = (0.485, 0.456, 0.406)
+_STD: Final = (0.229, 0.224, 0.225)
+_STEM_WIDTH: Final = 64
+_WIDTHS: Final = (256, 512, 1024, 2048)
+
+
+class ResNet50(nn.Module):
+    """transformers' ResNet with the stride in the 3x3 convolutions (v1.5); takes uint8 images, gives logits."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, blocks: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        config = ResNetConfig(embedding_size=_STEM_WIDTH, hidden_sizes=list(_WIDTHS), depths=list(blocks))
+        config.num_labels = num_classes
+        self.net = ResNetForImageClassification(config)
+        self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(_STD).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        logits: Tensor = self.net((image.float() - self.mean) / self.std).logits
+        return logits
+
+
+class Case(TrainCase):
+    """The 90-epoch recipe; images travel as bytes and are normalised on the device."""
+
+    def build_model(self) -> nn.Module:
+        """Build ResNet-50; fewer blocks a stage in open runs."""
+        return ResNet50(self._blocks, self.number("num_classes"))
+
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        return tuple(self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4))
+
+    def _batches(self, split: str, size: int, *, train: bool) -> Batches:
+        classes, side = self.number("num_classes"), self.number("image_size")
+        folder = ImageFolder(self.data_dirs["imagenet"], split, num_classes=classes, size=side, train=train)
+        return IndexedBatches(folder, size, self.place, self.settings.loader, train=train)
+
+    def train_batches(self) -> Batches:
+        """Random resized crops, flipped half of the time."""
+        return self._batches("train", self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> Batches:
+        """Centre crops of ``val``."""
+        return self._batches("val", self.settings.eval_batch_size, train=False)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Random bytes as images, random labels."""
+        random, side = generator_for(self.place.seed), self.number("image_size")
+        return {
+            "image": torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8),
+            "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy."""
+        return F.cross_entropy(model(batch["image"]), batch["label"])
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Count right answers among the first one and five."""
+        logits, label = model(batch["image"]), batch["label"]
+        best = logits.topk(min(5, logits.shape[1])).indices == label[:, None]
+        loss = F.cross_entropy(logits.float(), label, reduction="sum")
+        return {"top1": best[:, 0].sum(), "top5": best.sum(), "loss": loss, "count": torch.ones_like(label).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Top-1 and top-5 accuracy and the mean loss."""
+        count = sums["count"]
+        return {"top1": sums["top1"] / count, "top5": sums["top5"] / count, "eval_loss": sums["loss"] / count}
+
+    def flops_per_sample(self) -> float:
+        """Count convolutions and classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""
+        return conv_flops(self._convs()) + dense_flops(_WIDTHS[-1] * self.number("num_classes"), 1)
+
+    def _convs(self) -> Iterator[Conv]:
+        size = -(-self.number("image_size") // 2)
+        yield Conv(size, 7, 3, _STEM_WIDTH, is_first=True)
+        size, before = -(-size // 2), _STEM_WIDTH
+        for stage, (width, blocks) in enumerate(zip(_WIDTHS, self._blocks, strict=True)):
+            for block in range(blocks):
+                after = -(-size // 2) if stage and not block else size
+                yield Conv(size, 1, before, width // 4)
+                yield Conv(after, 3, width // 4, width // 4)
+                yield Conv(after, 1, width // 4, width)
+                if not block:
+                    yield Conv(after, 1, before, width)
+                size, before = after, width
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Scale the rate with the global batch from ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
+        settings = self.settings
+        batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
+        rate = settings.optimizer.lr * batch / self.number("lr_batch_size")
+        return build_optimizer(model, settings.optimizer.model_copy(update={"lr": rate}), self.place.device)

@@ -1,0 +1,1 @@
+"""A small ResNet on Fashion-MNIST."""

@@ -1,0 +1,82 @@
+"""Figures over rounds: mean, spread, a 95 % interval, and how many rounds a narrow one would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.schema import Figure, RoundResult, Spread
+
+NARROW: Final = 0.01
+"""Half the width of a narrow interval over the mean."""
+WATCHED: Final = (FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY)
+"""Figures whose wide interval is warned of."""
+
+
+def spread(figures: Sequence[Figure]) -> Spread:
+    """Return a figure over rounds; rounds that have no value are left out, and all of them without one tell why."""
+    values = [figure.value for figure in figures if figure.value is not None]
+    if not values:
+        reason = next((figure.reason for figure in figures if figure.reason), "no round succeeded")
+        return Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason=reason)
+    mean = math.fsum(values) / len(values)
+    note = next((figure.reason for figure in figures if figure.reason), None)
+    if len(values) < 2:
+        return Spread(mean=mean, stdev=None, ci95=None, num_rounds=len(values), reason=note)
+    stdev = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = student_t(len(values) - 1) * stdev / math.sqrt(len(values))
+    return Spread(
+        mean=mean,
+        stdev=stdev,
+        ci95=(mean - half, mean + half),
+        num_rounds=len(values),
+        rounds_needed=rounds_needed(mean, stdev),
+        reason=note,
+    )
+
+
+def student_t(degrees: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975))
+
+
+def rounds_needed(mean: float, stdev: float) -> int | None:
+    """Return the least number of rounds whose interval is within :data:`NARROW` of the mean; None for a mean of 0.
+
+    The smallest n with t(n - 1) x stdev / sqrt(n) <= NARROW x |mean|, by the spread seen so far.
+    """
+    if mean == 0:
+        return None
+    relative = stdev / (NARROW * abs(mean))
+    count = max(2, math.floor((1.9599 * relative) ** 2))
+    while student_t(count - 1) * relative > math.sqrt(count):
+        count += 1
+    return count
+
+
+def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
+    """Return every figure over the rounds that succeeded."""
+    good = [result for result in rounds if result.state == "succeeded"]
+    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in FigureName}
+
+
+def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
+    """Tell of intervals that are wide, and of a single round, which has none."""
+    warnings: list[str] = []
+    if figures[FigureName.RAW_TRAIN_TIME].num_rounds == 1:
+        warnings.append("one round has no spread: repeat the case to learn how far its figures can be trusted")
+    for name in WATCHED:
+        found = figures[name]
+        if found.ci95 is None or not found.mean or found.rounds_needed is None:
+            continue
+        half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
+        if half > NARROW:
+            warnings.append(
+                f"{FIGURES[name].title.lower()}: the 95 % interval is ±{100 * half:.2g} % of the mean after "
+                f"{found.num_rounds} rounds; about {found.rounds_needed} rounds would bring it within 1 %"
+            )
+    return warnings

@@ -1,0 +1,251 @@
+"""One round of one case: from the files its processes left to a :class:`RoundResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from accelmark.results.consumption import HostSamples, consumption_figures
+from accelmark.results.curves import curves_of, histogram
+from accelmark.results.figures import FigureName
+from accelmark.results.measure import (
+    FLOPS_TOLERANCE,
+    Figures,
+    compute_figures,
+    converged,
+    memory_figure,
+    outcome_figures,
+    time_figures,
+    work_of,
+)
+from accelmark.results.round_state import NodeDir, ledger_states, node_dirs, state_of
+from accelmark.results.samples import Samples, read_samples
+from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult
+from accelmark.results.telemetry_curves import telemetry_series
+from accelmark.results.timeline import Timeline, read_timeline
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import JobSpec
+
+BUSY_LOAD: Final = 0.5
+"""Load per core at the start above which a host counts as busy with something else."""
+
+
+def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute everything there is to know of one round; works on a partial, failed or lost one too.
+
+    Args:
+        round_dir: ``<run>/<key slug>/round<N>``.
+        state: how the coordinator saw it end; null reads the run's ``events.jsonl``.
+        reason: with ``state``.
+
+    Raises:
+        RunError: ``job.json`` or a rank's log cannot be read.
+    """
+    job = read_job(round_dir)
+    nodes = node_dirs(round_dir)
+    timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
+    ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(_job_name(round_dir))
+    ended, why = state_of(job, nodes, timeline, ledger)
+    findings: list[Finding] = []
+    hosts, no_telemetry = _telemetry(nodes, timeline, findings)
+    figures = _figures(job, timeline, hosts, no_telemetry or "telemetry left no samples", findings)
+    if timeline is not None:
+        findings += _log_findings(job, timeline)
+    settings = job.train.settings if job.train else None
+    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size if settings else 1
+    return RoundResult(
+        key=job.key,
+        task=job.task,
+        round=job.round,
+        case_version=job.case_version,
+        unit=job.train.unit if job.train else "sample",
+        state=ended,
+        reason=why,
+        converged=converged(timeline, job.train),
+        target=job.train.target.model_dump() if job.train and job.train.target else None,
+        marks=_marks(job, timeline, ended, nodes, hosts),
+        vendor=job.vendor,
+        chip=job.chip,
+        precision=_precision(job, timeline),
+        started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
+        figures=figures,
+        curves=curves_of(timeline, job.train.units_per_sample, per_step) if timeline and job.train else {},
+        step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
+        telemetry=telemetry_series(hosts),
+        num_steps=timeline.num_steps if timeline else 0,
+        num_samples=timeline.num_samples if timeline else 0,
+        num_devices=job.key.world_size,
+        min_rounds=job.train.min_repeats if job.train else 1,
+        nodes=tuple(node.exit for node in nodes if node.exit),
+        environment=_environment(nodes, timeline),
+        settings=job.provenance,
+        findings=tuple(findings),
+    )
+
+
+def read_job(round_dir: Path) -> JobSpec:
+    """Read ``job.json``. Raises RunError naming the file when it is missing or not a job."""
+    path = round_dir / "job.json"
+    try:
+        return JobSpec.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path}: is not a job: {where or 'the file'}: {first['msg']}") from error
+
+
+def _job_name(round_dir: Path) -> str:
+    return f"{round_dir.parent.name}/{round_dir.name}"
+
+
+def _precision(job: JobSpec, timeline: Timeline | None) -> str:
+    """Return the precision that ran, as the lead rank reports it, else the one asked for."""
+    started = timeline.lead_end.started if timeline else None
+    if started is not None:
+        return started.precision
+    return job.train.settings.precision if job.train else "unknown"
+
+
+def _telemetry(
+    nodes: list[NodeDir], timeline: Timeline | None, findings: list[Finding]
+) -> tuple[HostSamples, str | None]:
+    """Read the samples of every host that trained; the reason why there are none, else None."""
+    hosts: dict[str, tuple[Samples, tuple[tuple[float, float], ...]]] = {}
+    missing: list[str] = []
+    for node in nodes:
+        spans = timeline.train_spans.get(str(node.path), ()) if timeline else ()
+        path = node.path / "telemetry.jsonl"
+        if not path.is_file():
+            missing.append(f"{node.host}: there is no telemetry.jsonl")
+            continue
+        samples = read_samples(path)
+        if not len(samples.t):
+            missing.append(f"{node.host}: telemetry.jsonl holds no sample")
+        if not len(samples.t) or not spans:
+            continue
+        samples.only(*_devices_of(node))
+        hosts[node.host] = (samples, spans)
+        findings += _telemetry_findings(node.host, samples)
+    findings += [_finding("warning", "telemetry-present", "samples from every host", what) for what in missing]
+    if missing:
+        return {}, missing[0]
+    return hosts, None if hosts else "training did not begin"
+
+
+def _devices_of(node: NodeDir) -> tuple[list[int] | None, int]:
+    """Return the indices of the devices that the ranks of a host were given (None: not told) and their number."""
+    task = _json(node.path / "agent.json")
+    num_ranks = int(task.get("nproc") or len(node.rank_logs()))
+    visible = task.get("visible_devices") or {}
+    told = (_json(node.path / "sys_info.json").get("environment") or {}).get(visible.get("variable"))
+    if isinstance(told, str) and all(part.strip().isdigit() for part in told.split(",")):
+        return [int(part) for part in told.split(",")][:num_ranks], num_ranks
+    return None, num_ranks
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _figures(
+    job: JobSpec, timeline: Timeline | None, hosts: HostSamples, no_telemetry: str, findings: list[Finding]
+) -> Figures:
+    if timeline is None:
+        return {name: Figure(value=None, reason="no rank wrote an event") for name in FigureName}
+    work = work_of(job, timeline)
+    figures = time_figures(timeline, work) | outcome_figures(timeline, work, job.train)
+    per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
+    figures |= compute_figures(job, timeline, work, per_device, _precision(job, timeline))
+    figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
+    consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
+    findings += [_finding("warning", "energy-cross-check", "within 10 % of each other", what) for what in warnings]
+    ordered = figures | consumed
+    return {name: ordered[name] for name in FigureName}
+
+
+def _marks(
+    job: JobSpec, timeline: Timeline | None, state: JobState, nodes: list[NodeDir], hosts: HostSamples
+) -> tuple[Mark, ...]:
+    settings = job.train.settings if job.train else None
+    forced = any(setting.forced for setting in job.provenance.values())
+    held: dict[Mark, bool] = {
+        "open": job.open or forced,
+        "synthetic": bool(settings and settings.loader.synthetic),
+        "partial": state != "succeeded",
+        "partial_evaluation": bool(settings and settings.evaluate.max_batches),
+        "busy_machine": any(_is_busy(node) for node in nodes)
+        or any(_foreign(samples) for samples, _ in hosts.values()),
+        "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
+    }
+    return tuple(mark for mark, is_held in held.items() if is_held)
+
+
+def _is_busy(node: NodeDir) -> bool:
+    info = _json(node.path / "sys_info.json")
+    load, cpu = info.get("load1_at_start"), info.get("cpu")
+    cores = cpu.get("usable_cores") if isinstance(cpu, dict) else None
+    return isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load / cores > BUSY_LOAD
+
+
+def _foreign(samples: Samples) -> list[str]:
+    return [note for note in samples.notes if note.startswith("foreign ")]
+
+
+def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
+    started = timeline.lead_end.started if timeline else None
+    hosts = [{"host": node.host} | _json(node.path / "sys_info.json") for node in nodes]
+    return Environment(hosts=tuple(hosts), started=started.model_dump() if started else {})
+
+
+def _finding(severity: Any, rule: str, expected: str, actual: str) -> Finding:
+    return Finding(severity=severity, rule=rule, expected=expected, actual=actual)
+
+
+def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
+    for note in samples.notes:
+        rule = "foreign-process" if note.startswith("foreign ") else "telemetry-note"
+        yield _finding("warning", rule, "no remark of the sampler", f"{host}: {note}")
+    if samples.malformed:
+        yield _finding("warning", "telemetry-readable", "samples only", f"{host}: {samples.malformed} bad lines")
+    for index, reasons in samples.throttle.items():
+        held = sorted(reasons - {"idle", "gpu_idle", "none"})
+        if held:
+            actual = f"{host} device {index}: {', '.join(held)}"
+            yield _finding("info", "clocks-free", "nothing holds the clocks down", actual)
+
+
+def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
+    world = job.key.world_size
+    if len(timeline.ranks) != world:
+        yield _finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)}")
+    for end in timeline.ranks:
+        if end.malformed:
+            lines = ", ".join(map(str, end.malformed_lines))
+            actual = f"rank {end.rank}: {end.malformed} bad lines" + (f" (lines {lines})" if lines else "")
+            yield _finding("warning", "log-readable", "every PerfLog line is a record", actual)
+        if end.torn:
+            yield _finding("warning", "log-complete", "a whole last line", f"rank {end.rank}: its last line broke off")
+    for warning in dict.fromkeys(warning for end in timeline.ranks for warning in end.warnings):
+        yield _finding("warning", "rank-warning", "no warning", warning)
+    if timeline.nonfinite_step is not None:
+        yield _finding(
+            "error", "loss-finite", "a finite loss at every step", f"step {timeline.nonfinite_step} has none"
+        )
+    yield from _flops_finding(timeline)
+
+
+def _flops_finding(timeline: Timeline) -> Iterable[Finding]:
+    finished = timeline.lead_end.finished
+    counted, formula = (finished.flops_per_sample, finished.flops_per_sample_formula) if finished else (None, None)
+    if counted and formula and abs(counted - formula) > FLOPS_TOLERANCE * formula:
+        yield _finding("warning", "flops-by-formula", f"about {formula:.4g} FLOPs a sample", f"{counted:.4g} counted")

@@ -1,0 +1,196 @@
+"""Results on disk: read with their version checked, written beside and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar, final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from accelmark.results.schema import CaseResult, RoundResult, Summary
+from accelmark.spec.errors import RunError
+
+RESULT_FILE: Final = "result.json"
+SUMMARY_FILE: Final = "summary.json"
+MANIFEST_FILE: Final = "MANIFEST.sha256"
+SCHEMA_VERSION: Final = 1
+
+_LEFT_OUT: Final = {"checkpoints", "__pycache__"}
+"""Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+
+R = TypeVar("R", RoundResult, Summary)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """One run directory."""
+
+    path: Path
+    summary: Summary
+    rounds: dict[str, RoundResult]
+    """Directory of the round, relative to the run -> its result."""
+    problems: tuple[str, ...] = ()
+    """Rounds that could not be read, by file."""
+
+    def rounds_of(self, case: CaseResult) -> list[RoundResult]:
+        """Return the rounds of a case that could be read, in order."""
+        return [self.rounds[name] for name in case.rounds if name in self.rounds]
+
+
+def load_round(path: Path) -> RoundResult:
+    """Read a ``result.json``. Raises RunError naming the file, and the version where that is what is wrong."""
+    return _load(RoundResult, path)
+
+
+def load_summary(path: Path) -> Summary:
+    """Read a ``summary.json``. Raises RunError naming the file, and the version where that is what is wrong."""
+    return _load(Summary, path)
+
+
+def load_run(run_dir: Path) -> LoadedRun:
+    """Read a finished run: its summary and the rounds it names; a round that cannot be read is told of.
+
+    Raises:
+        RunError: there is no readable summary; a run that was killed before it wrote one is said to be half-written.
+    """
+    summary_file = run_dir / SUMMARY_FILE
+    if not run_dir.is_dir():
+        raise RunError(f"{run_dir}: is not a directory of a run")
+    if not summary_file.is_file():
+        if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
+            raise RunError(f"{run_dir}: is half-written (no {SUMMARY_FILE}): resume it, or report it to summarise it")
+        raise RunError(f"{run_dir}: is not a run (it has no {SUMMARY_FILE} and no plan.json)")
+    summary = load_summary(summary_file)
+    rounds: dict[str, RoundResult] = {}
+    problems: list[str] = []
+    for name in (name for case in summary.cases for name in case.rounds):
+        try:
+            rounds[name] = load_round(run_dir / name / RESULT_FILE)
+        except RunError as error:
+            problems.append(str(error))
+    return LoadedRun(run_dir, summary, rounds, tuple(problems))
+
+
+def find_runs(directory: Path) -> Iterator[Path]:
+    """Yield ``directory`` itself if it is a run, else every run below it, by name; runs hold no runs."""
+    if any((directory / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
+        yield directory
+        return
+    try:
+        below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be read: {error.strerror}") from error
+    for path in below:
+        yield from find_runs(path)
+
+
+def load_runs(directories: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
+    """Read every run in or below ``directories``; those that cannot be read are named in the second list."""
+    runs: list[LoadedRun] = []
+    problems: list[str] = []
+    for directory in directories:
+        for path in find_runs(directory):
+            try:
+                run = load_run(path)
+            except RunError as error:
+                problems.append(str(error))
+                continue
+            runs.append(run)
+            problems += run.problems
+    return runs, problems
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        RunError: it cannot be written; the file and the reason are named.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_manifest(run_dir: Path) -> Path:
+    """Write ``MANIFEST.sha256`` over all files of a run, as ``sha256sum`` would; return its path."""
+    lines = [f"{_sha256(path)}  {path.relative_to(run_dir).as_posix()}\n" for path in sorted(_files(run_dir))]
+    manifest = run_dir / MANIFEST_FILE
+    write_atomic(manifest, "".join(lines))
+    return manifest
+
+
+def check_manifest(run_dir: Path) -> list[str]:
+    """Return one sentence for each file that the manifest names and that is gone or was changed.
+
+    Raises:
+        RunError: there is no readable manifest.
+    """
+    path = run_dir / MANIFEST_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        expected, separator, name = line.partition("  ")
+        file = run_dir / name
+        if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
+            problems.append(f"{path}: line {number} is no line of a manifest")
+        elif not file.is_file():
+            problems.append(f"{name}: is missing")
+        elif _sha256(file) != expected:
+            problems.append(f"{name}: was changed (its SHA-256 is not {expected[:12]}…)")
+    return problems
+
+
+def _files(run_dir: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(run_dir):
+        names[:] = [name for name in names if name not in _LEFT_OUT]
+        for file in files:
+            if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
+                path = Path(directory, file)
+                if path.is_file() and not path.is_symlink():
+                    yield path
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _load(model: type[R], path: Path) -> R:
+    try:
+        loaded = from_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: is not JSON: {error}") from error
+    version = loaded.get("schema_version") if isinstance(loaded, dict) else None
+    if version != SCHEMA_VERSION:
+        found = "states no schema version" if version is None else f"has schema version {version}"
+        raise RunError(f"{path}: {found}; this AccelMark reads version {SCHEMA_VERSION}")
+    try:
+        return model.model_validate(loaded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error

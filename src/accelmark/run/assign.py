@@ -1,0 +1,74 @@
+"""From a planned job to what each host's agent is asked to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.launcher import Launcher, NodeWork
+from accelmark.run.task import AgentTask, Limits, TelemetryTask, VisibleDevices
+from accelmark.spec.catalog import find, load_vendor
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.job import JobSpec
+
+JOB_FILE = "job.json"
+
+
+def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> JobSpec:
+    """Return the job as its ranks read it: paths filled in; it goes on from checkpoints where asked and there are any.
+
+    Args:
+        directory: the run.
+        job: the planned job.
+        go_on: whether an earlier attempt was cut off, whose checkpoints may be used.
+    """
+    checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
+    has_any = checkpoints.is_dir() and any(checkpoints.iterdir())
+    return job.job.model_copy(update={"checkpoint_dir": checkpoints, "resume": go_on and has_any})
+
+
+def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeWork]:
+    """Return the work of each host of a job."""
+    hosts = {host.name: host for host in directory.plan.cluster.hosts}
+    master = launcher.master_address(hosts[job.nodes[0].host])
+    return [
+        NodeWork(
+            host=hosts[node.host],
+            node_dir=directory.node_dir(job, node),
+            job=spec,
+            task=_task(directory, job, node, hosts[node.host], master, launcher),
+        )
+        for node in job.nodes
+    ]
+
+
+def _task(
+    directory: RunDirectory, job: PlannedJob, node: PlannedNode, host: HostSpec, master: str, launcher: Launcher
+) -> AgentTask:
+    plan = directory.plan
+    vendor = load_vendor(plan.vendor)
+    variable = vendor.visible_devices_env
+    return AgentTask(
+        run=str(directory.path),
+        host=host.name,
+        noderank=node.noderank,
+        nnodes=len(job.nodes),
+        nproc=node.nproc,
+        command=node.command,
+        job_file=directory.round_dir(job) / JOB_FILE,
+        framework=job.job.key.framework,
+        master_address=master,
+        master_port=plan.cluster.master_port,
+        environment={**vendor.environment, **launcher.environment(), **plan.cluster.environment},
+        threads=job.job.train.settings.threads if job.job.train is not None else None,
+        visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+        telemetry=TelemetryTask(
+            vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s
+        ),
+        limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
+    )
+
+
+def _vendor_folder(plan: Plan) -> Path:
+    return find("vendors", plan.vendor).path

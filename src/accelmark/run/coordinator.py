@@ -1,0 +1,195 @@
+"""The coordinator: takes each job of a plan through its states, and never guesses how one ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+from accelmark.plan.plan import PlannedJob
+from accelmark.results.schema import JobState, Summary
+from accelmark.run.assign import JOB_FILE, job_on_hosts, node_works
+from accelmark.run.background import in_background
+from accelmark.run.directory import RunDirectory
+from accelmark.run.files import make_directory, write_atomic
+from accelmark.run.follow import Following, StopRequest
+from accelmark.run.launchers.launcher import Launcher, Link
+from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
+from accelmark.run.progress import ProgressReader
+from accelmark.run.states import Ledger
+from accelmark.run.watcher import Watcher
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.job import JobSpec
+
+FetchData = Callable[[JobSpec, Callable[[str], None]], None]
+"""Sees to it that a job's data is where its ``data_dirs`` say, telling how far it is; raises DataError."""
+
+REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
+_REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
+
+
+@final
+class Coordinator:
+    """Carries out the plan of a run directory that the caller holds.
+
+    Args:
+        directory: the run.
+        launcher: how agents are started.
+        watcher: who is told.
+        fetch: brings data that is missing.
+        stop: asked when the run is to end early.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, launcher: Launcher, watcher: Watcher, fetch: FetchData, stop: StopRequest
+    ) -> None:
+        self._directory = directory
+        self._launcher = launcher
+        self._watcher = watcher
+        self._fetch = fetch
+        self._stop = stop
+        self._ledger: Ledger = directory.ledger()
+
+    async def run(self) -> Summary:
+        """Carry out every job that has not ended, and sum up."""
+        self._ledger.note("run_started")
+        return await self._all(())
+
+    async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
+        """Go on with a run: attach to what still runs, redo what was lost or cancelled, skip what is done.
+
+        Args:
+            redo_failed: redo what failed or timed out as well.
+            from_scratch: do not go on from checkpoints.
+        """
+        self._ledger.note("run_resumed")
+        redone = REDONE | _REDONE_IF_ASKED if redo_failed else REDONE
+        again = []
+        for job in self._directory.plan.jobs:
+            status = self._ledger.jobs[job.directory]
+            if status.state in ("preparing", "running"):
+                await self._attach(job)
+            if self._ledger.jobs[job.directory].state in redone and not self._stop:
+                self._queue_again(job)
+                if not from_scratch:
+                    again.append(job.directory)
+        return await self._all(again)
+
+    async def end(self) -> Summary:
+        """End what an earlier, dead coordinator left running, and call the rest cancelled."""
+        self._ledger.note("run_resumed", "to end it")
+        self._stop.ask("the run was stopped")
+        return await self.resume()
+
+    async def _all(self, go_on: Sequence[str]) -> Summary:
+        try:
+            for job in self._directory.plan.jobs:
+                if self._ledger.jobs[job.directory].state == "queued":
+                    await self._one(job, go_on=job.directory in go_on)
+            self._ledger.note("run_finished")
+        finally:
+            self._ledger.close()
+            await self._launcher.close()
+        return measure_run(self._directory.path)
+
+    async def _one(self, job: PlannedJob, *, go_on: bool) -> None:
+        """Take one job from queued to its end."""
+        reason = self._reason_not_to_start()
+        if reason is not None:
+            self._move(job, "cancelled", reason)
+            return
+        self._move(job, "preparing")
+        try:
+            links = await self._prepare(job, go_on=go_on)
+        except AccelmarkError as error:
+            self._move(job, "failed", str(error))
+            return
+        if links is None:
+            self._move(job, "cancelled", f"{self._stop.reason} before the ranks were started")
+            return
+        await self._follow(job, links)
+
+    def _reason_not_to_start(self) -> str | None:
+        if self._stop:
+            return f"not started: {self._stop.reason}"
+        if not self._directory.plan.fail_fast:
+            return None
+        bad = [job for job, status in self._ledger.jobs.items() if status.state in ("failed", "timed_out", "lost")]
+        return f"not started: {bad[0]} failed, and fail_fast is set" if bad else None
+
+    async def _prepare(self, job: PlannedJob, *, go_on: bool) -> list[Link] | None:
+        """Bring data and files to the hosts and start the agents; None where it was asked to stop meanwhile."""
+        round_dir = self._directory.round_dir(job)
+        make_directory(round_dir)
+        spec = job_on_hosts(self._directory, job, go_on=go_on)
+        write_atomic(round_dir / JOB_FILE, spec.model_dump_json(indent=2))
+        links = [self._launcher.link(work) for work in node_works(self._directory, job, spec, self._launcher)]
+        loop = asyncio.get_running_loop()
+
+        def tell(what: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._watcher.preparing, job, what)
+
+        ready = asyncio.gather(in_background(lambda: self._fetch(spec, tell)), *(link.prepare() for link in links))
+        asked = asyncio.create_task(self._stop.more_than(0))
+        either: set[asyncio.Future[Any]] = {ready, asked}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not ready.done():
+            ready.cancel()
+            return None
+        ready.result()
+        if self._stop:
+            return None
+        self._move(job, "running")
+        started = await asyncio.gather(*(link.start() for link in links), return_exceptions=True)
+        failed = next((error for error in started if isinstance(error, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(link.stop(at_once=True) for link in links), return_exceptions=True)
+            raise failed
+        return links
+
+    async def _attach(self, job: PlannedJob) -> None:
+        """Take up a job that a dead coordinator had begun, to its end."""
+        spec = job_on_hosts(self._directory, job, go_on=False)
+        links = [self._launcher.link(work) for work in node_works(self._directory, job, spec, self._launcher)]
+        there = await asyncio.gather(*(link.attach() for link in links))
+        if not all(there):
+            for link, is_there in zip(links, there, strict=True):
+                if is_there:
+                    await link.stop(at_once=True)
+                    await link.wait()
+            self._move(job, "lost", "the coordinator ended before all of its agents were started")
+            return
+        if self._ledger.jobs[job.directory].state == "preparing":
+            self._move(job, "running", "taken up by another coordinator")
+        await self._follow(job, links)
+
+    async def _follow(self, job: PlannedJob, links: Sequence[Link]) -> None:
+        reader = ProgressReader(links[0].work.node_dir, job.job.train)
+        following = Following(links, self._stop, lambda: self._watcher.progress(job, reader.read()))
+        state, reason = await following.to_the_end()
+        self._move(job, state, reason)
+        try:
+            result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
+        except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
+            why = f"no result could be computed: {type(error).__name__}: {error}"
+            self._ledger.note("note", why, job.directory)
+            self._watcher.note(f"{job.directory}: {why}")
+            return
+        self._watcher.result(job, result)
+
+    def _queue_again(self, job: PlannedJob) -> None:
+        """Put what an earlier attempt wrote aside, and queue the job again."""
+        attempt = self._ledger.jobs[job.directory].attempt
+        round_dir = self._directory.round_dir(job)
+        aside = round_dir / f"attempt{attempt}"
+        make_directory(aside)
+        for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
+            if path.exists():
+                path.rename(aside / path.name)
+        self._move(job, "queued", f"attempt {attempt} was {self._ledger.jobs[job.directory].state}")
+
+    def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
+        self._ledger.move(job.directory, state, reason)
+        self._watcher.state(job, self._ledger.jobs[job.directory])

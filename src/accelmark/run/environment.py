@@ -1,0 +1,68 @@
+"""The environment that a job's ranks are started with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.task import AgentTask
+
+_SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
+
+    What the vendor and the cluster file set wins over ``ambient``; what AccelMark merely proposes (threads, passive
+    waiting, visible devices) gives way to it.
+    """
+    environment = dict(ambient)
+    proposals = {
+        "OMP_NUM_THREADS": str(task.threads or threads_of_a_rank(task.nproc)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if task.visible_devices is not None:
+        proposals[task.visible_devices.variable] = ",".join(map(str, range(task.visible_devices.count)))
+    for name, value in proposals.items():
+        environment.setdefault(name, value)
+    if task.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(task.threads)
+    environment.update(task.environment)
+    environment.update(
+        {
+            RUN_MARKER: task.run,
+            NODE_MARKER: str(node_dir),
+            "MASTER_ADDR": task.master_address,
+            "MASTER_PORT": str(task.master_port),
+        }
+    )
+    if task.world_size == 1:
+        environment.update(_SINGLE_RANK)
+    return environment
+
+
+def threads_of_a_rank(nproc: int) -> int:
+    """Return the cores that this process may use over the ranks of this host, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // nproc)
+
+
+def rank_command(task: AgentTask) -> list[str]:
+    """Return the command that starts the ranks on this host: ``python`` and ``job.json`` filled in.
+
+    A job of several ranks has a launcher, which is told this host's place.
+    """
+    filled = {"python": sys.executable, "job.json": str(task.job_file)}
+    command = [filled.get(argument, argument) for argument in task.command]
+    if task.world_size == 1:
+        return command
+    command += ["--nproc", str(task.nproc), "--nnodes", str(task.nnodes), "--node-rank", str(task.noderank)]
+    if task.nnodes > 1:
+        command += ["--rdzv-endpoint", f"{task.master_address}:{task.master_port}"]
+    if task.local_address is not None:
+        command += ["--local-addr", task.local_address]
+    return command

@@ -1,0 +1,89 @@
+"""What the coordinator asks of a launcher: one link for each job and host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+from accelmark.run.task import AgentTask
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.job import JobSpec, NodeExit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeWork:
+    """A job's part on one host, as the coordinator hands it to a launcher."""
+
+    host: HostSpec
+    node_dir: Path
+    """Where its files come home to."""
+    job: JobSpec
+    task: AgentTask
+
+
+class Link(Protocol):
+    """One job on one host. Every method may be called again after its failure; none blocks the event loop."""
+
+    @property
+    def work(self) -> NodeWork:
+        """What this link is for."""
+        ...
+
+    async def prepare(self) -> None:
+        """Bring to the host what the agent needs.
+
+        Raises:
+            AccelmarkError: the host cannot take the job; the host is named.
+        """
+        ...
+
+    async def start(self) -> None:
+        """Start the agent.
+
+        Raises:
+            AccelmarkError: it could not be started; the host is named.
+        """
+        ...
+
+    async def attach(self) -> bool:
+        """Take up an agent that an earlier coordinator started; False where there never was one."""
+        ...
+
+    async def wait(self) -> NodeExit:
+        """Follow the agent to its end, its files coming home meanwhile.
+
+        The agent's own word counts. An agent that is gone without one makes the job lost, never succeeded, and what
+        it left running is ended.
+        """
+        ...
+
+    async def stop(self, *, at_once: bool) -> None:
+        """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` then returns soon."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts agents on the hosts of a cluster."""
+
+    def link(self, work: NodeWork) -> Link:
+        """Return the link for a job's part on one host; nothing is started yet."""
+        ...
+
+    def describe(self, work: NodeWork) -> list[list[str]]:
+        """Return the commands that would be run for ``work``, each as its arguments."""
+        ...
+
+    def master_address(self, host: HostSpec) -> str:
+        """Return the address at which the ranks of other hosts reach rank 0 on ``host``."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """Return variables that ranks need because of how they are launched."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; what runs goes on."""
+        ...

@@ -1,0 +1,185 @@
+"""Launching on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final, final
+
+from pydantic import ValidationError
+
+from accelmark.run.files import make_directory, naming_the_disk, write_atomic
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, sweep
+from accelmark.run.ranklog import tail
+from accelmark.run.sandboxes.native import NativeSandbox
+from accelmark.run.sandboxes.sandbox import Sandbox
+from accelmark.run.states import utc_now
+from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import NodeExit
+
+_BIRTH_S: Final = 30.0
+"""Longest time an agent may take from its start to its identity file."""
+_POLL_S: Final = 0.1
+
+
+@final
+class LocalLauncher:
+    """Starts agents as processes of this machine that outlive the coordinator."""
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        self._sandbox = sandbox or NativeSandbox()
+
+    def link(self, work: NodeWork) -> LocalLink:
+        """Return the link for a job's part on this machine."""
+        return LocalLink(work, self._sandbox)
+
+    def describe(self, work: NodeWork) -> list[list[str]]:
+        """Return the command that starts the agent, and the one that the agent starts."""
+        return [self._sandbox.agent_command(sys.executable, work.node_dir), list(work.task.command)]
+
+    def master_address(self, host: HostSpec) -> str:
+        """Return the loopback address: all ranks are here."""
+        return "127.0.0.1"
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing: ranks here need no more than their task says."""
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+
+@final
+class LocalLink:
+    """One job on this machine."""
+
+    def __init__(self, work: NodeWork, sandbox: Sandbox) -> None:
+        self._work = work
+        self._sandbox = sandbox
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = utc_now()
+
+    @property
+    def work(self) -> NodeWork:
+        """What this link is for."""
+        return self._work
+
+    async def prepare(self) -> None:
+        """Write ``agent.json``; ``job.json`` is in the run directory already."""
+        make_directory(self._work.node_dir)
+        write_atomic(self._work.node_dir / TASK_FILE, self._work.task.model_dump_json(indent=2))
+
+    async def start(self) -> None:
+        """Start the agent in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it."""
+        node_dir = self._work.node_dir
+        environment = os.environ | {RUN_MARKER: self._work.task.run, NODE_MARKER: str(node_dir)}
+        if "PYTHONPATH" in environment:  # the agent works in another directory
+            entries = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
+        with naming_the_disk(node_dir / AGENT_LOG), (node_dir / AGENT_LOG).open("ab") as output:
+            self._process = subprocess.Popen(
+                self._sandbox.agent_command(sys.executable, node_dir),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=node_dir,
+                start_new_session=True,
+            )
+
+    async def attach(self) -> bool:
+        """Tell whether an agent was ever started for this job: :meth:`wait` then finds it, or its last word."""
+        return (self._work.node_dir / TASK_FILE).exists() and (
+            self._identity() is not None or (self._work.node_dir / EXIT_FILE).exists()
+        )
+
+    async def wait(self) -> NodeExit:
+        """Wait until the agent is gone, then read its last word."""
+        if self._process is not None:
+            await _gone(self._process.pid)
+            self._process.wait()
+        else:
+            identity = self._identity()
+            if identity is not None and identity.alive:
+                await _gone(identity.pid)
+        return await self._last_word()
+
+    async def stop(self, *, at_once: bool) -> None:
+        """Send SIGTERM to the agent, twice for at once, and wait for it to know its name first."""
+        identity = await self._born()
+        if identity is None:
+            return
+        identity.send(signal.SIGTERM)
+        if at_once:
+            await asyncio.sleep(_POLL_S)
+            identity.send(signal.SIGTERM)
+
+    async def _born(self) -> ProcessId | None:
+        """Return the agent's identity, which it writes once it listens to signals, or None where it is gone."""
+        for _ in range(round(_BIRTH_S / _POLL_S)):
+            identity = self._identity()
+            if identity is not None:
+                return identity
+            if self._process is None or self._process.poll() is not None:
+                return None
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    def _identity(self) -> ProcessId | None:
+        return ProcessId.read(self._work.node_dir / IDENTITY_FILE)
+
+    async def _last_word(self) -> NodeExit:
+        path = self._work.node_dir / EXIT_FILE
+        try:
+            return NodeExit.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            reason = "the node agent ended without a last word (was it killed?)"
+        except (OSError, ValidationError) as error:
+            reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
+        said = [line for line in tail(self._work.node_dir / AGENT_LOG) if line.strip()]
+        num_swept = await asyncio.to_thread(sweep, self._work.node_dir)
+        if num_swept:
+            reason += f"; {num_swept} processes it left behind were ended"
+        if said:
+            reason += f"; it last said: {said[-1].strip()}"
+        lost = lost_node(self._work, reason, self._started_at)
+        with contextlib.suppress(RunError):
+            write_atomic(path, lost.model_dump_json(indent=2))
+        return lost
+
+
+def lost_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
+    """Return the end of a node that nobody saw."""
+    return NodeExit(
+        host=work.task.host,
+        noderank=work.task.noderank,
+        state="lost",
+        reason=reason,
+        started_at=started_at,
+        duration_s=0.0,
+        ranks=(),
+    )
+
+
+async def _gone(pid: int) -> None:
+    """Wait until the process ends, without polling; also for processes that are not our children."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

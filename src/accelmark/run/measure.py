@@ -1,0 +1,24 @@
+"""The one door from carrying out a run to what it came to: the files of the results room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from accelmark.results.schema import RoundResult, Summary
+
+RESULT_FILE: Final = "result.json"
+
+
+def measure_round(round_dir: Path) -> RoundResult:
+    """Compute a round's result and write ``result.json``."""
+    from accelmark.results.summary import write_round  # numerical libraries: not before they are needed
+
+    return write_round(round_dir)
+
+
+def measure_run(run_dir: Path) -> Summary:
+    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``."""
+    from accelmark.results.summary import summarise  # numerical libraries: not before they are needed
+
+    return summarise(run_dir)

@@ -1,0 +1,171 @@
+"""Processes on this machine: who one is beyond its number, whose child it is, and ending all of a tree."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, final
+
+from accelmark.spec.model import Spec
+
+RUN_MARKER: Final = "ACCELMARK_RUN"
+"""Environment variable that every process of a run inherits; its value is the run's name."""
+NODE_MARKER: Final = "ACCELMARK_NODE_DIR"
+"""Environment variable that every process of one job on one host inherits."""
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PROC: Final = Path("/proc")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What ``/proc/<pid>/stat`` says of a process."""
+
+    pid: int
+    parent: int
+    state: str
+    start_ticks: int
+
+    @classmethod
+    def read(cls, pid: int) -> Self | None:
+        """Return the process with number ``pid``, or None where there is none."""
+        try:
+            text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        fields = text[text.rindex(")") + 2 :].split()
+        return cls(pid=pid, parent=int(fields[1]), state=fields[0], start_ticks=int(fields[19]))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still can do something: a zombie cannot."""
+        return self.state not in "ZX"
+
+
+class ProcessId(Spec):
+    """A process for ever: its number, when it was started, and in which boot, so that a reused number is not it."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """Identify the living process with number ``pid``."""
+        stat = Stat.read(pid)
+        return None if stat is None else cls(pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id())
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read an identity that :func:`write_atomic` left at ``path``; None where there is none (yet)."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        stat = Stat.read(self.pid)
+        return stat is not None and stat.alive and stat.start_ticks == self.start_ticks and boot_id() == self.boot_id
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to this very process; returns whether it was there to receive it."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.alive:
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def boot_id() -> str:
+    """Return the identity of the machine's current boot."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants become children of this process instead of init, so that none can get away.
+
+    Raises:
+        OSError: the kernel refuses (before Linux 3.4).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def all_processes() -> list[Stat]:
+    """Return every process that can be seen."""
+    found = (Stat.read(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())  # noqa: PTH208  thousands of names
+    return [stat for stat in found if stat is not None]
+
+
+def descendants(root: int) -> list[Stat]:
+    """Return the living descendants of process ``root``, nearest first, itself not among them."""
+    children: dict[int, list[Stat]] = {}
+    for stat in all_processes():
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[Stat] = []
+    frontier = [root]
+    while frontier:
+        below = [child for pid in frontier for child in children.get(pid, [])]
+        found.extend(child for child in below if child.alive)
+        frontier = [child.pid for child in below]
+    return found
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the living processes whose environment holds ``variable=value``, this process not among them."""
+    needle = f"{variable}={value}".encode()
+    found: list[int] = []
+    for stat in all_processes():
+        if not stat.alive or stat.pid == os.getpid():
+            continue
+        try:
+            environment = (_PROC / str(stat.pid) / "environ").read_bytes().split(b"\0")
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
+                raise
+            continue
+        if needle in environment:
+            found.append(stat.pid)
+    return found
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there and ours."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def sweep(node_dir: Path, patience_s: float = 5.0) -> int:
+    """Kill whatever still bears the mark of the job in ``node_dir``; returns how many processes that were.
+
+    For what a killed agent left behind: a living agent ends its own.
+    """
+    swept: set[int] = set()
+    deadline = time.monotonic() + patience_s
+    while (left := marked(NODE_MARKER, str(node_dir))) and time.monotonic() < deadline:
+        swept.update(left)
+        signal_all(left, signal.SIGKILL)
+        time.sleep(0.05)
+    return len(swept)

@@ -1,0 +1,85 @@
+"""``agent.json``: what a node agent is asked to do for one job on one host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from accelmark.spec.model import Spec
+
+TASK_FILE: Final = "agent.json"
+IDENTITY_FILE: Final = "agent.pid"
+EXIT_FILE: Final = "exit.json"
+RANKS_FILE: Final = "ranks.json"
+AGENT_LOG: Final = "agent.log"
+
+
+class Limits(Spec):
+    """When an agent ends its ranks of itself."""
+
+    timeout_s: PositiveFloat | None = None
+    """From the start of the agent; null: never."""
+    stall_timeout_s: PositiveFloat = 1800.0
+    """Longest time in which no rank of this host writes anything."""
+    min_free_mib: NonNegativeFloat = 32.0
+    """Least free disk space below the job's directory."""
+    grace_s: PositiveFloat = 45.0
+    """From asking ranks to end until they are killed: more than the 30 s that torchrun gives them of itself."""
+
+
+class TelemetryTask(Spec):
+    """What the telemetry recorder is started with."""
+
+    vendor: str
+    vendor_folder: Path
+    interval_s: PositiveFloat
+
+
+class VisibleDevices(Spec):
+    """The variable that narrows the devices a rank sees, and how many of them the job was given."""
+
+    variable: str
+    count: int = Field(ge=1)
+
+
+class AgentTask(Spec):
+    """One job on one host."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    """Name of the run directory: the mark of all its processes."""
+    host: str
+    noderank: int = Field(ge=0)
+    nnodes: int = Field(ge=1)
+    nproc: int = Field(ge=1)
+    command: tuple[str, ...] = Field(min_length=1)
+    """What starts the ranks; ``python`` and ``job.json`` as whole arguments stand for those of this host."""
+    job_file: Path
+    framework: str
+    master_address: str = "127.0.0.1"
+    master_port: int = 29501
+    local_address: str | None = None
+    """Address at which the other hosts reach this one; null lets the launcher find it."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    threads: int | None = None
+    """CPU threads of a rank; null: cores of this host over its ranks."""
+    visible_devices: VisibleDevices | None = None
+    telemetry: TelemetryTask | None = None
+    limits: Limits = Limits()
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of this host."""
+        return range(self.noderank * self.nproc, (self.noderank + 1) * self.nproc)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.nnodes * self.nproc
+
+    @property
+    def launcher_log(self) -> str:
+        """File name of the launcher's own output, FlagPerf's."""
+        return f"start_{self.framework}_task.log"

@@ -1,0 +1,57 @@
+"""``python -m accelmark.train JOB.json``: one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from accelmark.train.process import StopRequest, process_start, redirect_output
+
+_START = process_start()
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank of the job that ``arguments`` name, and return the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m accelmark.train JOB.json", file=sys.stderr)
+        return 2
+    rank = int(os.environ.get("RANK", "0"))
+    node_dir = os.environ.get("ACCELMARK_NODE_DIR")
+    if node_dir:
+        redirect_output(Path(node_dir) / f"rank{rank}.out.log")
+    from accelmark.spec.errors import AccelmarkError, RequestError
+    from accelmark.spec.events import Event
+    from accelmark.spec.job import JobSpec
+    from accelmark.spec.model import parse
+    from accelmark.train.account import Account
+    from accelmark.train.ends import End
+    from accelmark.train.perflog import PerfLog
+    from accelmark.train.rank import LastWord, run_rank
+
+    path = Path(arguments[0])
+    log = PerfLog(rank)
+    try:
+        log.event(Event.INIT_START, {"pid": os.getpid(), "job": str(path)})
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path}: cannot be read as a job ({error})") from error
+        return run_rank(parse(JobSpec, values, str(path)), log, _START, StopRequest())
+    except AccelmarkError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        LastWord(log, Account(process_start=_START)).say(End("error", str(error)))
+        return error.exit_code
+
+
+def end(code: int) -> NoReturn:
+    """End the process without Python's finalisation, in which a gloo thread that frees a tensor may abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main(sys.argv[1:]))

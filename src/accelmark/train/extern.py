@@ -1,0 +1,112 @@
+"""Loading code by path: a case's module, and a vendor's hooks with a record of what they replace."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.job import FolderRef
+from accelmark.train.hooks import ALLOWED_HOOKS, Hooks
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HookRecord:
+    """Where a vendor's version of a hook stands, and how long it is."""
+
+    file: str
+    line: int
+    num_lines: int
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+
+def load_module(ref: FolderRef, module: str) -> ModuleType:
+    """Import ``module`` of a case folder, as part of its package or from its directory.
+
+    Raises:
+        RequestError: the folder has no such file.
+    """
+    path = ref.path / f"{module}.py"
+    if ref.package is not None:
+        name = f"{ref.package}.{module}"
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"case {ref.name!r} has no module {name!r} for this framework")
+        return importlib.import_module(name)
+    if not path.is_file():
+        others = sorted(file.stem for file in ref.path.glob("*.py"))
+        raise RequestError(f"case {ref.name!r} has no {path} ({nearest(module, others)})")
+    return _import_file(f"accelmark_case_{ref.name}_{module}", path)
+
+
+def load_hooks(ref: FolderRef | None) -> type[Hooks]:
+    """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or the defaults where it has none.
+
+    Raises:
+        RequestError: the file does not define ``Extern(Hooks)``, or it replaces what is not a hook.
+    """
+    if ref is None:
+        return Hooks
+    path = ref.path / "extern" / "__init__.py"
+    if not path.is_file():
+        return Hooks
+    module = _import_file(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
+    extern = getattr(module, "Extern", None)
+    if not (isinstance(extern, type) and issubclass(extern, Hooks)):
+        raise RequestError(f"{path}: has no class Extern(accelmark.train.hooks.Hooks)")
+    forbidden = sorted(_replaced(extern) - set(ALLOWED_HOOKS))
+    if forbidden:
+        names = ", ".join(
+            f"{name!r} ({_where(inspect.getattr_static(extern, name), path)}; {nearest(name, ALLOWED_HOOKS)})"
+            for name in forbidden
+        )
+        raise RequestError(f"{path}: Extern may replace {', '.join(ALLOWED_HOOKS)} only, found {names}")
+    return extern
+
+
+def hook_records(hooks: type[Hooks]) -> dict[str, HookRecord]:
+    """Return the hooks that a vendor replaced, by name."""
+    names = [name for name in ALLOWED_HOOKS if name in _replaced(hooks)]
+    return {name: _record(getattr(hooks, name)) for name in names}
+
+
+def _replaced(hooks: type[Hooks]) -> set[str]:
+    """Public names that classes between ``hooks`` and :class:`Hooks` define."""
+    own = [cls for cls in hooks.__mro__ if cls is not object and cls not in Hooks.__mro__]
+    private = {name for name in vars(Hooks) if name.startswith("_") and not name.startswith("__")}
+    return {name for cls in own for name in vars(cls) if not name.startswith("_") or name in private}
+
+
+def _record(function: Any) -> HookRecord:
+    code = inspect.unwrap(function).__code__
+    try:
+        num_lines = len(inspect.getsourcelines(code)[0])
+    except OSError:
+        num_lines = 0
+    return HookRecord(code.co_filename, code.co_firstlineno, num_lines)
+
+
+def _where(attribute: Any, path: Path) -> str:
+    code = getattr(getattr(attribute, "__func__", attribute), "__code__", None)
+    return f"{path.name}:{code.co_firstlineno}" if code is not None else path.name
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,90 @@
+"""Writing PerfLog lines: one JSON object a line, valid whatever the values are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.model import Spec
+
+
+@final
+class PerfLog:
+    """Writes the events of one rank to a file descriptor, a whole line in one system call."""
+
+    def __init__(self, rank: int, descriptor: int = 1) -> None:
+        self.rank = rank
+        self._descriptor = descriptor
+
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+        """Write one line; NaN and infinity become null and are named under ``nonfinite``.
+
+        Raises:
+            RunError: the line could not be written (the disk is full, say).
+        """
+        caller = sys._getframe(1)
+        fields = value.model_dump(mode="json") if isinstance(value, Spec) else dict(value or {})
+        line = perflog_line(event, fields, _metadata(caller, self.rank))
+        try:
+            write_all(self._descriptor, line.encode() + b"\n")
+        except OSError as error:
+            raise RunError(f"rank {self.rank} cannot write its log: {error.strerror or error}") from error
+
+
+def _metadata(caller: FrameType, rank: int) -> dict[str, Any]:
+    return {
+        "file": Path(caller.f_code.co_filename).name,
+        "lineno": caller.f_lineno,
+        "time_ms": int(time.time() * 1000),
+        "mono_ms": round(time.monotonic() * 1000, 3),
+        "rank": rank,
+    }
+
+
+def perflog_line(event: Event, value: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Return the line, without its end, for one event."""
+    record = {"event": event.value, "value": value, "metadata": metadata}
+    try:
+        text = json.dumps(record, allow_nan=False)
+    except ValueError:
+        nonfinite = sorted(name for name, item in value.items() if _has_nonfinite(item))
+        cleaned = {name: _finite(item) for name, item in value.items()}
+        record["value"] = {**cleaned, "nonfinite": nonfinite}
+        text = json.dumps(record, allow_nan=False)
+    return PERFLOG_PREFIX + text
+
+
+def _has_nonfinite(item: Any) -> bool:
+    if isinstance(item, float):
+        return not math.isfinite(item)
+    if isinstance(item, Mapping):
+        return any(_has_nonfinite(part) for part in item.values())
+    if isinstance(item, list | tuple):
+        return any(_has_nonfinite(part) for part in item)
+    return False
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, float):
+        return item if math.isfinite(item) else None
+    if isinstance(item, Mapping):
+        return {name: _finite(part) for name, part in item.items()}
+    if isinstance(item, list | tuple):
+        return [_finite(part) for part in item]
+    return item
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, going on after a short write."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,117 @@
+"""The device, its numeric mode and the process group of a PyTorch rank."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.job import JobSpec
+from accelmark.spec.settings import Precision, TrainSettings
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A rank's place as its launcher tells it."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read torchrun's variables; without them this is the only rank."""
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        defaults = (0, 0, 1, 1)
+        return cls(*(int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)))
+
+
+def open_device(job: JobSpec, ranks: Ranks) -> torch.device:
+    """Return this rank's device and make it the current one.
+
+    Raises:
+        RequestError: this PyTorch has no such device, or fewer of them than the host has ranks.
+    """
+    if job.framework_module is not None:
+        importlib.import_module(job.framework_module)
+    if job.device_type == "cpu":
+        return torch.device("cpu")
+    current = torch.accelerator.current_accelerator()
+    if current is None or current.type != job.device_type or not torch.accelerator.is_available():
+        found = "only the CPU" if current is None else f"{current.type!r}"
+        raise RequestError(
+            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} finds {found}; "
+            "check the driver and that the installed PyTorch is the vendor's build"
+        )
+    count = torch.accelerator.device_count()
+    if ranks.local_rank >= count:
+        raise RequestError(f"local rank {ranks.local_rank} has no device: {count} {job.device_type} visible here")
+    device = torch.device(job.device_type, ranks.local_rank)
+    torch.get_device_module(device).set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str | None:
+    """Return what the framework calls the device; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    module: Any = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else None
+
+
+def peak_memory_mib(device: torch.device) -> float | None:
+    """Return the largest allocation so far; None for the CPU and where the framework does not count."""
+    if device.type == "cpu":
+        return None
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "max_memory_allocated"):
+        return None
+    return float(module.max_memory_allocated(device)) / 2**20
+
+
+def set_precision(precision: Precision, device: torch.device) -> Precision:
+    """Choose the numeric mode of fp32 matrix work, and return the precision that is really computed in.
+
+    fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
+    computes fp32.
+    """
+    mode = "tf32" if precision == "tf32" and device.type != "cpu" else "ieee"
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = mode
+    else:
+        torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
+        if hasattr(torch.backends, "cudnn"):
+            torch.backends.cudnn.allow_tf32 = mode == "tf32"
+    return "fp32" if precision == "tf32" and device.type == "cpu" else precision
+
+
+def set_threads(settings: TrainSettings, ranks: Ranks) -> int:
+    """Give this rank its share of the host's cores, and return how many threads it has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = settings.threads or max(1, cores // ranks.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def join_ranks(job: JobSpec, ranks: Ranks, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
+    """Open the process group where there are several ranks (or where it is ``needed``), gloo beside the device's own.
+
+    Returns the gloo group for what is exchanged about control, so that it never waits for the device.
+    """
+    if ranks.world_size == 1 and not needed:
+        return None
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{job.distributed_backend}"
+    if ranks.world_size == 1:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group

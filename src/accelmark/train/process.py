@@ -1,0 +1,112 @@
+"""What a rank's process does with its own descriptors, clock and signals."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final, final
+
+GRACE_S: Final = 20.0
+"""Longest a step may still take after a signal; the launcher waits 30 s before it kills."""
+_GRACE_SECOND_SIGNAL_S: Final = 1.0
+_SAME_REQUEST_S: Final = 1.0
+"""A signal that comes this soon after the first is the same request, sent to the whole group and by the launcher."""
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Cancelled(BaseException):
+    """The process was told to stop, and stops where it stands."""
+
+
+def redirect_output(path: Path) -> None:
+    """Send descriptors 1 and 2 to the end of ``path``, so that prints of any library land there too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+
+
+def process_start() -> float:
+    """Return when this process began, on the clock of ``time.monotonic`` (to 10 ms; now where /proc is missing)."""
+    now = time.monotonic()
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+        ticks = int(stat.rpartition(")")[2].split()[19])
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return now
+    return now - max(0.0, age)
+
+
+@final
+class StopRequest:
+    """Whether somebody asked this process to stop.
+
+    The first SIGTERM or SIGINT lets the step in hand finish (the loop looks at ``requested``); outside the loop, and
+    at the second signal, :class:`Cancelled` is raised. A main thread that hangs in a collective cannot run Python's
+    handlers, so a thread listens too and calls ``on_overdue`` when the grace is over.
+    """
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.wanted = wanted
+        """Whether this process is to listen at all (a test that drives a rank inside its own process is not)."""
+        self.requested: str | None = None
+        self._finished = False
+        self._first_at = 0.0
+        self.interruptible = True
+        """Whether the first signal raises at once (outside the training loop)."""
+
+    def install(self, on_overdue: Callable[[str], None], grace_s: float = GRACE_S) -> None:
+        """Listen for signals; to be called once, in the main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for number in _STOPPING:
+            signal.signal(number, self._handle)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=_watch, args=(reader, on_overdue, grace_s), name="signals", daemon=True)
+        watcher.start()
+
+    def finish(self) -> None:
+        """Let nothing interrupt what is left: writing the last event."""
+        self._finished = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        second = self.requested is not None and now - self._first_at > _SAME_REQUEST_S
+        if self.requested is None:
+            self._first_at = now
+        self.requested = signal.Signals(number).name
+        if (second or self.interruptible) and not self._finished:
+            raise Cancelled(self.requested)
+
+
+def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> None:
+    name = ""
+    first = 0.0
+    deadline: float | None = None
+    while True:
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([reader], [], [], wait)
+        if not ready:
+            on_overdue(name)
+            return
+        now = time.monotonic()
+        for number in os.read(reader, 64):
+            if number in _STOPPING and deadline is None:
+                name = signal.Signals(number).name
+                first, deadline = now, now + grace_s
+            elif number in _STOPPING and now - first > _SAME_REQUEST_S:
+                deadline = min(deadline or now, now + _GRACE_SECOND_SIGNAL_S)

@@ -1,0 +1,316 @@
+"""The PyTorch backend: everything of a run that only PyTorch knows."""
+
+from __future__ import annotations
+
+import platform as machine
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError
+from accelmark.spec.events import EndReason, Event, Started
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.train.backend import Progress
+from accelmark.train.case import Batch, Batches, Place, TrainCase
+from accelmark.train.checkpoint import Checkpoints
+from accelmark.train.clock import Clock, DeviceClock, DeviceLosses, HostClock, HostLosses, LossReader
+from accelmark.train.ends import total_steps
+from accelmark.train.evaluation import evaluate
+from accelmark.train.extern import hook_records, load_hooks, load_module
+from accelmark.train.feed import Ahead, mover, pinned, skipped, steps_of
+from accelmark.train.hooks import Hooks, Training
+from accelmark.train.identity import count_flops, num_parameters, structure_hash, weights_hash
+from accelmark.train.optimizers import needs_length
+from accelmark.train.perflog import PerfLog
+from accelmark.train.platform import (
+    Ranks,
+    device_name,
+    join_ranks,
+    open_device,
+    peak_memory_mib,
+    set_precision,
+    set_threads,
+)
+from accelmark.train.seeds import rank_seed, seed_everything
+from accelmark.train.synthetic import SyntheticBatches
+
+_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
+
+
+@final
+class PyTorchBackend:
+    """One rank's training in PyTorch; see :class:`accelmark.train.backend.Backend`."""
+
+    def __init__(self, job: JobSpec, train: TrainJob, ranks: Ranks, log: PerfLog) -> None:
+        self._job = job
+        self._train = train
+        self._settings = train.settings
+        self._ranks = ranks
+        self._log = log
+        self._device = torch.device("cpu")
+        self._phase = "initialisation"
+        self._feed: Ahead[Batch] | None = None
+        self._eval_batches: Batches | None = None
+        self.world_size = ranks.world_size
+        self.immediate = True
+        self.clock: Clock = HostClock()
+        self.losses: LossReader = HostLosses()
+        self.num_parameters = 0
+        self.flops_per_sample: float | None = None
+        self.flops_per_sample_formula: float | None = None
+
+    def prepare(self) -> Started:
+        """Build device, data, model, optimizer and schedule, and tell the log about each."""
+        settings, ranks = self._settings, self._ranks
+        self._device = device = open_device(self._job, ranks)
+        threads = set_threads(settings, ranks)
+        precision = set_precision(settings.precision, device)
+        if precision != settings.precision:
+            message = f"{settings.precision} is no mode of {device.type}; computing in {precision}"
+            self._log.event(Event.WARNING, {"message": message})
+        if device.type != "cpu":
+            self.immediate = False
+            self.clock = DeviceClock(device)
+            self.losses = DeviceLosses(self.clock)
+        self._control = join_ranks(self._job, ranks, device, needed=settings.parallelism == "fsdp2")
+        shared_seed = settings.seed + self._job.round - 1
+        place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
+        hooks_class = load_hooks(self._job.extern)
+        records = hook_records(hooks_class)
+        replaced = {
+            name: {"file": record.file, "line": record.line, "num_lines": record.num_lines}
+            for name, record in records.items()
+        }
+        self._log.event(Event.LAUNCH_TRAINING, {"hooks": replaced})
+        case = self._case = self._load_case(place)
+        hooks = hooks_class(case)
+        self._batches = self._open_data(case)
+        seed_everything(shared_seed)
+        model = case.build_model()
+        weights = weights_hash(model) if ranks.rank == 0 else None
+        self.flops_per_sample_formula = case.flops_per_sample()
+        self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
+        started = self._build(hooks, model)
+        seed_everything(place.seed)
+        return started.model_copy(
+            update={
+                "threads": threads,
+                "seed": place.seed,
+                "precision": precision,
+                "checkpoint_hash": weights,
+                "hooks": {name: record.place for name, record in records.items()},
+            }
+        )
+
+    def _load_case(self, place: Place) -> TrainCase:
+        module = load_module(self._job.case, "pytorch")
+        case_class = getattr(module, "Case", None)
+        if not (isinstance(case_class, type) and issubclass(case_class, TrainCase)):
+            raise RequestError(f"{module.__file__}: has no class Case(accelmark.train.case.TrainCase)")
+        case: TrainCase = case_class(self._settings, self._job.data_dirs, place)
+        return case
+
+    def _open_data(self, case: TrainCase) -> Batches:
+        settings = self._settings
+        batches: Batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
+        per_round = settings.batch_size * self.world_size
+        self.samples_per_step = per_round * settings.gradient_accumulation_steps
+        self.steps_per_epoch = batches.num_samples // per_round // settings.gradient_accumulation_steps
+        if self.steps_per_epoch == 0:
+            raise DataError(
+                f"the training data has {batches.num_samples} samples, fewer than the {self.samples_per_step} of one "
+                "optimizer step over all ranks; lower batch_size or gradient_accumulation_steps"
+            )
+        return batches
+
+    def _build(self, hooks: Hooks, model: nn.Module) -> Started:
+        """Carry the model through the hooks in their order; the events tell how long each took."""
+        settings = self._settings
+        model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
+        model.train()
+        self.num_parameters = num_parameters(model)
+        structure, class_name = structure_hash(model), type(model).__name__
+        if settings.activation_checkpointing:
+            self._checkpoint_activations(model)
+        inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
+        if settings.compile != "off":
+            self._compile(inner)
+        wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
+        optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
+        schedule = self._case.build_schedule(optimizer, self._schedule_length(), self.steps_per_epoch)
+        self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
+        self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
+        self._checkpoints = Checkpoints(
+            self._job.checkpoint_dir, settings, training, self._device, self._ranks.rank, self.world_size
+        )
+        if not settings.loader.synthetic:
+            self._eval_batches = self._timed(Event.INIT_EVALUATION, self._case.eval_batches)
+        return Started(
+            framework="pytorch",
+            framework_version=torch.__version__,
+            device_type=self._device.type,
+            device_name=device_name(self._device) or machine.processor() or machine.machine() or None,
+            device_index=self._device.index,
+            world_size=self.world_size,
+            hostname=socket.gethostname(),
+            threads=0,
+            seed=0,
+            precision=settings.precision,
+            model_class=class_name,
+            num_parameters=self.num_parameters,
+            parameter_hash=structure,
+            checkpoint_hash=None,
+            optimizer_class=type(optimizer).__name__,
+            hooks={},
+            library_versions=_library_versions(),
+        )
+
+    def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
+        start = time.monotonic()
+        built = build()
+        self._log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
+        return built
+
+    def _blocks(self, model: nn.Module, setting: str) -> list[nn.Module]:
+        blocks = self._case.checkpointed_blocks(model)
+        if not blocks:
+            raise RequestError(f"{setting}: case {self._job.case.name!r} names no repeated blocks for it; leave it off")
+        return blocks
+
+    def _checkpoint_activations(self, model: nn.Module) -> None:
+        for block in self._blocks(model, "activation_checkpointing"):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    def _compile(self, model: nn.Module) -> None:
+        """Compile in place, before any wrapper: block by block under FSDP2, whose hooks stand between the blocks."""
+        mode = self._settings.compile
+        blocks = self._case.checkpointed_blocks(model) if self._settings.parallelism == "fsdp2" else []
+        for module in blocks or [model]:
+            module.compile(mode=mode)
+
+    def _schedule_length(self) -> int:
+        settings = self._settings
+        length = total_steps(settings.end, self.steps_per_epoch, self.samples_per_step)
+        if length is None and needs_length(settings.schedule):
+            raise RequestError(
+                f"schedule.{settings.schedule.name} needs the number of steps: give end.max_steps, max_epochs or "
+                "max_samples beside max_duration_s"
+            )
+        return length if length is not None else self.steps_per_epoch
+
+    def restore(self) -> Progress | None:
+        """Load the newest checkpoint where the job resumes and there is one."""
+        return self._checkpoints.load() if self._job.resume else None
+
+    def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
+        """Yield the batches of each optimizer step, fetched ahead and pinned where the device is not the CPU."""
+        self._phase = f"epoch {epoch}"
+        settings = self._settings
+        accumulation = settings.gradient_accumulation_steps
+        batches = skipped(iter(self._batches.epoch(epoch)), skip_steps * accumulation)
+        self._close_feed()
+        if self._device.type != "cpu" and not settings.loader.synthetic:
+            pin = settings.loader.pin_memory is not False
+            batches = self._feed = Ahead(map(pinned, batches) if pin else batches, settings.loader.prefetch)
+        self._checkpoints.restore_random()
+        return steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
+
+    def _close_feed(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def learning_rate(self) -> float:
+        """Return the learning rate of the first parameter group."""
+        rate: float = self._training.optimizer.param_groups[0]["lr"]
+        return rate
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the case's metrics over the evaluation data of all ranks."""
+        if self._eval_batches is None:
+            raise RequestError("there is no evaluation on made-up data")
+        return evaluate(self._case, self._training, self._eval_batches, self._control)
+
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint and return its name."""
+        return self._checkpoints.save(progress)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
+        """Begin an all-reduce on the CPU, beside the device's own traffic."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def read() -> list[float]:
+            work.wait()
+            return [float(value) for value in tensor.tolist()]
+
+        return read
+
+    def mean(self, values: list[float]) -> list[float]:
+        """Return the mean of each value over all ranks."""
+        if self.world_size == 1 or not values:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self._control)
+        return [float(value) for value in (tensor / self.world_size).tolist()]
+
+    def peak_memory_mib(self) -> float | None:
+        """Return the largest allocation on the device so far; None on the CPU."""
+        return peak_memory_mib(self._device)
+
+    def explain(self, error: BaseException) -> tuple[EndReason, str]:
+        """Tell out-of-memory from other errors, and say what to do about it."""
+        if _is_out_of_memory(error):
+            settings = self._settings
+            return "out_of_memory", (
+                f"out of memory on {self._device} ({device_name(self._device) or 'host memory'}) in {self._phase}, "
+                f"with batch_size {settings.batch_size}, precision {settings.precision}, "
+                f"parallelism {settings.parallelism}; try a smaller batch_size with more gradient_accumulation_steps, "
+                "activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices "
+                f"({_first_line(error)})"
+            )
+        if isinstance(error, AccelmarkError):
+            return "error", str(error)
+        return "error", f"{type(error).__name__}: {_first_line(error)}"
+
+    def close(self, *, together: bool) -> None:
+        """Leave the process group; ``together`` with the others, or without asking where they may be gone."""
+        self._close_feed()
+        if dist.is_initialized() and (together or self.world_size == 1):
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _library_versions() -> dict[str, str]:
+    found: dict[str, str] = {"python": machine.python_version()}
+    for name in _REPORTED_LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,84 @@
+"""A case's job at reduced size, run as the driver runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelmark.spec.catalog import find, load_case
+from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Layer, resolve
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any]) -> Path:
+    """Write ``job.json`` of an open run with the settings ``over``, and return its path."""
+    case = load_case(name)
+    assert case.train is not None
+    train = case.train
+    layers = [Layer("test", dict(over))]
+    settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    key = train.units_per_sample_key
+    job = JobSpec(
+        task="train",
+        key=CaseKey.parse(name, hardware="CPU"),
+        round=1,
+        case=find("cases", name).ref(),
+        case_version=case.version,
+        vendor="cpu",
+        device_type="cpu",
+        framework_module=None,
+        distributed_backend="gloo",
+        data_dirs=dict(data_dirs),
+        checkpoint_dir=directory / "checkpoints",
+        open=True,
+        train=TrainJob(
+            unit=train.unit,
+            units_per_sample=train.units_per_sample if key is None else int(str(settings.model[key])),
+            target=train.target,
+            reference_loss=train.reference_loss,
+            settings=settings,
+        ),
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "job.json"
+    path.write_text(job.model_dump_json())
+    return path
+
+
+def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
+    """Train, and return rank 0's events as (name, value)."""
+    node_dir = job.parent
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(SRC),
+        "ACCELMARK_NODE_DIR": str(node_dir),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    command = [sys.executable, *launcher, "-m", "accelmark.train", str(job)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    log = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
+    assert ended.returncode == 0, log + ended.stderr
+    lines = [line for line in log.splitlines() if line.startswith(PERFLOG_PREFIX)]
+    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines]
+    return [(record["event"], record["value"]) for record in records]
+
+
+def value_of(events: list[tuple[str, dict[str, Any]]], event: Event) -> dict[str, Any]:
+    """Return the value of the last such event."""
+    return [value for name, value in events if name == event][-1]
+
+
+def losses_of(events: list[tuple[str, dict[str, Any]]]) -> list[float]:
+    """Return every step's loss."""
+    return [loss for name, value in events if name == Event.STEP_END for loss in value["losses"]]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from accelmark.cases.resnet50._imagenet import ImageFolder
+from accelmark.spec.errors import DataError
+from accelmark.train.batches import generator_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for label, synset in enumerate(("n01440764", "n01443537")):
+        (tmp_path / "val" / synset).mkdir(parents=True)
+        pixels = np.zeros((60, 90, 3), np.uint8)
+        pixels[..., label] = 200
+        pixels[:, :10] = 255
+        Image.fromarray(pixels).save(tmp_path / "val" / synset / "a.JPEG", quality=95)
+    return tmp_path
+
+
+def test_the_label_is_the_rank_of_the_folder(folder: Path) -> None:
+    images = ImageFolder(folder, "val", num_classes=2, size=32, train=False)
+    samples = [images.read(index, generator_for(0)) for index in range(len(images))]
+    assert [int(sample["label"]) for sample in samples] == [0, 1]
+    for label, sample in enumerate(samples):
+        assert sample["image"].shape == (3, 32, 32)
+        assert sample["image"].dtype == torch.uint8
+        assert abs(float(sample["image"][label].float().mean()) - 200) < 5, "the centre crop leaves the white edge out"
+
+
+def test_a_training_sample_depends_on_its_generator_alone(folder: Path) -> None:
+    images = ImageFolder(folder, "val", num_classes=2, size=32, train=True)
+    first = images.read(0, generator_for(1))["image"]
+    assert torch.equal(images.read(0, generator_for(1))["image"], first)
+    assert len({tuple(images.read(0, generator_for(s))["image"].flatten().tolist()) for s in range(6)}) > 3
+
+
+def test_half_of_the_training_samples_are_flipped(folder: Path) -> None:
+    images = ImageFolder(folder, "val", num_classes=2, size=32, train=True)
+    left = right = 0
+    for seed in range(200):
+        green = images.read(0, generator_for(seed))["image"][1].float()
+        left += bool(green[:, 0].mean() > 200)
+        right += bool(green[:, -1].mean() > 200)
+    assert left > 10
+    assert right > 10
+    assert 0.5 < left / right < 2
+
+
+def test_a_small_grey_png_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "val/x").mkdir(parents=True)
+    Image.fromarray(np.full((3, 1), 77, np.uint8)).save(tmp_path / "val/x/a.png")
+    images = ImageFolder(tmp_path, "val", num_classes=1, size=8, train=True)
+    assert images.read(0, generator_for(0))["image"].eq(77).all()
+
+
+def test_a_wrong_number_of_classes_says_what_was_found(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"expected 1000 class folders .* found 2 class folders"):
+        ImageFolder(folder, "val", num_classes=1000, size=32, train=False)
+    with pytest.raises(DataError, match="found no such directory"):
+        ImageFolder(folder, "train", num_classes=1000, size=32, train=True)
+
+
+def test_a_broken_image_is_named(folder: Path) -> None:
+    broken = folder / "val/n01440764/b.JPEG"
+    broken.write_bytes((folder / "val/n01440764/a.JPEG").read_bytes()[:200])
+    images = ImageFolder(folder, "val", num_classes=2, size=32, train=False)
+    with pytest.raises(DataError, match=r"b\.JPEG: is not a readable image"):
+        images.read(1, generator_for(0))

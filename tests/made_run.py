@@ -1,0 +1,265 @@
+"""Makes run directories through the documented formats: GENERATED, nothing in them was measured on any machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from accelmark.spec.case import Target
+from accelmark.spec.events import PERFLOG_PREFIX, Evaluation, Finished, Started, StepWindow
+from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit, TrainJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import flatten
+from accelmark.spec.settings import EndSettings, LoaderSettings, TrainSettings
+from accelmark.spec.vendor import Chip, Peaks
+
+BOOT_MS = 5_000_000.0
+"""Monotonic clock when rank 0's process starts."""
+WALL_MS = 1_790_000_000_000.0
+INIT_MS = 2_000.0
+"""From the start of the process to TRAIN_START."""
+
+CHIP = Chip(
+    name="X1",
+    variant="Pod",
+    device_name="Acme X1 Pod",
+    peaks=Peaks(fp32=10.0, bf16=100.0),
+    source="made up for tests",
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a made round looks like; the defaults give round figures."""
+
+    nnodes: int = 1
+    nproc: int = 1
+    rounds: int = 1
+    windows: int = 10
+    steps_per_window: int = 10
+    step_ms: float = 9.0
+    data_wait_ms: float = 1.0
+    eval_ms: float = 500.0
+    eval_windows: tuple[int, ...] = (5, 10)
+    """Windows (from 1) after which the model is evaluated."""
+    metrics: tuple[float, ...] = (0.5, 0.95)
+    batch_size: int = 8
+    units_per_sample: int = 16
+    target: Target | None = field(
+        default_factory=lambda: Target(metric="accuracy", direction="at_least", value=0.9, why="made up for tests")
+    )
+    precision: str = "bf16"
+    device_type: str = "acme"
+    chip: Chip | None = CHIP
+    flops_per_sample: float | None = 8e9
+    power_w: float = 200.0
+    interval_s: float = 0.25
+    jitter: float = 0.0
+    """Spread of step times, losses, power: 0 makes every figure computable by hand."""
+    is_open: bool = False
+    synthetic: bool = False
+    min_rounds: int = 1
+    telemetry: bool = True
+    rapl: bool = False
+    model: str = "toy"
+
+    @property
+    def key(self) -> CaseKey:
+        return CaseKey(
+            model=self.model,
+            framework="pytorch",
+            hardware="X1",
+            nnodes=self.nnodes,
+            nproc=self.nproc,
+            repeat=self.rounds,
+        )
+
+
+def make_run(run_dir: Path, made: Made | None = None) -> Path:
+    """Make a whole run with its plan and events; the results are left to be computed."""
+    made = made or Made()
+    run_dir.mkdir(parents=True)
+    jobs, events = [], []
+    for number in range(1, made.rounds + 1):
+        name = f"{made.key.slug}/round{number}"
+        one = replace(made, step_ms=made.step_ms * (1 + 0.02 * made.jitter * (number % 3 - 1)))
+        job = make_round(run_dir / name, one, number)
+        jobs.append({"directory": name, "job": job.model_dump(mode="json"), "nodes": []})
+        events += [{"at": "", "kind": "state", "job": name, "state": s} for s in ("queued", "running", "succeeded")]
+    plan = {"schema_version": 1, "name": "made", "accelmark_version": "0.0.0", "vendor": "acme", "jobs": jobs}
+    (run_dir / "plan.json").write_text(json.dumps(plan))
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return run_dir
+
+
+def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:
+    """Make one round: job.json and every host's directory."""
+    round_dir.mkdir(parents=True)
+    job = _job(made, number)
+    (round_dir / "job.json").write_text(job.model_dump_json())
+    for noderank in range(made.nnodes):
+        node = round_dir / f"node{noderank:02d}_noderank{noderank}"
+        node.mkdir()
+        ranks = range(noderank * made.nproc, (noderank + 1) * made.nproc)
+        end_ms = BOOT_MS
+        for rank in ranks:
+            with (node / f"rank{rank}.out.log").open("w") as log:
+                for event, value, mono_ms in rank_events(made, rank, number):
+                    log.write(perflog(event, value, mono_ms, rank))
+                    end_ms = mono_ms
+        if made.telemetry:
+            _telemetry(node / "telemetry.jsonl", made, end_ms, random.Random(number))
+        _surroundings(node, made, noderank, ranks, (end_ms - BOOT_MS) / 1e3)
+    return job
+
+
+def perflog(event: str, value: dict[str, Any], mono_ms: float, rank: int) -> str:
+    metadata = {
+        "file": "made.py",
+        "lineno": 1,
+        "time_ms": WALL_MS + mono_ms - BOOT_MS,
+        "mono_ms": mono_ms,
+        "rank": rank,
+    }
+    return PERFLOG_PREFIX + json.dumps({"event": event, "value": value, "metadata": metadata}) + "\n"
+
+
+def rank_events(made: Made, rank: int, number: int = 1) -> Any:
+    """Yield (event, value, monotonic ms) of one rank."""
+    noise = random.Random(number * 10_007 + rank)
+    world = made.key.world_size
+    yield "INIT_START", {}, BOOT_MS
+    yield "INIT_END", started(made, rank).model_dump(mode="json"), BOOT_MS + INIT_MS - 100
+    start = clock = BOOT_MS + INIT_MS
+    yield "TRAIN_START", {}, clock
+    samples, losses = 0, [0.0]
+    evaluations = iter(made.metrics)
+    for window in range(1, made.windows + 1):
+        steps = window * made.steps_per_window
+        first = steps - made.steps_per_window
+        step_ms = [made.step_ms * (1 + made.jitter * abs(noise.gauss(0, 0.05))) for _ in range(made.steps_per_window)]
+        if made.jitter and window % 17 == 0:
+            step_ms[-1] *= 1.8
+        losses = [
+            4 * math.exp(-(first + i + 1) / (made.windows * made.steps_per_window) * 3)
+            + made.jitter * noise.gauss(0, 0.05)
+            for i in range(made.steps_per_window)
+        ]
+        wall = sum(step_ms) + made.data_wait_ms * made.steps_per_window
+        clock += wall
+        samples += made.steps_per_window * made.batch_size * world
+        yield "STEP_END", StepWindow(
+            global_steps=steps, epoch=0, num_trained_samples=samples, learning_rate=0.1, loss=losses[-1],
+            losses=tuple(losses), step_ms=tuple(step_ms),
+            data_wait_ms=(made.data_wait_ms,) * made.steps_per_window, wall_ms=wall,
+        ).model_dump(mode="json"), clock  # fmt: skip
+        if window in made.eval_windows:
+            clock += made.eval_ms
+            metric = next(evaluations)
+            yield "EVALUATE", Evaluation(
+                global_steps=steps, epoch=0, num_trained_samples=samples, metrics={"accuracy": metric},
+                duration_s=made.eval_ms / 1e3, elapsed_s=(clock - start) / 1e3, reached=metric >= 0.9,
+            ).model_dump(mode="json"), clock  # fmt: skip
+    yield "TRAIN_END", {}, clock
+    yield "FINISHED", finished(made, losses[-1], samples).model_dump(mode="json"), clock + 100
+
+
+def started(made: Made, rank: int) -> Started:
+    return Started(
+        framework="pytorch", framework_version="2.13.0", device_type=made.device_type, device_name="Acme X1 Pod",
+        device_index=rank % made.nproc, world_size=made.key.world_size, hostname="node00", threads=1,
+        seed=1000 + rank,
+        precision=made.precision, model_class="toy.Model", num_parameters=1_000_000, parameter_hash="ab" * 32,
+        checkpoint_hash="cd" * 32 if rank == 0 else None, optimizer_class="torch.optim.SGD", hooks={},
+        library_versions={"torch": "2.13.0"},
+    )  # fmt: skip
+
+
+def finished(made: Made, loss: float, samples: int) -> Finished:
+    """The rank's own account; its times and rates are wrong on purpose, since no figure may come from them."""
+    return Finished(
+        state="completed", end_reason="max_steps", converged=True, e2e_time=-1, init_time=-1, raw_train_time=-1,
+        train_no_eval_time=-1, pure_training_computing_time=-1, global_steps=made.windows * made.steps_per_window,
+        num_trained_samples=samples, throughput_raw=-1, throughput_no_eval=-1, throughput_pure_compute=-1,
+        final_loss=loss, final_metrics={"accuracy": 0.0}, peak_device_memory_mib=512.0, num_parameters=1_000_000,
+        flops_per_sample=made.flops_per_sample, flops_per_sample_formula=made.flops_per_sample,
+    )  # fmt: skip
+
+
+def _job(made: Made, number: int) -> JobSpec:
+    settings = TrainSettings(
+        batch_size=made.batch_size,
+        precision=made.precision,
+        end=EndSettings(max_steps=made.windows * made.steps_per_window),
+        loader=LoaderSettings(synthetic=made.synthetic),
+        log_every_steps=made.steps_per_window,
+        model={"seq_length": made.units_per_sample, "width": 4},
+    )
+    provenance = {
+        name: Provenance(value=value, layer="case.yaml" if name != "batch_size" else "command line",
+                         replaced=(("case.yaml", 4),) if name == "batch_size" else ())
+        for name, value in flatten(settings.model_dump(mode="json")).items()
+    }  # fmt: skip
+    return JobSpec(
+        task="train", key=made.key, round=number,
+        case=FolderRef(name=made.model, path=Path("cases") / made.model, sha256=hashlib.sha256(b"case").hexdigest()),
+        case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, distributed_backend="gloo",
+        chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
+        train=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target, reference_loss=None,
+                       min_repeats=made.min_rounds, settings=settings),
+        provenance=provenance,
+    )  # fmt: skip
+
+
+def _telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> None:
+    begin, end = BOOT_MS / 1e3 - 1.0, end_ms / 1e3 + 1.0
+    infos = [{"index": i, "name": "Acme X1 Pod", "memory_total_mib": 65536.0, "reasons": {}} for i in range(made.nproc)]
+    reasons = {"power_w": "no management controller"} | (
+        {} if made.rapl else {"rapl_j": "there is no powercap interface"}
+    )
+    if made.device_type == "cpu":
+        infos = []
+    header = {
+        "schema_version": 1,
+        "vendor": "acme",
+        "interval_s": made.interval_s,
+        "devices": infos,
+        "reasons": reasons,
+    }
+    count = int((end - begin) / made.interval_s) + 1
+    with path.open("w") as file:
+        file.write(json.dumps({"header": header}) + "\n")
+        for i in range(count):
+            t = begin + i * made.interval_s
+            training = BOOT_MS + INIT_MS <= t * 1e3 <= end_ms - 100
+            wobble = made.jitter * noise.gauss(0, 0.02) if training else 0.0
+            devices: list[dict[str, Any]] = [
+                {"index": d, "utilisation": min((0.9 if training or not made.jitter else 0.05) + wobble, 1.0),
+                 "memory_used_mib": 512.0, "memory_total_mib": 65536.0,
+                 "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble),
+                 "temperature_c": 40.0 + (made.jitter * 15 * (1 - math.exp(-i / 40))), "sm_clock_mhz": 1500.0,
+                 "throttle": [], "energy_j": None}
+                for d in range(len(infos))
+            ]  # fmt: skip
+            host = {"cpu": 0.25 + wobble, "mem_used_mib": 2048.0, "mem_total_mib": 16384.0, "load1": 0.2,
+                    "power_w": None, "rapl_j": i * made.interval_s * 50.0 if made.rapl else None}  # fmt: skip
+            file.write(json.dumps({"t": t, "wall": WALL_MS / 1e3 + t, "host": host, "devices": devices}) + "\n")
+        file.write(json.dumps({"footer": {"cpu_time_s": 0.125, "samples": count, "missed": 0}}) + "\n")
+
+
+def _surroundings(node: Path, made: Made, noderank: int, ranks: range, duration_s: float) -> None:
+    host = f"node{noderank:02d}"
+    info = {"host": host, "hostname": host, "os": "Made-up Linux 1", "kernel": "6.1", "load1_at_start": 0.1,
+            "cpu": {"model": "Made-up CPU", "usable_cores": 8, "logical_cores": 8}, "memory_total_mib": 16384.0,
+            "python": "3.11.9", "environment": {"OMP_NUM_THREADS": "1"}}  # fmt: skip
+    (node / "sys_info.json").write_text(json.dumps(info))
+    (node / "agent.json").write_text(json.dumps({"nproc": made.nproc}))
+    exits = tuple(RankExit(rank=r, local_rank=r % made.nproc, state="succeeded", exit_code=0) for r in ranks)
+    end = NodeExit(host=host, noderank=noderank, state="succeeded", reason=None, started_at="2026-11-21T10:00:00.000Z",
+                   duration_s=duration_s, ranks=exits)  # fmt: skip
+    (node / "exit.json").write_text(end.model_dump_json())

@@ -1,0 +1,51 @@
+"""Fixtures of the tests of runs: a task for an agent, and the check that every test leaves nothing running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from accelmark.run.processes import RUN_MARKER
+from accelmark.run.task import AgentTask, Limits
+from tests.run.fakes import FAKE_RANK, job_spec, processes_with
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Callable[..., AgentTask]:
+    """Make the task of one agent whose rank behaves as the given modes say."""
+
+    def make(*modes: str, **limits: float) -> AgentTask:
+        node_dir = tmp_path / "round1" / "here_noderank0"
+        node_dir.mkdir(parents=True)
+        (tmp_path / "round1" / "job.json").write_text(job_spec().model_dump_json())
+        task = AgentTask(
+            run=str(tmp_path),
+            host="here",
+            noderank=0,
+            nnodes=1,
+            nproc=1,
+            command=("python", str(FAKE_RANK), "job.json", *modes),
+            job_file=tmp_path / "round1" / "job.json",
+            framework="pytorch",
+            limits=Limits(**{"grace_s": 1.0, **limits}),
+        )
+        (node_dir / "agent.json").write_text(task.model_dump_json())
+        return task
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
+    """After every test here: no process of any run below its directory is left."""
+    yield
+    needle = f"{RUN_MARKER}={tmp_path}".encode()
+    deadline = time.monotonic() + 2
+    while left := processes_with(needle):
+        if time.monotonic() > deadline:
+            names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
+            pytest.fail(f"left running: {names}")
+        time.sleep(0.05)

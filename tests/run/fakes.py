@@ -1,0 +1,102 @@
+"""Plans whose ranks are a small program without a framework: all else is the real thing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import accelmark
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.run.processes import RUN_MARKER, all_processes
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.job import FolderRef, JobSpec, TrainJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.settings import EndSettings, TrainSettings
+
+FAKE_RANK = Path(__file__).with_name("fake_rank.py")
+
+
+def job_spec(model: str = "toy", repeat: int = 1, number: int = 1) -> JobSpec:
+    return JobSpec(
+        task="train",
+        key=CaseKey(model=model, framework="pytorch", hardware="X1", repeat=repeat),
+        round=number,
+        case=FolderRef(name=model, path=Path("/nowhere"), sha256="0" * 64),
+        case_version=1,
+        vendor="acme",
+        device_type="cpu",
+        framework_module=None,
+        distributed_backend="gloo",
+        data_dirs={},
+        checkpoint_dir=Path("checkpoints"),
+        train=TrainJob(
+            unit="token",
+            units_per_sample=16,
+            target=None,
+            reference_loss=None,
+            settings=TrainSettings(batch_size=8, end=EndSettings(max_steps=5)),
+        ),
+    )
+
+
+def make_plan(*cases: tuple[str, ...], repeat: int = 1, **changed: object) -> Plan:
+    """Make a plan of one key for each of ``cases``, whose ranks behave as its modes say."""
+    jobs = []
+    for index, modes in enumerate(cases):
+        for number in range(1, repeat + 1):
+            spec = job_spec(f"toy{index}", repeat, number)
+            command = ("python", str(FAKE_RANK), "job.json", *modes)
+            node = PlannedNode(host="localhost", noderank=0, nproc=1, command=command)
+            jobs.append(PlannedJob(directory=f"{spec.key.slug}/round{number}", job=spec, nodes=(node,)))
+    plan = Plan(
+        name="test",
+        created_at="2026-01-01T00:00:00Z",
+        accelmark_version=accelmark.__version__,
+        source_sha256="0" * 64,
+        vendor="acme",
+        vendor_sha256="0" * 64,
+        open=False,
+        strict=False,
+        fail_fast=False,
+        timeout_s=None,
+        stall_timeout_s=60.0,
+        telemetry_interval_s=0.2,
+        cluster=ClusterSpec(),
+        jobs=tuple(jobs),
+    )
+    return plan.model_copy(update=changed)
+
+
+def left_running(run: Path) -> list[int]:
+    """Return the processes that bear the mark of the run in ``run``."""
+    return processes_with(f"{RUN_MARKER}={run}".encode())
+
+
+def processes_with(needle: bytes) -> list[int]:
+    """Return the living processes with an environment variable that begins with ``needle``, this one not."""
+    found = []
+    for stat in all_processes():
+        try:
+            environment = Path(f"/proc/{stat.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if (
+            stat.alive
+            and stat.pid != os.getpid()
+            and any(entry.startswith(needle) for entry in environment.split(b"\0"))
+        ):
+            found.append(stat.pid)
+    return found
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    """Wait until ``condition`` holds; fail the test where it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(0.02)

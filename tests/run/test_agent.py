@@ -1,0 +1,206 @@
+"""The node agent with real processes: how each way to end reads, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
+from accelmark.run.task import AgentTask, VisibleDevices
+from accelmark.spec.job import NodeExit
+from tests.run.fakes import left_running, wait_for
+
+MakeTask = Callable[..., AgentTask]
+Agent = subprocess.Popen[bytes]
+
+
+def node_dir(task: AgentTask) -> Path:
+    return task.job_file.parent / "here_noderank0"
+
+
+def start(task: AgentTask) -> Agent:
+    where = node_dir(task)
+    return subprocess.Popen(
+        [sys.executable, "-m", "accelmark.run.agent", str(where)],
+        env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
+        start_new_session=True,
+    )
+
+
+def ended(task: AgentTask, agent: Agent) -> NodeExit:
+    agent.wait(30)
+    return NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
+
+
+def said(task: AgentTask, text: str) -> bool:
+    log = node_dir(task) / "rank0.out.log"
+    return log.exists() and text in log.read_text(errors="replace")
+
+
+def test_a_rank_that_finishes_makes_the_node_succeed(make_task: MakeTask) -> None:
+    task = make_task()
+    end = ended(task, start(task))
+    assert (end.state, end.reason, end.warnings) == ("succeeded", None, ())
+    assert [(rank.rank, rank.state, rank.exit_code) for rank in end.ranks] == [(0, "succeeded", 0)]
+    information = json.loads((node_dir(task) / "sys_info.json").read_text())
+    assert information["cpu"]["usable_cores"] == len(os.sched_getaffinity(0))
+    assert information["environment"]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert not list(node_dir(task).glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "state", "reason"),
+    [
+        ("die", "signaled", "rank 0: killed by SIGKILL"),
+        ("raise", "failed", "rank 0: RuntimeError: the flux is not conserved"),
+        ("quit", "failed", "never said that it had finished"),
+        ("nan", "failed", "rank 0: the loss is not finite at step 3"),
+    ],
+)
+def test_a_rank_that_breaks_off_fails_the_node_with_its_cause(
+    make_task: MakeTask, mode: str, state: str, reason: str
+) -> None:
+    task = make_task(mode)
+    end = ended(task, start(task))
+    assert end.state == "failed"
+    assert end.reason is not None
+    assert reason in end.reason
+    assert end.ranks[0].state == state
+    assert any("STEP_END" in line for line in end.ranks[0].last_lines)
+
+
+def test_a_command_that_does_not_exist_fails_the_node(make_task: MakeTask) -> None:
+    task = make_task().model_copy(update={"command": ("/nowhere/python", "job.json")})
+    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
+    end = ended(task, start(task))
+    assert end.state == "failed"
+    assert "/nowhere/python" in (end.reason or "")
+
+
+def test_a_rank_that_is_silent_for_too_long_is_ended_as_stalled(make_task: MakeTask) -> None:
+    task = make_task("hang", "deaf", stall_timeout_s=0.8, grace_s=0.3)
+    end = ended(task, start(task))
+    assert end.state == "timed_out"
+    assert end.ranks[0].state == "stalled"
+    assert end.reason == "no rank of this host wrote anything for 0.8 s"
+
+
+def test_a_rank_that_takes_too_long_is_asked_to_end_and_says_so(make_task: MakeTask) -> None:
+    task = make_task("steps=100000", timeout_s=1.0)
+    end = ended(task, start(task))
+    assert end.state == "timed_out"
+    assert end.ranks[0].state == "timed_out"
+    assert end.reason == "took longer than its limit of 1 s"
+    assert said(task, '"state": "cancelled"')
+
+
+def test_binary_noise_in_a_log_is_made_printable(make_task: MakeTask) -> None:
+    task = make_task("noise", "raise")
+    end = ended(task, start(task))
+    assert end.reason == "rank 0: RuntimeError: the flux is not conserved"
+    shown = "\n".join(end.ranks[0].last_lines)
+    assert "\\x1b[2J\\x00 not text" in shown
+    assert "\\xff\\xfe" in shown
+    assert shown.replace("\n", "").isprintable()
+
+
+def test_a_full_disk_ends_the_job_and_is_named(make_task: MakeTask, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    task = make_task("fill", "pace=0.05")
+    small = node_dir(task)
+    text = (small / "agent.json").read_text()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(small)], check=True)
+    try:
+        (small / "agent.json").write_text(text.replace('"min_free_mib":32.0', '"min_free_mib":0.0'))
+        end = ended(task, start(task))
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    assert end.state == "failed"
+    assert "No space left on device" in (end.reason or "")
+
+
+def test_a_disk_that_runs_low_ends_the_job_before_it_is_full(make_task: MakeTask) -> None:
+    task = make_task("steps=100000", min_free_mib=1e9)
+    end = ended(task, start(task))
+    assert end.state == "failed"
+    assert "free some space and resume" in (end.reason or "")
+
+
+def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:
+    task = make_task("steps=100000", grace_s=20.0)
+    agent = start(task)
+    wait_for(lambda: said(task, "STEP_END"), "a step")
+    agent.send_signal(signal.SIGTERM)
+    end = ended(task, agent)
+    assert end.state == "cancelled"
+    assert end.ranks[0].state == "cancelled"
+    assert said(task, '"event": "FINISHED"')
+
+
+def test_a_second_sigterm_ends_a_deaf_job_at_once(make_task: MakeTask) -> None:
+    task = make_task("deaf", "steps=100000", "grandchild", grace_s=600.0)
+    agent = start(task)
+    wait_for(lambda: said(task, "STEP_END"), "a step")
+    agent.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        agent.wait(0.5)
+    agent.send_signal(signal.SIGTERM)
+    end = ended(task, agent)
+    assert end.state == "cancelled"
+    assert end.ranks[0].signal == "SIGKILL"
+
+
+def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: MakeTask) -> None:
+    task = make_task("grandchild")
+    agent = start(task)
+    wait_for(lambda: len(descendants(agent.pid)) >= 2, "the grandchild")
+    end = ended(task, agent)
+    assert end.state == "succeeded"
+    assert end.warnings == ("the ranks left 1 processes behind; they were ended",)
+    assert left_running(Path(task.run)) == []
+
+
+def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> None:
+    task = make_task("steps=40")
+    where = str(node_dir(task))
+    body = (
+        "import subprocess, sys, time;"
+        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent', sys.argv[1]], start_new_session=True);"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", body, where], env=os.environ | {RUN_MARKER: task.run})
+    wait_for(lambda: said(task, "STEP_END"), "a step")
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "the agent's last word")
+    end = NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
+    assert end.state == "succeeded"
+
+
+def test_threads_and_visible_devices_are_the_launchers(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    plain = make_task()
+    task = plain.model_copy(
+        update={
+            "threads": 3,
+            "visible_devices": VisibleDevices(variable="ACME_VISIBLE_DEVICES", count=2),
+            "environment": {"ACCELMARK_TEST": "$(touch x); 'y'"},
+            "command": (
+                "python", "-c",
+                "import os, sys; print([os.environ[name] for name in sys.argv[1:]])",
+                "OMP_NUM_THREADS", "ACME_VISIBLE_DEVICES", "ACCELMARK_TEST",
+            ),
+        }
+    )  # fmt: skip
+    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
+    end = ended(task, start(task))
+    assert end.state == "failed"
+    assert (node_dir(task) / "start_pytorch_task.log").read_text() == str(["3", "0,1", "$(touch x); 'y'"]) + "\n"

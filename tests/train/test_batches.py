@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from accelmark.spec.errors import DataError
+from accelmark.spec.settings import LoaderSettings
+from accelmark.train.batches import IndexedBatches, TensorBatches, generator_for
+from accelmark.train.case import Place
+
+
+def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
+    return Place(rank, world_size, torch.device("cpu"), seed=seed + rank, shared_seed=seed)
+
+
+def numbers(size: int) -> dict[str, Tensor]:
+    return {"x": torch.arange(size)}
+
+
+def seen(batches: TensorBatches, epoch: int = 0) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in batches.epoch(epoch)]
+
+
+@given(size=st.integers(1, 200), batch=st.integers(1, 17), world=st.integers(1, 5), epoch=st.integers(0, 3))
+def test_ranks_share_a_training_epoch_evenly_and_nobody_sees_a_sample_twice(
+    size: int, batch: int, world: int, epoch: int
+) -> None:
+    if size < batch * world:
+        with pytest.raises(DataError, match="smaller batch size"):
+            TensorBatches(numbers(size), batch, place(0, world), train=True)
+        return
+    ranks = [TensorBatches(numbers(size), batch, place(rank, world), train=True) for rank in range(world)]
+    shares = [seen(rank, epoch) for rank in ranks]
+    assert {tuple(map(len, share)) for share in shares} == {(batch,) * (size // (batch * world))}
+    everything = Counter(x for share in shares for one in share for x in one)
+    assert set(everything.values()) == {1}
+    assert sum(everything.values()) == ranks[0].num_samples
+
+
+@given(size=st.integers(1, 200), batch=st.integers(1, 17), world=st.integers(1, 5))
+def test_evaluation_takes_every_sample_once_in_equally_many_batches_on_all_ranks(
+    size: int, batch: int, world: int
+) -> None:
+    if size < world:
+        with pytest.raises(DataError, match="every rank"):
+            TensorBatches(numbers(size), batch, place(0, world), train=False)
+        return
+    ranks = [TensorBatches(numbers(size), batch, place(rank, world), train=False) for rank in range(world)]
+    shares = [seen(rank) for rank in ranks]
+    assert sorted(x for share in shares for one in share for x in one) == list(range(size))
+    assert len({len(share) for share in shares}) == 1
+    assert all(1 <= len(one) <= max(batch, 2) for share in shares for one in share)
+
+
+def test_an_epochs_order_follows_from_seed_and_number_alone() -> None:
+    batches = TensorBatches(numbers(64), 8, place(), train=True)
+    first, second = seen(batches, 0), seen(batches, 1)
+    assert first != second
+    assert seen(TensorBatches(numbers(64), 8, place(), train=True), 1) == second
+    assert seen(TensorBatches(numbers(64), 8, place(seed=8), train=True), 0) != first
+
+
+def test_augmentation_is_repeatable_and_differs_between_ranks() -> None:
+    def noise(batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
+        return {"x": torch.rand(len(batch["x"]), generator=random)}
+
+    def draw(rank: int) -> list[float]:
+        batches = TensorBatches(numbers(16), 8, place(rank, 2), train=True, augment=noise)
+        return [float(x) for batch in batches.epoch(3) for x in batch["x"]]
+
+    assert draw(0) == draw(0)
+    assert draw(0) != draw(1)
+
+
+def test_parts_of_different_length_are_refused() -> None:
+    with pytest.raises(DataError, match=r"'y': 3"):
+        TensorBatches({"x": torch.zeros(4), "y": torch.zeros(3)}, 1, place(), train=True)
+
+
+class Noisy:
+    """Samples that show their index and a random number."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        return {"x": torch.tensor(index), "noise": torch.rand((), generator=random)}
+
+
+def read(train: bool, workers: int, epoch: int) -> list[tuple[list[int], list[float]]]:
+    batches = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=workers), train=train)
+    return [(batch["x"].tolist(), batch["noise"].tolist()) for batch in batches.epoch(epoch)]
+
+
+def test_worker_processes_give_the_same_samples_as_none() -> None:
+    assert read(train=True, workers=2, epoch=1) == read(train=True, workers=0, epoch=1)
+
+
+def test_a_persistent_worker_follows_the_epoch() -> None:
+    batches = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=1), train=True)
+    epochs = [[batch["x"].tolist() for batch in batches.epoch(number)] for number in (0, 1, 0)]
+    assert epochs[0] != epochs[1]
+    assert epochs[0] == epochs[2]
+
+
+def test_training_noise_changes_with_the_epoch_and_evaluation_noise_never() -> None:
+    def by_index(epoch: int, *, train: bool) -> dict[int, float]:
+        batches = read(train=train, workers=0, epoch=epoch)
+        return {x: noise for xs, noises in batches for x, noise in zip(xs, noises, strict=True)}
+
+    assert by_index(0, train=True) != by_index(1, train=True)
+    assert by_index(0, train=False) == by_index(1, train=False)
+
+
+def test_generators_of_neighbouring_numbers_are_unrelated() -> None:
+    draws = {float(torch.rand((), generator=generator_for(a, b))) for a in range(5) for b in range(5)}
+    assert len(draws) == 25

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from accelmark.spec.errors import DataError
+from accelmark.train.token_shards import TokenShards
+
+
+def write(path: Path, tokens: npt.NDArray[np.generic]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npy":
+        np.save(path, tokens)
+    else:
+        path.write_bytes(tokens.astype("<u2").tobytes())
+
+
+def test_windows_run_through_all_shards_and_cross_none(tmp_path: Path) -> None:
+    write(tmp_path / "train/a.bin", np.arange(9))
+    write(tmp_path / "train/b.npy", np.arange(3, dtype=np.uint16))
+    write(tmp_path / "train/c.npy", np.arange(100, 105, dtype=np.int32))
+    shards = TokenShards(tmp_path, "train", length=5, stride=4, vocab_size=200)
+    windows = [shards.window(index).tolist() for index in range(len(shards))]
+    assert windows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [100, 101, 102, 103, 104]]
+
+
+def test_both_file_kinds_read_the_same(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 65536, 50)
+    write(tmp_path / "bin/train/x.bin", tokens)
+    write(tmp_path / "npy/train/x.npy", tokens.astype(np.uint16))
+    read = [TokenShards(tmp_path / kind, "train", 50, 50, 65536).window(0).tolist() for kind in ("bin", "npy")]
+    assert read[0] == read[1] == tokens.tolist()
+
+
+def test_a_wrong_layout_says_what_was_expected_and_found(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    with pytest.raises(DataError, match=r"expected token shards .* holds training"):
+        TokenShards(tmp_path, "train", 4, 4, 10)
+
+
+def test_tokens_of_another_vocabulary_name_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "train/a.bin", np.array([1, 2, 31999]))
+    with pytest.raises(DataError, match=r"a\.bin: tokens 0 to 3 hold 31999; the vocabulary has 256"):
+        TokenShards(tmp_path, "train", 3, 3, 256).window(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.bin", b"\x01\x02\x03", "odd number of bytes"),
+        ("a.npy", b"\x93NUMPY\x01\x00v\x00", "not a complete .npy file"),
+        ("a.npy", b"", "not a complete .npy file"),
+        ("a.bin", b"\x01\x00", "no shard holds 8 tokens"),
+        ("a.bin", b"", "no shard holds 8 tokens"),
+    ],
+)
+def test_a_broken_or_short_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        TokenShards(tmp_path, "train", 8, 8, 256)
+
+
+def test_an_array_of_floats_is_not_tokens(tmp_path: Path) -> None:
+    write(tmp_path / "train/a.npy", np.zeros((4, 4)))
+    with pytest.raises(DataError, match=r"found float64 of shape \(4, 4\)"):
+        TokenShards(tmp_path, "train", 2, 2, 256)
