@@ -47,7 +47,7 @@ def test_a_temperature_that_intels_tool_leaves_out_is_not_taken_from_another_col
     (form,) = tool_of("intel").forms
     assert isinstance(form, CsvForm)
     columns = {field: column for field, column in form.columns.items() if field != "memory_used_mib"}
-    (device,) = read_output(text_of("intel/xpu-smi-dump-issue-69.txt"), form.model_copy(update={"columns": columns}))
+    (device,) = read_output(text_of("intel/xpu-smi-dump-flex170.txt"), form.model_copy(update={"columns": columns}))
     assert (device["power_w"], device["sm_clock_mhz"], device["temperature_c"]) == (43.72, 2050, None)
     assert device["utilisation"] is None
 
@@ -55,7 +55,7 @@ def test_a_temperature_that_intels_tool_leaves_out_is_not_taken_from_another_col
 def test_an_output_without_a_column_that_is_read_is_not_readable() -> None:
     (form,) = tool_of("intel").forms
     with pytest.raises(UnreadableError, match="lacks a column"):
-        read_output(text_of("intel/xpu-smi-dump-issue-69.txt"), form)
+        read_output(text_of("intel/xpu-smi-dump-flex170.txt"), form)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".txt") and "tsm" not in name])

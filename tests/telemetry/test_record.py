@@ -58,7 +58,7 @@ def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
 
 
 def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> None:
-    process = start(tmp_path, CPU)
+    process = start(tmp_path, CPU, detached=True)
     until(lambda: num_lines(tmp_path) >= 8)
     recording = stop(process, tmp_path)
     host = recording.samples[-2]["host"]
