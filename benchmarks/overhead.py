@@ -41,14 +41,14 @@ RESULTS = Path(__file__).parent / "results" / "overhead.json"
 TINY = Path(__file__).parents[1] / "tests" / "train" / "tiny"
 LOG_EVERY = 20
 MICRO = {
-    "batch_size": 64,
+    "batch_size": 32,
     "optimizer.name": "adamw",
     "optimizer.lr": 0.001,
     "schedule.name": "cosine",
     "model.samples": 64,
     "model.eval_samples": 64,
     "model.features": 64,
-    "model.width": 256,
+    "model.width": 128,
     "model.dropout": 0.0,
     "model.sleep_ms": 0,
     "model.fault": "",
@@ -58,23 +58,44 @@ MICRO = {
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Times of a step in microseconds; ``difference_us`` is the median over pairs of rounds, driver less bare."""
+class Times:
+    """A step in microseconds: medians over the rounds, and over the differences of neighbouring rounds."""
 
-    model: str
-    batch_size: int
-    steps_per_round: int
-    rounds: int
     bare_us: float
     driver_us: float
     difference_us: float
     difference_quartiles_us: tuple[float, float]
     relative: float
 
+    @classmethod
+    def of(cls, bare: list[float], driver: list[float]) -> Times:
+        differences = [driven - plain for driven, plain in zip(driver, bare, strict=True)]
+        low, middle, high = statistics.quantiles(differences, n=4)
+        plain = statistics.median(bare)
+        return cls(
+            bare_us=round(plain, 2),
+            driver_us=round(statistics.median(driver), 2),
+            difference_us=round(middle, 2),
+            difference_quartiles_us=(round(low, 2), round(high, 2)),
+            relative=round(middle / plain, 5),
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One model. CPU time leaves out what other processes took; wall time is what a user waits."""
+
+    model: str
+    batch_size: int
+    steps_per_round: int
+    rounds: int
+    cpu: Times
+    wall: Times
+
 
 @dataclass(frozen=True)
 class Alone:
-    """The driver around steps that do nothing."""
+    """The driver around steps that do nothing, in CPU time."""
 
     step_us: float
     window_us: float
@@ -121,7 +142,7 @@ class BareLoop:
     def __init__(self, job: JobSpec, backend: PyTorchBackend, steps: int) -> None:
         self.case = backend._case
         self.settings = self.case.settings
-        torch.manual_seed(0)
+        torch.manual_seed(self.case.place.shared_seed)
         self.model = self.case.build_model()
         if self.settings.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -142,7 +163,7 @@ class BareLoop:
                     loss = case.loss(model, batch)
             else:
                 loss = case.loss(model, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
@@ -172,26 +193,15 @@ def compare(name: str, make: Callable[[int, Path], JobSpec], steps: int, rounds:
         bare = BareLoop(job, backend, steps)
         drive = partial(driver_round, job, backend, log)
         drive(), bare.run()
-        bare_us, driver_us = [], []
+        rows: dict[str, list[tuple[float, float]]] = {"bare": [], "driver": []}
         for number in range(rounds):
-            turns = [(bare.run, bare_us), (drive, driver_us)]
-            for run, times in turns if number % 2 else reversed(turns):
-                times.append(run() / steps * 1e6)
-    differences = [driven - plain for driven, plain in zip(driver_us, bare_us, strict=True)]
-    quartiles = statistics.quantiles(differences, n=4)
-    middle = statistics.median(differences)
-    plain = statistics.median(bare_us)
-    return Comparison(
-        model=name,
-        batch_size=job.train.settings.batch_size,
-        steps_per_round=steps,
-        rounds=rounds,
-        bare_us=round(plain, 2),
-        driver_us=round(statistics.median(driver_us), 2),
-        difference_us=round(middle, 2),
-        difference_quartiles_us=(round(quartiles[0], 2), round(quartiles[2], 2)),
-        relative=round(middle / plain, 5),
-    )
+            turns: list[tuple[Callable[[], float], str]] = [(bare.run, "bare"), (drive, "driver")]
+            for run, name_of_loop in turns if number % 2 else turns[::-1]:
+                before = time.process_time()
+                wall_s = run()
+                rows[name_of_loop].append(((time.process_time() - before) / steps * 1e6, wall_s / steps * 1e6))
+    cpu, wall = (Times.of(*([row[column] for row in rows[loop]] for loop in ("bare", "driver"))) for column in (0, 1))
+    return Comparison(name, job.train.settings.batch_size, steps, rounds, cpu, wall)
 
 
 class NothingToTrain:
@@ -245,8 +255,11 @@ def alone(rounds: int, log: PerfLog) -> Alone:
         backend = NothingToTrain(steps)
         per_step, per_window = [], []
         for _ in range(rounds):
-            without = driver_round(plain, backend, log)
-            within = driver_round(windowed, backend, log)
+            start = time.process_time()
+            driver_round(plain, backend, log)
+            between = time.process_time()
+            driver_round(windowed, backend, log)
+            without, within = between - start, time.process_time() - between
             per_step.append(without / steps * 1e6)
             per_window.append((within - without) / (steps / LOG_EVERY) * 1e6)
     return Alone(round(statistics.median(per_step), 3), round(statistics.median(per_window), 2), LOG_EVERY)
@@ -260,19 +273,19 @@ def main() -> None:
     with tempfile.TemporaryFile() as file:
         log = PerfLog(0, file.fileno())
         own = alone(5 if quick else 21, log)
-        found = [compare("micro", micro_job, 200, 6 if quick else 40, log)]
+        found = [compare("micro", micro_job, 100, 10 if quick else 100, log)]
         for name, steps in (("resnet_mini", 20), ("llama_mini", 20)):
             if name in folders("cases"):
                 found.append(compare(name, partial(case_job, name), steps, 3 if quick else 10, log))
     print(f"driver alone: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of {own.window_steps} steps")
-    print(f"{'model':<14}{'bare us':>12}{'driver us':>12}{'difference us':>16}{'quartiles':>22}{'relative':>10}")
+    print(f"{'model':<14}{'clock':>6}{'bare us':>12}{'driver us':>12}{'difference us':>15}{'quartiles':>22}{'':>9}")
     for item in found:
-        low, high = item.difference_quartiles_us
-        quartiles = f"{low:.1f} .. {high:.1f}"
-        print(
-            f"{item.model:<14}{item.bare_us:>12.1f}{item.driver_us:>12.1f}{item.difference_us:>16.1f}"
-            f"{quartiles:>22}{item.relative:>10.2%}"
-        )
+        for clock, times in (("cpu", item.cpu), ("wall", item.wall)):
+            low, high = times.difference_quartiles_us
+            print(
+                f"{item.model:<14}{clock:>6}{times.bare_us:>12.1f}{times.driver_us:>12.1f}{times.difference_us:>15.1f}"
+                f"{f'{low:.1f} .. {high:.1f}':>22}{times.relative:>9.2%}"
+            )
     if not quick:
         machine = {"torch": torch.__version__, "threads": 1, "cores": os.cpu_count(), "load1": os.getloadavg()[0]}
         record = {"machine": machine, "alone": asdict(own), "comparisons": [asdict(item) for item in found]}

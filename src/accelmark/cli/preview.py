@@ -23,7 +23,8 @@ def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"directory": str(path), "plan": plan.model_dump(mode="json"), "commands": commands}))
         return
-    typer.secho(f"{plan.name}: {len(plan.jobs)} rounds on {plan.vendor}, into {path}", bold=True)
+    rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
+    typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, into {path}", bold=True)
     for warning in plan.warnings:
         typer.secho(f"  warning: {warning}", fg="yellow")
     shown: set[str] = set()

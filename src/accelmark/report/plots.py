@@ -64,11 +64,11 @@ class Bars:
 
 
 def plots_of(rounds: Sequence[RoundResult]) -> dict[str, Any]:
-    """Return the panels over time and the distributions of a case, as JSON values."""
+    """Return the strips over time and the distributions of a case, as JSON values."""
     shown = [result for result in rounds if result.curves][:_MOST_ROUNDS]
-    panels = [*_progress(shown), *_telemetry(shown)]
     return {
-        "panels": [asdict(panel) for panel in panels],
+        "progress": [asdict(panel) for panel in _progress(shown)],
+        "telemetry": [asdict(panel) for panel in _telemetry(shown)],
         "bars": [asdict(bars) for bars in (_bars(result) for result in shown) if bars.counts],
         "left_out": max(len(rounds) - len(shown), 0),
     }
@@ -89,9 +89,7 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> tuple[Line, ...]:
     most = max(_POINTS_OF_MANY // len(rounds), 100)
-    return tuple(
-        _line(result, [*_thinned(result.curves[name], most)]) for result in rounds if result.curves.get(name)
-    )
+    return tuple(_line(result, [*_thinned(result.curves[name], most)]) for result in rounds if result.curves.get(name))
 
 
 def _line(result: RoundResult, points: Sequence[Point]) -> Line:

@@ -220,8 +220,12 @@ def half_interval(spread: Spread) -> float | None:
 def _groups(
     known: dict[FigureName, Spread], rounds: Sequence[RoundResult], words: Words
 ) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-    groups = ((title, tuple(_row(name, known[name], rounds, words) for name in names if name in known)) for title, names in GROUPS)
-    return tuple((title, rows) for title, rows in groups if rows)
+    groups: list[tuple[str, tuple[Row, ...]]] = []
+    for title, names in GROUPS:
+        rows = tuple(_row(name, known[name], rounds, words) for name in names if name in known)
+        if rows:
+            groups.append((title, rows))
+    return tuple(groups)
 
 
 def _row(name: FigureName, spread: Spread, rounds: Sequence[RoundResult], words: Words) -> Row:
@@ -290,13 +294,13 @@ def _hosts(result: RoundResult) -> Iterable[tuple[str, tuple[tuple[str, str], ..
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
     for name, value in values.items():
-        title = f"{prefix}{name}".replace("_", " ")
+        title = prefix + (name if name.isupper() else name.replace("_", " "))
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name} · ")
+            yield from _flat(value, f"{title} · ")
         elif isinstance(value, list):
             for position, item in enumerate(value):
                 if isinstance(item, dict):
-                    yield from _flat(item, f"{prefix}{name} {position} · ")
+                    yield from _flat(item, f"{title} {position} · ")
             plain = [str(item) for item in value if not isinstance(item, dict)]
             if plain:
                 yield title, ", ".join(plain)

@@ -113,9 +113,10 @@ def judge_node(ranks: Sequence[RankExit], ending: Ending | None) -> tuple[NodeSt
         return ending.node_state, ending.reason
     if cause is None:
         return "failed", "no rank was started"
-    if cause.state == "cancelled":
-        return "cancelled", f"rank {cause.rank}: {cause.reason}"
-    return "failed", f"rank {cause.rank}: {cause.reason}"
+    reason = cause.reason or cause.state
+    if not reason.startswith(f"rank {cause.rank}"):
+        reason = f"rank {cause.rank}: {reason}"
+    return ("cancelled" if cause.state == "cancelled" else "failed"), reason
 
 
 def judge_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:

@@ -75,7 +75,7 @@ class LinesForm(_Form):
     form: Literal["lines"]
     like: Pattern
     """Every line that matches this has to be a device's line."""
-    row: Pattern
+    line: Pattern
     """A device's line, with the units in it, so that a column that moves no longer matches."""
 
 

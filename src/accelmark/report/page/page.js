@@ -4,7 +4,7 @@
   const root = document.documentElement;
   const button = document.getElementById("theme");
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
-  const STRIP = 128, GAP = 34, COLOURS = 6;
+  const GAP = 34, COLOURS = 6, PRINT_WIDTH = 680;
   const drawn = [];
 
   const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches;
@@ -23,8 +23,8 @@
   const axis = (c) => ({ gridcolor: c.grid, linecolor: c.grid, zerolinecolor: c.grid, tickfont: { color: c.soft },
     automargin: false, fixedrange: false });
 
-  function strips(data, c) {
-    const panels = data.panels, count = panels.length;
+  function strips(data, kind, c, strip, narrow) {
+    const STRIP = strip, panels = data[kind], count = panels.length;
     const height = count * STRIP + (count - 1) * GAP;
     const layout = Object.assign(base(c), { height: height + 74, margin: { l: 62, r: 8, t: 26, b: 48 }, annotations: [], shapes: [] });
     const traces = [];
@@ -51,23 +51,32 @@
         line: { color: lineColour(c, i), width: many ? 1.2 : 1.5 }, marker: { color: lineColour(c, i), size: 6 },
         hovertemplate: (line.text.length ? "%{y:,.5~g}  (%{text})" : "%{y:,.5~g}"),
       }));
-      if (many && labels !== labelsBefore) legend(layout, panel.lines, c, top);
+      if (many && labels !== labelsBefore) legend(layout, panel.lines, c, top, narrow ? -14 : 4);
       labelsBefore = labels;
     });
     layout.xaxis = Object.assign(axis(c), { anchor: count > 1 ? `y${count}` : "y", title: { text: "training time, s", font: { color: c.soft, size: 12 } },
-      separatethousands: true, hoverformat: ",.4~g" });
+      separatethousands: true, hoverformat: ",.4~g", range: span(data) });
     return { traces, layout };
   }
 
-  function legend(layout, lines, c, top) {
+  function span(data) {
+    let least = 0, most = 1e-3;
+    for (const panel of [...data.progress, ...data.telemetry]) for (const line of panel.lines) if (line.x.length) {
+      least = Math.min(least, line.x[0]);
+      most = Math.max(most, line.x[line.x.length - 1]);
+    }
+    return [least, most + 0.01 * (most - least)];
+  }
+
+  function legend(layout, lines, c, top, shift) {
     const text = lines.map((line, i) => `<span style="color:${lineColour(c, i)}">●</span> ${escape(line.label)}`).join("   ");
-    layout.annotations.push({ text: text, xref: "paper", yref: "paper", x: 1, y: top, xanchor: "right", yanchor: "bottom", yshift: 4,
+    layout.annotations.push({ text: text, xref: "paper", yref: "paper", x: 1, y: top, xanchor: "right", yanchor: "bottom", yshift: shift,
       showarrow: false, font: { color: c.soft, size: 11 } });
   }
 
   function bars(data, c) {
-    const layout = Object.assign(base(c), { height: 300, margin: { l: 62, r: 8, t: 30, b: 48 }, barmode: "overlay", annotations: [], shapes: [], hovermode: single ? "closest" : "x unified" });
     const single = data.bars.length === 1;
+    const layout = Object.assign(base(c), { height: 300, margin: { l: 62, r: 8, t: 30, b: 48 }, barmode: "overlay", annotations: [], shapes: [], hovermode: single ? "closest" : "x unified" });
     const traces = data.bars.map((entry, i) => {
       const low = entry.edges.slice(0, -1), high = entry.edges.slice(1);
       const total = entry.counts.reduce((sum, n) => sum + n, 0) || 1;
@@ -94,7 +103,7 @@
     }
     layout.xaxis = Object.assign(axis(c), { title: { text: "step time, ms", font: { size: 12, color: c.soft } }, separatethousands: true });
     layout.yaxis = Object.assign(axis(c), { title: { text: "share of steps, %", font: { size: 12, color: c.soft } }, rangemode: "tozero", fixedrange: true });
-    if (!single) legend(layout, data.bars, c, 1);
+    if (!single) legend(layout, data.bars, c, 1, 4);
     return { traces, layout };
   }
 
@@ -106,12 +115,26 @@
     const c = colours();
     for (const element of document.querySelectorAll(".plot")) {
       const data = plots[element.dataset.case];
-      const { traces, layout } = (element.dataset.kind === "bars" ? bars : strips)(data, c);
+      const kind = element.dataset.kind;
+      const { traces, layout } = kind === "bars" ? bars(data, c) : strips(data, kind, c, width ? 84 : 124, (width || element.clientWidth) < 480);
       if (width) { layout.width = width; layout.autosize = false; } else { layout.autosize = true; }
       Plotly.react(element, traces, layout, { responsive: true, displaylogo: false, displayModeBar: false, scrollZoom: false });
-      if (!drawn.includes(element)) drawn.push(element);
+      if (drawn.includes(element)) continue;
+      drawn.push(element);
+      if (kind !== "bars") element.on("plotly_relayout", (change) => follow(element, change));
     }
     root.dataset.drawn = String(drawn.length);
+  }
+
+  function follow(source, change) {
+    const zoomed = change["xaxis.range[0]"] !== undefined, reset = change["xaxis.autorange"];
+    if (!zoomed && !reset) return;
+    const range = zoomed ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : span(plots[source.dataset.case]);
+    for (const element of drawn) {
+      if (element.dataset.case !== source.dataset.case || element.dataset.kind === "bars") continue;
+      const now = element.layout.xaxis.range;
+      if (reset || now[0] !== range[0] || now[1] !== range[1]) Plotly.relayout(element, { "xaxis.range": range.slice() });
+    }
   }
 
   function retheme() {
@@ -122,14 +145,18 @@
   button.hidden = false;
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; retheme(); });
   prefersDark.addEventListener("change", retheme);
-  let themeBefore;
+  let themeBefore, printing = false;
   window.addEventListener("beforeprint", () => {
+    if (printing) return;
+    printing = true;
     themeBefore = root.dataset.theme;
     root.dataset.theme = "light";
     for (const element of document.querySelectorAll("details")) element.open = true;
-    draw(680);
+    draw(PRINT_WIDTH);
   });
   window.addEventListener("afterprint", () => {
+    if (!printing) return;
+    printing = false;
     if (themeBefore === undefined) delete root.dataset.theme; else root.dataset.theme = themeBefore;
     retheme();
   });
