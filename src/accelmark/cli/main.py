@@ -11,6 +11,7 @@ import typer
 
 import accelmark
 from accelmark.cli.cases import cases
+from accelmark.cli.report import report
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
 from accelmark.cli.status import status
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, run, resume, status, stop, cases):
+for _verb in (train, run, resume, status, stop, report, cases):
     app.command()(_verb)
 
 
