@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from accelmark.results.integrate import counted, integrate
+from accelmark.results.integrate import integrate
 
 NAN = math.nan
 
@@ -41,12 +41,3 @@ def test_no_samples_and_no_time_have_reasons() -> None:
     assert integrate([], [], [(0, 1)], 5).reason == "no sample holds a value"
     assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample holds a value"
     assert integrate([0.0], [1.0], [], 5).reason == "nothing was trained"
-
-
-def test_a_counter_is_read_between_its_samples() -> None:
-    assert counted([0, 1, 2, 3], [100, 150, 200, 250], [(0.5, 2.5)], 5).value == pytest.approx(100)
-
-
-def test_a_counter_that_runs_backwards_is_not_believed() -> None:
-    assert counted([0, 1, 2], [5, 1, 7], [(0, 2)], 5).reason == "the counter ran backwards"
-    assert counted([0], [5], [(0, 2)], 5).reason == "the counter was read less than twice"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,23 @@ def test_a_silence_of_telemetry_leaves_energy_open(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:20] + lines[60:]))
     result = round_result(run / made.key.slug / "round1")
-    assert "telemetry is silent for 10.2 s" in reason(result, F.ENERGY)
+    assert "not read for too long" in reason(result, F.ENERGY)
+    assert "telemetry is silent for 10.2 s" in reason(result, F.DEVICE_UTILISATION)
+
+
+def test_power_that_its_counter_contradicts_is_warned_of(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made())
+    path = run / "toy-pytorch-X1x1x1" / "round1" / "node00_noderank0" / "telemetry.jsonl"
+    lines = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        for device in entry.get("devices", ()):
+            device["energy_j"] = 300.0 * entry["t"]
+        lines.append(json.dumps(entry) + "\n")
+    path.write_text("".join(lines))
+    result = round_result(run / "toy-pytorch-X1x1x1" / "round1")
+    assert result.figures[F.ENERGY].value == pytest.approx(400)
+    assert [finding.rule for finding in result.findings] == ["energy-cross-check"]
 
 
 def test_precision_is_the_one_that_ran(tmp_path: Path) -> None:
