@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
 from typer.testing import CliRunner, Result
 
 from accelmark.cli.doctor import doctor, report
@@ -23,6 +22,7 @@ from accelmark.telemetry import inventory
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
 from accelmark.telemetry.reading import read_recording
+from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 for verb in (monitor, vendors, doctor):
