@@ -37,7 +37,9 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(SRC))
     logs = str(tmp_path / "logs")
     try:
-        assert "running as process" in _call("monitor", "start", "--vendor", "cpu", "-l", logs, "--interval", "0.1").output
+        assert (
+            "running as process" in _call("monitor", "start", "--vendor", "cpu", "-l", logs, "--interval", "0.1").output
+        )
         first = json.loads(_call("monitor", "status", "--log-path", logs, "--json").output)
         assert (first["running"], first["vendor"]) == (True, "cpu")
         assert isinstance(_call("monitor", "start", "--vendor", "cpu", "-l", logs).exception, RequestError)
@@ -55,8 +57,11 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
 
 def test_a_monitor_outlives_the_command_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SRC))
-    program = f"from pathlib import Path\nfrom accelmark.telemetry.monitor import start\nstart('cpu', Path({str(tmp_path)!r}), 0.1)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom accelmark.telemetry.monitor import start\n"
+        "start('cpu', Path(sys.argv[1]), 0.1)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     try:
         before = num_lines(tmp_path)
         until(lambda: num_lines(tmp_path) > before + 2)
