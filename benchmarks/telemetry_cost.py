@@ -57,7 +57,8 @@ def recorder(vendor: str, interval_s: float, seconds: float) -> dict[str, float]
         footer = read_recording(record).footer or {}
     return {
         "interval_s": interval_s, "share_of_a_core": used / passed, "start_up_cpu_s": begun, "rss_mib": rss,
-        "samples": footer["samples"], "missed": footer["missed"], "cpu_ms_per_sample": used / passed * interval_s * 1000,
+        "samples": footer["samples"], "missed": footer["missed"],
+        "cpu_ms_per_sample": used / passed * interval_s * 1000,
     }  # fmt: skip
 
 

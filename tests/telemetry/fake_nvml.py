@@ -25,7 +25,7 @@ class FakeNvml:
     NVML_CLOCK_MEM = 2
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
-    nvmlMemory_v2 = 33554472
+    nvmlMemory_v2 = 33554472  # noqa: N815 - NVML's name
 
     def __init__(self, num_gpus: int = 1, refuse: dict[str, str] | None = None, instant_mw: int = 57_300) -> None:
         self.num_gpus = num_gpus

@@ -38,8 +38,38 @@ telemetry:
         header: ['ID Temp Power Used Total Util']
         rows:
           - >-
-            (?P<index>\\d+) (?P<temperature_c>\\S+) (?P<power_w>\\S+) (?P<memory_used_mib>\\S+) (?P<memory_total_mib>\\S+)
-            (?P<utilisation>\\S+)
+            (?P<index>\\d+) (?P<temperature_c>\\S+) (?P<power_w>\\S+) (?P<memory_used_mib>\\S+)
+            (?P<memory_total_mib>\\S+) (?P<utilisation>\\S+)
+"""
+
+
+FLAGPERF_SCRIPT = """
+# Mock of a FlagPerf monitor script: its arguments, its daemon, its pid file, its log and its line format.
+import argparse, os, signal, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("-o")
+parser.add_argument("-l", default="./logs/")
+args = parser.parse_args()
+pid_file = {pid_file!r}
+log = args.l + "/acme_monitor.log"
+if args.o == "start":
+    if os.fork():
+        sys.exit(0)
+    os.setsid()
+    if os.fork():
+        sys.exit(0)
+    with open(os.devnull, "r+") as null:
+        for fd in (0, 1, 2):
+            os.dup2(null.fileno(), fd)
+    open(pid_file, "w").write(str(os.getpid()))
+    while True:
+        with open(log, "a") as file:
+            file.write(time.strftime("%Y-%m-%d-%H:%M:%S") + "\\n40C 114W 28653MiB 32768MiB 94%\\n")
+            file.write("34C 74W 0MiB 32768MiB 0%\\n\\n")
+        time.sleep(0.2)
+elif args.o == "stop":
+    os.kill(int(open(pid_file).read()), signal.SIGTERM)
+    os.remove(pid_file)
 """
 
 

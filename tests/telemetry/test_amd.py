@@ -12,7 +12,7 @@ from accelmark.telemetry.source import SourceError
 from accelmark.vendors.amd.telemetry import Source
 
 
-class AmdSmiException(Exception):
+class AmdSmiException(Exception):  # noqa: N818 - amdsmi's name
     pass
 
 

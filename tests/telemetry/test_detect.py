@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.telemetry.recorder import SRC, make_vendor
 
 from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.errors import SpecError
@@ -18,6 +18,7 @@ from accelmark.telemetry.rule import Detect, ScriptRule
 from accelmark.telemetry.script import ScriptSource, read_block
 from accelmark.telemetry.source import SourceError, read_vendor, source_of, telemetry_of
 from accelmark.telemetry.tool import ToolSource
+from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 
 ALL = (
     "amd", "ascend", "cambricon", "cpu", "hexaflake", "hygon", "iluvatar", "intel", "kunlunxin", "metax", "mthreads",
@@ -133,38 +134,9 @@ def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> 
         assert source.sample()[0].memory_used_mib
 
 
-SCRIPT = '''
-# Mock of a FlagPerf monitor script: its arguments, its daemon, its pid file, its log and its line format.
-import argparse, os, signal, sys, time
-parser = argparse.ArgumentParser()
-parser.add_argument("-o")
-parser.add_argument("-l", default="./logs/")
-args = parser.parse_args()
-pid_file = {pid_file!r}
-log = args.l + "/acme_monitor.log"
-if args.o == "start":
-    if os.fork():
-        sys.exit(0)
-    os.setsid()
-    if os.fork():
-        sys.exit(0)
-    with open(os.devnull, "r+") as null:
-        for fd in (0, 1, 2):
-            os.dup2(null.fileno(), fd)
-    open(pid_file, "w").write(str(os.getpid()))
-    while True:
-        with open(log, "a") as file:
-            file.write(time.strftime("%Y-%m-%d-%H:%M:%S") + "\\n40C 114W 28653MiB 32768MiB 94%\\n34C 74W 0MiB 32768MiB 0%\\n\\n")
-        time.sleep(0.2)
-elif args.o == "stop":
-    os.kill(int(open(pid_file).read()), signal.SIGTERM)
-    os.remove(pid_file)
-'''
-
-
 def test_a_flagperf_monitor_script_is_a_source_as_it_is(tmp_path: Path) -> None:
     script, pid_file = tmp_path / "acme_monitor.py", tmp_path / "pid"
-    script.write_text(SCRIPT.format(pid_file=str(pid_file)))
+    script.write_text(FLAGPERF_SCRIPT.format(pid_file=str(pid_file)))
     source = ScriptSource(script, tmp_path, ScriptRule(file="acme_monitor.py"))
     infos = source.open()
     try:
@@ -190,12 +162,12 @@ def test_a_script_that_writes_nothing_gives_a_reason(tmp_path: Path) -> None:
 @given(st.text(max_size=200))
 def test_no_block_of_a_script_crashes(block: str) -> None:
     for text in (block, "2023-03-24-10:13:48\n" + block):
-        try:
+        with contextlib.suppress(SourceError):
             read_block(text, ScriptRule(file="x.py"))
-        except SourceError:
-            pass
 
 
 def test_the_seeds_block_is_read() -> None:
-    devices = read_block("2023-03-24-10:13:48\n26C 50W 513MiB 32768MiB 0%\n26C 51W 513MiB 32768MiB 0%", ScriptRule(file="x"))
+    devices = read_block(
+        "2023-03-24-10:13:48\n26C 50W 513MiB 32768MiB 0%\n26C 51W 513MiB 32768MiB 0%", ScriptRule(file="x")
+    )
     assert [device["power_w"] for device in devices] == [50, 51]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.telemetry.fake_nvml import GPU_LOST, NOT_SUPPORTED, FakeNvml
 
 from accelmark.spec.catalog import load_vendor
 from accelmark.telemetry.forms import read_output
 from accelmark.telemetry.source import SourceError, telemetry_of
 from accelmark.vendors.nvidia.telemetry import Source
+from tests.telemetry.fake_nvml import GPU_LOST, NOT_SUPPORTED, FakeNvml
 
 
 def test_a_gpu_is_read_in_full() -> None:
@@ -36,10 +36,8 @@ def test_power_is_the_drivers_mean_where_the_instant_value_is_not_given() -> Non
 
 
 def test_what_a_gpu_refuses_is_null_with_nvmls_reason() -> None:
-    refuse = {name: NOT_SUPPORTED for name in (
-        "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage",
-    )}  # fmt: skip
+    refused = ("TotalEnergyConsumption", "TotalEccErrors", "UtilizationRates", "FieldValues", "PowerUsage")
+    refuse = dict.fromkeys((f"nvmlDeviceGet{name}" for name in refused), NOT_SUPPORTED)
     source = Source(FakeNvml(refuse=refuse))
     (info,) = source.open()
     (sample,) = source.sample()

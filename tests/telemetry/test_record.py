@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,12 +17,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.telemetry.recorder import SRC, make_vendor, num_lines, run, start, stop, until, write_tool
 
 from accelmark.telemetry.append import LineFile
 from accelmark.telemetry.energy import energy_of
 from accelmark.telemetry.reading import parse_recording, read_recording
 from accelmark.telemetry.record import next_deadline
+from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor, num_lines, run, start, stop, until, write_tool
 
 CPU = SRC / "accelmark" / "vendors" / "cpu"
 
@@ -49,15 +51,14 @@ def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
     recording = stop(process, tmp_path)
     assert recording.footer is not None
     times = [sample["t"] for sample in recording.samples[:-1]]  # the last is taken when it is told to end
-    steps = [round((t - times[0]) / 0.1, 3) for t in times]
-    late = [step - round(step) for step in steps]
-    assert recording.footer["missed"] == round(steps[-1]) + 1 - len(times)
-    # A drifting sleep would add its overhead at every step; being late once does not move the grid.
-    assert sorted(late)[len(late) // 2] < 0.3
+    steps = [(t - times[0]) / 0.1 for t in times]
+    # However late single samples are on a busy machine, those that are missing were counted as missed.
+    assert abs(recording.footer["missed"] - (math.floor(steps[-1] + 0.01) + 1 - len(steps))) <= 1
+    assert all(after - before > 0 for before, after in itertools.pairwise(times))
 
 
 def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> None:
-    process = start(tmp_path, CPU)
+    process = start(tmp_path, CPU, detached=True)
     until(lambda: num_lines(tmp_path) >= 8)
     recording = stop(process, tmp_path)
     host = recording.samples[-2]["host"]
@@ -170,7 +171,9 @@ def test_a_recorder_that_is_killed_leaves_a_record_that_can_be_read(tmp_path: Pa
 
 
 def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1}))
+    (tmp_path / "telemetry.json").write_text(
+        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
+    )
     starter = textwrap.dedent("""
         import subprocess, sys, time
         print(subprocess.Popen([sys.executable, "-m", "accelmark.telemetry.record", sys.argv[1]]).pid, flush=True)
@@ -216,11 +219,14 @@ def test_a_request_with_a_typo_names_the_key(tmp_path: Path) -> None:
 
 def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
     """Time is stepped inside the process, since the machine's own clock is not ours to set."""
-    (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1}))
+    (tmp_path / "telemetry.json").write_text(
+        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
+    )
     program = textwrap.dedent("""
         import sys, time
-        real, start = time.time, time.monotonic()
-        time.time = lambda: real() - (7200 if time.monotonic() - start > 1.0 else 0)
+        from pathlib import Path
+        real, stepped = time.time, Path(sys.argv[1], "stepped")
+        time.time = lambda: real() - (7200 if stepped.exists() else 0)
         from accelmark.telemetry.record import main
         sys.exit(main(sys.argv[1:]))
     """)
@@ -228,11 +234,12 @@ def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SRC)},
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    time.sleep(1.0)
-    until(lambda: num_lines(tmp_path) >= 20)
+    until(lambda: num_lines(tmp_path) >= 5)
+    (tmp_path / "stepped").touch()
+    until(lambda: num_lines(tmp_path) >= 12)
     recording = stop(process, tmp_path)
     walls = [sample["wall"] for sample in recording.samples]
-    assert min(after - before for before, after in zip(walls, walls[1:], strict=False)) < -7000
+    assert min(after - before for before, after in itertools.pairwise(walls)) < -7000
     times = [sample["t"] for sample in recording.samples]
     assert times == sorted(times)
     assert all(sample["host"]["mem_used_mib"] for sample in recording.samples)
@@ -244,6 +251,30 @@ def test_a_full_disk_loses_lines_and_is_counted_but_joins_no_two_lines() -> None
     assert not full.write("x")
     assert (full.num_lost, full.last_error) == (1, "No space left on device")
     full.close()
+
+
+def test_a_disk_that_is_full_does_not_end_the_recorder(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.jsonl").symlink_to("/dev/full")
+    process = start(tmp_path, CPU)
+    until(lambda: (tmp_path / "cpu_monitor.log").exists() and bool((tmp_path / "cpu_monitor.log").read_text()))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert errors.count("cannot be written: No space left on device") == 1
+
+
+def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_log(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    head = text[: text.index("telemetry:")]
+    (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
+    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid")))
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, '"power_w": 114') >= 2)
+    recording = stop(process, tmp_path)
+    assert recording.samples[-1]["devices"] or recording.device_series(1, "power_w")
+    assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
+    until(lambda: not (tmp_path / "pid").exists())
 
 
 def test_a_line_that_was_cut_off_is_closed_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ class EpochRecord(Record):
     """
 
     trial: int
+    attempt: Annotated[int, Field(ge=1)] = 1
     epoch: Annotated[int, Field(ge=1)]
     begun_s: NonNegative
     ended_s: NonNegative

@@ -100,7 +100,8 @@ class Case(TrainCase):
 
     def _trouble(self, loss: Tensor) -> Tensor:
         """What can go wrong, where a test asks for it (``model.fault`` at call ``model.fault_at`` of one rank)."""
-        time.sleep(float(self.settings.model["sleep_ms"] or 0) / 1000)
+        if self.settings.model["sleep_ms"]:
+            time.sleep(self.number("sleep_ms") / 1000)
         if self.calls != self.settings.model["fault_at"] or self.place.rank != self.settings.model["fault_rank"]:
             return loss
         fault = self.settings.model["fault"]
