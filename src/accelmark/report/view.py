@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, digits, figure, percent, quantity, scale_of, title_of, unit_of
@@ -324,7 +325,7 @@ def _settings(result: RoundResult) -> Iterable[Setting]:
             layer=setting.layer,
             replaced=", ".join(f"{_plain(value)} ({layer})" for layer, value in reversed(setting.replaced)),
             forced=setting.forced,
-            changed=bool(setting.replaced),
+            changed=setting.layer != "default" and PurePath(setting.layer).name != "case.yaml",
         )
 
 

@@ -155,7 +155,7 @@ def _case(
         decision = "INVALID"
     warnings = [*spread_warnings(figures), *_mark_warnings(marks)]
     warnings += dict.fromkeys(
-        f"{finding.rule}: {finding.actual}"
+        f"{finding.rule}: expected {finding.expected}, found {finding.actual}"
         for result in results
         for finding in result.findings
         if finding.severity == "warning"
