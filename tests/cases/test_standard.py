@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.cases.job_of import job_of, losses_of, run, value_of
 from PIL import Image
 from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.spec.events import Event
+from tests.cases.job_of import job_of, losses_of, run, value_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
     "model.image_size": 32,

@@ -27,7 +27,7 @@ def say(event: str, **value: Any) -> None:
 
 def finish(state: str, steps: int, **more: Any) -> None:
     reason = {"completed": "max_steps", "cancelled": "cancelled"}.get(state, "error")
-    value = {
+    value: dict[str, Any] = {
         "state": state, "end_reason": reason, "message": None, "converged": None, "e2e_time": 1.0, "init_time": 0.1,
         "raw_train_time": 0.9, "train_no_eval_time": 0.9, "pure_training_computing_time": 0.8, "global_steps": steps,
         "num_trained_samples": 8 * steps, "throughput_raw": None, "throughput_no_eval": None,
@@ -93,6 +93,8 @@ def misbehave(modes: dict[str, str], step: int, node_dir: Path) -> None:
         finish("failed", step, end_reason="nonfinite_loss", message="the loss is not finite at step 3")
         sys.exit(1)
     if "hang" in modes:
+        if "deaf" not in modes:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
             time.sleep(60)
     if "fill" in modes:

@@ -195,7 +195,8 @@ def test_threads_and_visible_devices_are_the_launchers(make_task: MakeTask, monk
             "environment": {"ACCELMARK_TEST": "$(touch x); 'y'"},
             "command": (
                 "python", "-c",
-                "import os; print([os.environ[n] for n in ('OMP_NUM_THREADS', 'ACME_VISIBLE_DEVICES', 'ACCELMARK_TEST')])",
+                "import os, sys; print([os.environ[name] for name in sys.argv[1:]])",
+                "OMP_NUM_THREADS", "ACME_VISIBLE_DEVICES", "ACCELMARK_TEST",
             ),
         }
     )  # fmt: skip

@@ -11,6 +11,15 @@ import typer
 
 import accelmark
 from accelmark.cli.cases import cases
+from accelmark.cli.doctor import doctor
+from accelmark.cli.monitor import monitor
+from accelmark.cli.report import report
+from accelmark.cli.resume import resume
+from accelmark.cli.run import run
+from accelmark.cli.status import status
+from accelmark.cli.stop import stop
+from accelmark.cli.train import train
+from accelmark.cli.vendors import vendors
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -21,7 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command()(cases)
+for _verb in (train, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+    app.command()(_verb)
 
 
 def _print_version(wanted: bool) -> None:

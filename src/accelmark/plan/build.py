@@ -163,7 +163,7 @@ class _Planner:
             distributed_backend=self.vendor.distributed_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             chip=self._chip(key),
-            data_dirs=dict(self.data_dirs(case, data)),
+            data_dirs={} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data)),
             checkpoint_dir=Path("checkpoints"),
             open=self.is_open,
             train=TrainJob(

@@ -168,7 +168,7 @@ def _figures(
     figures |= compute_figures(job, timeline, work, per_device, _precision(job, timeline))
     figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
     consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
-    findings += [_finding("warning", "energy-cross-check", "within 10 % of each other", what) for what in warnings]
+    findings += [_finding("warning", "energy-cross-check", "power and counter agree", what) for what in warnings]
     ordered = figures | consumed
     return {name: ordered[name] for name in FigureName}
 

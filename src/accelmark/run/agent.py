@@ -28,14 +28,16 @@ from accelmark.run.ranklog import LastWords, last_words
 from accelmark.run.states import utc_now
 from accelmark.run.sysinfo import system_information
 from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, RANKS_FILE, TASK_FILE, AgentTask
-from accelmark.run.verdict import Ending, judge_node, judge_rank
-from accelmark.run.watch import Breach, LimitWatch
+from accelmark.run.verdict import Ending, judge_node, judge_rank, overruled
+from accelmark.run.watch import Breach, LimitWatch, size_of
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
 
 _RESERVE_FILE: Final = ".reserve"
 _RESERVE_BYTES: Final = 512 * 1024
 """Held on disk from the start, so that ``exit.json`` can be written when the disk is full."""
+_TELEMETRY_BIRTH_S: Final = 5.0
+"""Longest that a job which ends at once waits for the recorder's first line."""
 _TELEMETRY_PATIENCE_S: Final = 10.0
 _TELEMETRY_STARTS: Final = 3
 _ORPHAN_PATIENCE_S: Final = 1.0
@@ -215,6 +217,11 @@ class Agent:
     def _stop_telemetry(self) -> None:
         if self._telemetry is None:
             return
+        deadline = time.monotonic() + _TELEMETRY_BIRTH_S
+        while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
+            if time.monotonic() > deadline or self._num_requests > 1:
+                break
+            self._wait(0.05)
         self._telemetry.terminate()
         try:
             code = self._telemetry.wait(_TELEMETRY_PATIENCE_S)
@@ -222,7 +229,7 @@ class Agent:
             self._telemetry.kill()
             self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_PATIENCE_S:g} s")
             return
-        if code not in (0, -signal.SIGTERM):
+        if code != 0:
             self._warnings.append(f"the telemetry recorder ended with exit code {code}")
 
     def _write_system_information(self) -> None:
@@ -236,13 +243,14 @@ class Agent:
         recorded = self._recorded()
         exits = []
         for local_rank, rank in enumerate(self._task.ranks):
-            seen = recorded.get(rank)
+            if rank in recorded:
+                exits.append(overruled(recorded[rank], self._ending))
+                continue
             words = last_words(self._dir / f"rank{rank}.out.log")
             if words.cause is None and not words.lines:
                 words = last_words(self._dir / self._task.launcher_log)
                 words = LastWords(words.lines, None, words.cause)
-            code = seen.exit_code if seen is not None else exit_code
-            exits.append(judge_rank(rank, local_rank, code, words, self._ending))
+            exits.append(judge_rank(rank, local_rank, exit_code, words, self._ending))
         return tuple(exits)
 
     def _recorded(self) -> dict[int, RankExit]:

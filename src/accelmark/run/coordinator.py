@@ -14,15 +14,15 @@ from accelmark.run.directory import RunDirectory
 from accelmark.run.files import make_directory, write_atomic
 from accelmark.run.follow import Following, StopRequest
 from accelmark.run.launchers.launcher import Launcher, Link
-from accelmark.run.measure import measure_round, measure_run
+from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.progress import ProgressReader
 from accelmark.run.states import Ledger
 from accelmark.run.watcher import Watcher
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 
-FetchData = Callable[[JobSpec], None]
-"""Sees to it that a job's data is where its ``data_dirs`` say; may take long; raises DataError."""
+FetchData = Callable[[JobSpec, Callable[[str], None]], None]
+"""Sees to it that a job's data is where its ``data_dirs`` say, telling how far it is; raises DataError."""
 
 REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -124,7 +124,13 @@ class Coordinator:
         spec = job_on_hosts(self._directory, job, go_on=go_on)
         write_atomic(round_dir / JOB_FILE, spec.model_dump_json(indent=2))
         links = [self._launcher.link(work) for work in node_works(self._directory, job, spec, self._launcher)]
-        ready = asyncio.gather(in_background(lambda: self._fetch(spec)), *(link.prepare() for link in links))
+        loop = asyncio.get_running_loop()
+
+        def tell(what: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._watcher.preparing, job, what)
+
+        ready = asyncio.gather(in_background(lambda: self._fetch(spec, tell)), *(link.prepare() for link in links))
         asked = asyncio.create_task(self._stop.more_than(0))
         either: set[asyncio.Future[Any]] = {ready, asked}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -166,21 +172,22 @@ class Coordinator:
         self._move(job, state, reason)
         try:
             result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
-        except AccelmarkError as error:
-            self._ledger.note("note", f"no result could be computed: {error}", job.directory)
-            self._watcher.note(f"{job.directory}: no result could be computed: {error}")
+        except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
+            why = f"no result could be computed: {type(error).__name__}: {error}"
+            self._ledger.note("note", why, job.directory)
+            self._watcher.note(f"{job.directory}: {why}")
             return
         self._watcher.result(job, result)
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Put what an earlier attempt wrote aside, and queue the job again."""
         attempt = self._ledger.jobs[job.directory].attempt
-        aside = self._directory.round_dir(job) / f"attempt{attempt}"
-        for node in job.nodes:
-            node_dir = self._directory.node_dir(job, node)
-            if node_dir.is_dir():
-                make_directory(aside)
-                node_dir.rename(aside / node_dir.name)
+        round_dir = self._directory.round_dir(job)
+        aside = round_dir / f"attempt{attempt}"
+        make_directory(aside)
+        for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
+            if path.exists():
+                path.rename(aside / path.name)
         self._move(job, "queued", f"attempt {attempt} was {self._ledger.jobs[job.directory].state}")
 
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:

@@ -58,7 +58,7 @@ def _told(environment: dict[str, str], more: tuple[str, ...]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name in more or name.startswith(_TOLD) and not any(word in name for word in _SECRET)
+        if name in more or (name.startswith(_TOLD) and not any(word in name for word in _SECRET))
     }
 
 

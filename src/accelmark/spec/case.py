@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat
 
+from accelmark.spec.inference import InferCaseSpec
 from accelmark.spec.model import Spec
 
 Unit = Literal["image", "token", "sequence", "sample"]
@@ -69,5 +70,4 @@ class CaseSpec(Spec):
     data: tuple[dict[str, Any], ...] = ()
     """Data sets and weights, each an ``accelmark.datasets.DatasetSpec``."""
     train: TrainCaseSpec | None = None
-    infer: dict[str, Any] | None = None
-    """The inference side, checked by ``accelmark.spec.inference``."""
+    infer: InferCaseSpec | None = None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.inference import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import TrainSettings
@@ -76,7 +77,7 @@ class JobSpec(Spec):
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     train: TrainJob | None = None
-    infer: dict[str, Any] | None = None
+    infer: InferJob | None = None
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
 

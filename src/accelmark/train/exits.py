@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -96,4 +95,4 @@ def write_exits(path: Path, exits: Sequence[RankExit]) -> None:
     """Write ``ranks.json`` beside and rename it."""
     beside = path.with_suffix(".json.tmp")
     beside.write_text(json.dumps([item.model_dump(mode="json") for item in exits], indent=2), encoding="utf-8")
-    os.replace(beside, path)
+    beside.replace(path)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
@@ -49,8 +47,10 @@ class Training:
         """Say whether the next backward pass exchanges gradients between ranks (the last of a step does)."""
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = wanted
-        elif isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(wanted)
+            return
+        exchange: Callable[[bool], None] | None = getattr(self.model, "set_requires_gradient_sync", None)
+        if exchange is not None:
+            exchange(wanted)
 
 
 class Hooks:
@@ -93,6 +93,10 @@ class Hooks:
         return DistributedDataParallel(model, device_ids=indices, gradient_as_bucket_view=True)
 
     def _shard(self, model: nn.Module) -> nn.Module:
+        # Imported here: they cost every process most of a second, and most runs shard nothing.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         dtype = AUTOCAST_DTYPES.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)

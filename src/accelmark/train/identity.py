@@ -67,11 +67,12 @@ def count_flops(case: TrainCase, model: nn.Module) -> float | None:
     """
     with torch.random.fork_rng(devices=[]):
         batch = case.synthetic_batch(_COUNTED_SAMPLES)
-        for attempt in (lambda: (meta_copy(model), on_meta(batch)), lambda: (copy.deepcopy(model), batch)):
+        for empty in (True, False):
             try:
-                duplicate, given = attempt()
+                duplicate = meta_copy(model) if empty else copy.deepcopy(model)
+                given = on_meta(batch) if empty else batch
                 duplicate.train()
-                counter = FlopCounterMode(display=False)  # type: ignore[no-untyped-call]
+                counter = FlopCounterMode(display=False)
                 with counter:
                     torch.autograd.backward(case.loss(duplicate, given))
             except (RuntimeError, NotImplementedError, TypeError, ValueError):

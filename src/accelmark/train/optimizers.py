@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
@@ -54,7 +53,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
 
 def _is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 shards the model: fused SGD cannot take its parameters, fused Adam can."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
 def _has_fused(device: torch.device) -> bool:

@@ -279,7 +279,8 @@ class PyTorchBackend:
                 f"out of memory on {self._device} ({device_name(self._device) or 'host memory'}) in {self._phase}, "
                 f"with batch_size {settings.batch_size}, precision {settings.precision}, "
                 f"parallelism {settings.parallelism}; try a smaller batch_size with more gradient_accumulation_steps, "
-                f"activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices ({_first_line(error)})"
+                "activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices "
+                f"({_first_line(error)})"
             )
         if isinstance(error, AccelmarkError):
             return "error", str(error)
@@ -288,7 +289,7 @@ class PyTorchBackend:
     def close(self, *, together: bool) -> None:
         """Leave the process group; ``together`` with the others, or without asking where they may be gone."""
         self._close_feed()
-        if together and dist.is_initialized():
+        if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
 

@@ -1,0 +1,119 @@
+"""Getting files from an https address, and giving up on a dead network at once."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Final, final
+from urllib.parse import quote, urlsplit
+
+from accelmark.datasets.packed import FetchError, most_bytes
+from accelmark.datasets.progress import Meter, Progress
+from accelmark.datasets.spec import DatasetSpec, UrlSource
+
+REACH_TIMEOUT_S: Final = 2.0
+READ_TIMEOUT_S: Final = 20.0
+_CHUNK: Final = 1 << 16
+
+
+def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progress | None) -> None:
+    """Download every file of ``spec`` into ``into``, packed as the source holds it.
+
+    Raises:
+        FetchError: the host cannot be reached within two seconds, or a file cannot be had.
+        OSError: a file cannot be written.
+    """
+    _check_reachable(source.base)
+    opener = urllib.request.build_opener(_HttpsOnly)
+    meter = Meter(f"downloading {spec.name}", spec.bytes, progress)
+    for file in spec.files:
+        url = f"{source.base.rstrip('/')}/{quote(file.source_path)}"
+        target = into / file.source_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as stream:
+            _download(opener, url, stream, most_bytes(file), meter)
+
+
+def _download(opener: urllib.request.OpenerDirector, url: str, target: IO[bytes], max_bytes: int, meter: Meter) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
+    try:
+        with opener.open(request, timeout=READ_TIMEOUT_S) as response:
+            promised = response.headers.get("Content-Length")
+            done = 0
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > max_bytes:
+                    raise FetchError(f"{url} is longer than the expected {max_bytes:,} bytes")
+                target.write(chunk)
+                meter.add(len(chunk))
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise FetchError(f"{url} answered {error.code} {error.reason}") from error
+    except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
+        raise FetchError(f"{url} could not be read: {getattr(error, 'reason', error)}") from error
+    if promised is not None and done != int(promised):
+        raise FetchError(f"{url} broke off after {done:,} of {promised} bytes")
+
+
+@final
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).scheme != "https":
+            raise FetchError(f"{req.full_url} redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_reachable(url: str) -> None:
+    """Open a connection to the host of ``url`` (or to the proxy in between) within two seconds, or raise.
+
+    In a thread, because looking up a name can take far longer than any socket's timeout.
+    """
+    host, port = _first_hop(url)
+
+    def connect() -> None:
+        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+
+    error = _within(connect, REACH_TIMEOUT_S)
+    if error is not None:
+        raise FetchError(f"{host} cannot be reached: {error}")
+
+
+def _first_hop(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy and not urllib.request.proxy_bypass(host):
+        hop = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+        return hop.hostname or "", hop.port or 80
+    return host, parts.port or 443
+
+
+def _within(action: Callable[[], None], timeout_s: float) -> str | None:
+    """Run ``action`` for at most ``timeout_s``; return None when it went well, else why not."""
+    outcome: list[str | None] = []
+
+    def run() -> None:
+        try:
+            action()
+        except OSError as error:
+            outcome.append(error.strerror or str(error))
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome[0] if outcome else f"no answer within {timeout_s:g} s"

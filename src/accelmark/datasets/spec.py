@@ -1,0 +1,219 @@
+"""What a data set or a set of weights consists of, and where it can be had."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
+
+from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.model import Spec, parse
+from accelmark.spec.yaml_file import read_yaml
+
+IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
+
+
+def _inside(path: str) -> str:
+    """Refuse a path that is absolute, climbs out, or is not written in its plain form."""
+    plain = PurePosixPath(path)
+    odd = path in ("", ".") or any(sign in path for sign in "\\\0")
+    if odd or plain.is_absolute() or ".." in plain.parts or str(plain) != path:
+        raise ValueError(f"{path!r} is not a plain relative path such as 'train/a.bin'")
+    return path
+
+
+def _inside_or_root(path: str) -> str:
+    return path if path == "." else _inside(path)
+
+
+def _https(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ValueError(f"{url!r} is not an https address")
+    return url
+
+
+RelativePath = Annotated[str, AfterValidator(_inside)]
+ArchiveRoot = Annotated[str, AfterValidator(_inside_or_root)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HttpsUrl = Annotated[str, AfterValidator(_https)]
+PackageName = Annotated[str, StringConstraints(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9.+_-]*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!~_-]*$")]
+
+
+class FileSpec(Spec):
+    """One file that has to be there, byte for byte."""
+
+    path: RelativePath
+    sha256: Sha256
+    bytes: NonNegativeInt
+    packed: Literal["gzip"] | None = None
+    """How sources hold it: ``gzip``, as ``path`` + ``.gz``. The hash is of the content, since two archives of one
+    content differ in their bytes."""
+
+    @property
+    def source_path(self) -> str:
+        """Path of the file in a source."""
+        return f"{self.path}.gz" if self.packed == "gzip" else self.path
+
+
+class UrlSource(Spec):
+    """The original address: each file lies at ``base`` + its path. Redirects are followed to https only."""
+
+    kind: Literal["url"]
+    base: HttpsUrl
+
+    def describe(self) -> str:
+        """Return what a person reads as the name of this source."""
+        return self.base
+
+
+class DebianSource(Spec):
+    """A package of the configured Debian archive, unpacked without root. The files' own hashes are the proof."""
+
+    kind: Literal["debian"]
+    package: PackageName
+    root: ArchiveRoot
+    """Directory in the package that the files' paths start from."""
+    bytes: PositiveInt
+    """Size of the package, for the progress shown."""
+
+    def describe(self) -> str:
+        """Return what a person reads as the name of this source."""
+        return f"Debian package {self.package}"
+
+
+class PypiSource(Spec):
+    """A wheel of the configured Python package index. It is read as an archive and never installed."""
+
+    kind: Literal["pypi"]
+    package: PackageName
+    version: Version
+    sha256: Sha256
+    root: ArchiveRoot
+    """Directory in the wheel that the files' paths start from."""
+    bytes: PositiveInt
+
+    def describe(self) -> str:
+        """Return what a person reads as the name of this source."""
+        return f"PyPI package {self.package} {self.version}"
+
+
+class NpmSource(Spec):
+    """A tarball of the configured npm registry. It is read as an archive and never installed."""
+
+    kind: Literal["npm"]
+    package: PackageName
+    version: Version
+    sha256: Sha256
+    root: ArchiveRoot
+    """Directory in the tarball (most often below ``package``) that the files' paths start from."""
+    bytes: PositiveInt
+
+    def describe(self) -> str:
+        """Return what a person reads as the name of this source."""
+        return f"npm package {self.package} {self.version}"
+
+
+PackageSource = DebianSource | PypiSource | NpmSource
+Source = Annotated[UrlSource | PackageSource, Field(discriminator="kind")]
+
+
+class TreePart(Spec):
+    """One directory of a data set that a person brings: ``train/<class>/*.jpeg``, or ``train/*.bin``."""
+
+    path: RelativePath
+    suffixes: tuple[str, ...] = IMAGE_SUFFIXES
+    """Endings that count as samples, compared without regard to case."""
+    by_class: bool = True
+    """Files lie in one directory a class, rather than in ``path`` itself."""
+    classes: PositiveInt | None = None
+    """Class directories of the full set; null: any number."""
+    files: PositiveInt | None = None
+    """Files of the full set; null: any number."""
+
+    def describe(self) -> str:
+        """Return the expected layout in one line."""
+        pattern = f"{self.path}/{'<class>/' if self.by_class else ''}*({', '.join(self.suffixes)})"
+        counts = [f"{self.classes:,} classes" if self.classes else "", f"{self.files:,} files" if self.files else ""]
+        known = ", ".join(filter(None, counts))
+        return f"{pattern} ({known})" if known else pattern
+
+
+class DatasetSpec(Spec):
+    """Named data or weights: either exact ``files``, or the layout (``tree``) of a directory that a person names."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    title: str
+    licence: str
+    files: tuple[FileSpec, ...] = ()
+    tree: tuple[TreePart, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """Tried in this order."""
+    how_to_get: str = ""
+    """What a person does who has to get it by hand."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all exact files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the declared files' sorted (path, sha256); of a tree, over what it has to look like."""
+        lines = [f"{file.path}\0{file.sha256}" for file in self.files] or [part.describe() for part in self.tree]
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DatasetSpec:
+        if bool(self.files) == bool(self.tree):
+            raise ValueError("give either files (with their hashes) or tree (a layout), not both and not neither")
+        if self.tree and self.sources:
+            raise ValueError("a tree is a directory that a person names; it has no sources")
+        paths = [file.path for file in self.files]
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        if twice:
+            raise ValueError(f"these paths stand twice: {', '.join(twice)}")
+        return self
+
+
+def dataset_specs(data: Iterable[Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
+    """Check the entries of a case's ``data``.
+
+    Raises:
+        SpecError: with all problems of all entries; ``where`` names the file.
+    """
+    specs: list[DatasetSpec] = []
+    problems: list[Problem] = []
+    for index, entry in enumerate(data):
+        try:
+            specs.append(parse(DatasetSpec, entry, where))
+        except SpecError as error:
+            problems += [
+                Problem(item.where, ".".join(filter(None, [f"data.{index}", item.key])), item.what, item.hint)
+                for item in error.problems
+            ]
+    names = [spec.name for spec in specs]
+    problems += [
+        Problem(where, "data", f"two data sets are called {name!r}")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    if problems:
+        raise SpecError(problems)
+    return tuple(specs)
+
+
+def load_dataset_specs(path: Path) -> tuple[DatasetSpec, ...]:
+    """Read the key ``data`` of a YAML file such as a case's ``case.yaml``; without the key there are none.
+
+    Raises:
+        SpecError: the file is not readable or an entry is wrong.
+    """
+    data = read_yaml(path).get("data") or []
+    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
+        raise SpecError([Problem(str(path), "data", "must be a list of data sets, each a mapping")])
+    return dataset_specs(data, str(path))

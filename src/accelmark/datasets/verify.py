@@ -1,0 +1,147 @@
+"""Proof that a directory holds the right data: exact files by SHA-256, trees by their layout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from accelmark.datasets.progress import Meter, Progress
+from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
+from accelmark.spec.errors import Problem
+
+_CHUNK: Final = 1 << 20
+_SHOWN: Final = 8
+
+
+def verify(
+    spec: DatasetSpec, path: Path, *, allow_subset: bool = False, progress: Progress | None = None
+) -> list[Problem]:
+    """Return everything that is wrong with ``path`` as a place of ``spec``; an empty list means it is right.
+
+    Args:
+        spec: what has to be there.
+        path: the directory to look at.
+        allow_subset: take a tree with fewer classes or files than the full set.
+        progress: told of the bytes hashed.
+    """
+    if not path.is_dir():
+        what = "is not a directory" if path.exists() else "does not exist"
+        return [Problem(str(path), "", what, _remedy(spec, path))]
+    if spec.tree:
+        try:
+            return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset)]
+        except OSError as error:
+            return [
+                Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")
+            ]
+    missing = [file for file in spec.files if not (path / file.path).is_file()]
+    if missing:
+        return [_layout_problem(spec, path, missing)]
+    meter = Meter(f"checking {spec.name}", spec.bytes, progress)
+    return [problem for file in spec.files for problem in _file_problems(spec, path, file, meter)]
+
+
+def fingerprint(spec: DatasetSpec, path: Path) -> str:
+    """SHA-256 over the sorted (path, sha256) of what is found in ``path``.
+
+    Equal to ``spec.fingerprint`` for the exact files. Of a tree, which may hold a million files, sizes stand in for
+    the hashes.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if spec.tree:
+        found = [f"{name}\0{size}" for part in spec.tree for name, size in _tree_files(part, path)]
+    else:
+        found = [f"{file.path}\0{file_sha256(path / file.path)}" for file in spec.files]
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+
+
+def file_sha256(path: Path, meter: Meter | None = None) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            if meter is not None:
+                meter.add(len(chunk))
+    return digest.hexdigest()
+
+
+def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: Meter) -> Iterator[Problem]:
+    place = path / file.path
+    try:
+        size = place.stat().st_size
+        found = file_sha256(place, meter)
+    except OSError as error:
+        yield Problem(str(place), "", f"cannot be read: {error.strerror}", "check its permissions")
+        return
+    if found != file.sha256:
+        what = f"has SHA-256 {found} ({size:,} bytes), expected {file.sha256} ({file.bytes:,} bytes)"
+        yield Problem(str(place), "", what, _remedy(spec, place))
+
+
+def _layout_problem(spec: DatasetSpec, path: Path, missing: list[FileSpec]) -> Problem:
+    expected, lacking = (_some([file.path for file in files]) for files in (spec.files, missing))
+    what = f"holds not all of {spec.name}: expected {expected}; {_listing(path)}; missing {lacking}"
+    return Problem(str(path), "", what, _remedy(spec, path))
+
+
+def _remedy(spec: DatasetSpec, place: Path) -> str:
+    if spec.how_to_get:
+        return spec.how_to_get
+    return f"replace {place.name}, or name no directory to have it fetched" if spec.sources else "get it again"
+
+
+def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[Problem]:
+    place = path / part.path
+    expected = f"expected {part.describe()}"
+    if not place.is_dir():
+        yield Problem(str(path), part.path, f"{expected}; {_listing(path)}", "name the directory that holds it")
+        return
+    names = [name for name, _ in _tree_files(part, path)]
+    if not names:
+        yield Problem(str(place), "", f"{expected}; {_listing(place)}, and no such file in it")
+        return
+    if part.by_class:
+        filled = {name.split("/")[-2] for name in names}
+        empty = sorted(_directories(place) - filled)
+        if empty:
+            yield Problem(str(place), "", f"{expected}; these classes have no such file: {_some(empty)}")
+        if part.classes and len(filled) != part.classes and not (allow_subset and len(filled) < part.classes):
+            yield Problem(str(place), "", f"{expected}; found {len(filled):,} classes")
+    if part.files and len(names) != part.files and not (allow_subset and len(names) < part.files):
+        yield Problem(str(place), "", f"{expected}; found {len(names):,} files")
+
+
+def _directories(place: Path) -> set[str]:
+    with os.scandir(place) as entries:
+        return {entry.name for entry in entries if entry.is_dir()}
+
+
+def _tree_files(part: TreePart, path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (path below the root, bytes) of each sample of ``part``."""
+    suffixes = tuple(suffix.lower() for suffix in part.suffixes)
+    below = [f"{part.path}/{name}" for name in sorted(_directories(path / part.path))] if part.by_class else [part.path]
+    for directory in below:
+        with os.scandir(path / directory) as entries:
+            for entry in entries:
+                if entry.name.lower().endswith(suffixes) and entry.is_file():
+                    yield f"{directory}/{entry.name}", entry.stat().st_size
+
+
+def _listing(place: Path) -> str:
+    try:
+        with os.scandir(place) as entries:
+            names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
+    except OSError as error:
+        return f"it cannot be listed ({error.strerror})"
+    return f"found {_some(names)}" if names else "found it empty"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown

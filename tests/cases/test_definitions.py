@@ -1,0 +1,129 @@
+"""What every standard case promises, and the published numbers of those that have some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from accelmark.datasets import load_dataset_specs
+from accelmark.spec.catalog import folders, load_case
+from accelmark.spec.layers import Layer, resolve
+from accelmark.train.case import Place, TrainCase
+
+CASES = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "resnet50": {f"model.stage{stage}_blocks": stage for stage in (1, 2, 3, 4)} | {"model.image_size": 45},
+    "bert": {"model.num_layers": 2, "model.hidden_size": 64, "model.intermediate_size": 96, "model.num_heads": 4},
+    "llama2_7b": {
+        "model.num_layers": 3,
+        "model.hidden_size": 64,
+        "model.intermediate_size": 80,
+        "model.num_heads": 4,
+        "model.num_kv_heads": 2,
+        "model.seq_length": 48,
+    },
+    "resnet_mini": {"model.num_stages": 2, "model.blocks_per_stage": 3},
+    "llama_mini": {"model.num_layers": 2, "model.seq_length": 24},
+    "minilm_finetune": {"model.num_layers": 2, "model.seq_length": 24},
+}
+
+
+def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
+    train = load_case(name).train
+    assert train is not None
+    layers = [Layer("test", {"loader.synthetic": True, **over})]
+    settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    case: TrainCase = import_module(f"accelmark.cases.{name}.pytorch").Case(settings, {}, place)
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_formula_gives_what_the_counter_counts(name: str) -> None:
+    case = case_of(name, SMALL[name])
+    model, batch = case.build_model(), case.synthetic_batch(2)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        torch.autograd.backward(case.loss(model, batch))
+    assert counter.get_total_flops() / 2 == case.flops_per_sample()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_targets_metric_is_one_that_the_evaluation_gives(name: str) -> None:
+    case = case_of(name, SMALL[name])
+    with torch.no_grad():
+        sums = case.eval_sums(case.build_model().eval(), case.synthetic_batch(3))
+    assert all(value.shape == () for value in sums.values())
+    metrics = case.metrics({key: float(value) for key, value in sums.items()})
+    train = load_case(name).train
+    assert train is not None
+    assert train.target is None or train.target.metric in metrics
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_make_up_different_batches_of_one_kind(name: str) -> None:
+    case = case_of(name, SMALL[name])
+    first, again = case.synthetic_batch(2), case.synthetic_batch(2)
+    case.place = Place(1, 2, torch.device("cpu"), seed=2, shared_seed=1)
+    other = case.synthetic_batch(2)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert {key: (part.shape, part.dtype) for key, part in first.items()} == {
+        key: (part.shape, part.dtype) for key, part in other.items()
+    }
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama2_7b", "llama_mini", "minilm_finetune"])
+def test_the_blocks_are_the_layers(name: str) -> None:
+    case = case_of(name, SMALL[name])
+    assert len(case.checkpointed_blocks(case.build_model())) == SMALL[name]["model.num_layers"]
+
+
+def num_parameters(name: str) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in case_of(name, {}).build_model().parameters())
+
+
+def test_full_sizes_are_the_published_ones() -> None:
+    assert num_parameters("resnet50") == 25_557_032, "torchvision's ResNet50_Weights.IMAGENET1K_V1"
+    assert num_parameters("llama2_7b") == 6_738_415_616, "Llama-2-7b-hf"
+    assert num_parameters("bert") == 335_174_458, "bert-large-uncased with its masked-LM head"
+
+
+def test_resnet50_takes_the_published_operations() -> None:
+    flops = case_of("resnet50", {}).flops_per_sample()
+    stem_gradient = 2 * 112**2 * 49 * 3 * 64
+    assert flops is not None
+    assert (flops + stem_gradient) / 6 == pytest.approx(4.09e9, rel=1e-3), "torchvision states 4.09 G multiply-adds"
+
+
+def test_llama_takes_about_six_operations_a_weight_and_token() -> None:
+    flops = case_of("llama2_7b", {}).flops_per_sample()
+    assert flops is not None
+    attention = 12 * 32 * 4096 * 4096
+    assert flops / 4096 - attention == pytest.approx(6 * (6_738_415_616 - 32_000 * 4096), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_folder_tells_all_about_itself(name: str) -> None:
+    folder = folders("cases")[name].path
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for heading in ("## Model", "## Data", "## Target, and why", "## Run", "## Results", "## Licence"):
+        assert heading in text
+    assert "<!-- results -->" in text
+    frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+    assert frameworks == {"pytorch"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
+    folder = folders("cases")[name].path
+    declared = {spec.name for spec in load_dataset_specs(folder / "case.yaml")}
+    asked = set(re.findall(r'data_dirs\["(\w+)"\]', (folder / "pytorch.py").read_text(encoding="utf-8")))
+    assert declared == asked

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from accelmark.cases.llama_mini.pytorch import HELD_OUT, read_plays
+from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
+from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
+from accelmark.cases.resnet_mini._fashion import read_split
+from accelmark.spec.errors import DataError
+from accelmark.spec.events import Event
+from tests.cases.job_of import job_of, losses_of, run, value_of
+
+WORDS = {"comedies": "love merry jest", "histories": "king crown war", "tragedies": "death blood grief"}
+
+
+def write_idx(path: Path, values: npt.NDArray[np.uint8], *, packed: bool) -> None:
+    header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
+    content = header + values.tobytes()
+    path.with_name(f"{path.name}.gz" if packed else path.name).write_bytes(
+        gzip.compress(content) if packed else content
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "gzip"])
+def fashion(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Ten classes that differ in which rows are bright."""
+    folder = tmp_path / "fashion"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for prefix, count in (("train", 200), ("t10k", 50)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        images = random.integers(0, 40, (count, 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 3] += 200
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", images, packed=request.param)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels, packed=request.param)
+    return folder
+
+
+def test_idx_files_are_read_packed_or_not(fashion: Path) -> None:
+    images, labels = read_split(fashion, "test")
+    assert images.shape == (50, 1, 28, 28)
+    assert images.dtype == torch.uint8
+    assert labels.tolist()[:11] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert all(image[0, 2 * label].float().mean() > 190 for image, label in zip(images, labels, strict=True))
+
+
+def test_broken_idx_files_are_refused_by_name(fashion: Path) -> None:
+    for file in fashion.glob("t10k-images*"):
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.*(cannot be unpacked|but holds 24 values)"):
+        read_split(fashion, "test")
+    for file in fashion.glob("train-labels*"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"expected train-labels-idx1-ubyte\.gz or train-labels-idx1-ubyte"):
+        read_split(fashion, "train")
+
+
+@pytest.mark.parametrize("fashion", [False], indirect=True)
+def test_resnet_mini_learns(tmp_path: Path, fashion: Path) -> None:
+    over = {"batch_size": 20, "end.max_epochs": 6, "optimizer.lr": 0.05, "threads": 1, "precision": "fp32"}
+    finished = value_of(run(job_of("resnet_mini", tmp_path / "run", {"fashion_mnist": fashion}, over)), Event.FINISHED)
+    assert finished["end_reason"] == "max_epochs"
+    assert finished["final_metrics"]["top1"] > 0.5
+    assert finished["flops_per_sample"] == finished["flops_per_sample_formula"]
+
+
+@pytest.fixture
+def plays(tmp_path: Path) -> Path:
+    """Plays of a few lines, in words that tell their kind."""
+    folder = tmp_path / "plays"
+    random = np.random.default_rng(0)
+    titles = {"comedies": ["twelfth-night", "x"], "histories": ["richard-ii", "y"], "tragedies": ["macbeth", "z"]}
+    for kind, names in titles.items():
+        (folder / kind).mkdir(parents=True)
+        for name in names:
+            lines = [f"# {name}"]
+            for act in ("I", "II", "III", "IV", "V"):
+                lines += [f"## ACT {act}", "### Scene 1", "_Enter all._", "**ALL**"]
+                lines += [" ".join(random.choice(WORDS[kind].split(), 6)) for _ in range(20)]
+            (folder / kind / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_held_out_plays_are_whole_and_only_in_the_evaluation(plays: Path) -> None:
+    parts = [bytes(read_plays(plays, held_out=held).tolist()).decode() for held in (False, True)]
+    for name in HELD_OUT:
+        assert f"# {name}" in parts[1]
+        assert f"# {name}" not in parts[0]
+    (plays / "tragedies" / "macbeth.md").unlink()
+    with pytest.raises(DataError, match="macbeth not found"):
+        read_plays(plays, held_out=False)
+
+
+def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
+    over: dict[str, Any] = {
+        "model.hidden_size": 32,
+        "model.intermediate_size": 48,
+        "model.num_layers": 2,
+        "model.seq_length": 32,
+    }
+    over |= {"model.eval_windows": 32, "end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "precision": "fp32"}
+    over |= {"batch_size": 16, "evaluate.every_steps": None}
+    events = run(job_of("llama_mini", tmp_path / "run", {"shakespeare": plays}, over))
+    finished, losses = value_of(events, Event.FINISHED), losses_of(events)
+    assert losses[0] == pytest.approx(math.log(256), rel=0.05)
+    assert finished["final_metrics"]["eval_loss"] < 3.0
+    assert finished["final_metrics"]["bits_per_byte"] == pytest.approx(
+        finished["final_metrics"]["eval_loss"] / math.log(2)
+    )
+
+
+def test_passages_hold_what_is_spoken_and_nothing_else(plays: Path) -> None:
+    passages = read_passages(plays, 100)
+    assert {passage.act for passage in passages} == {"I", "II", "III", "IV", "V"}
+    for passage in passages:
+        assert set(passage.text.split()) <= set(WORDS[KINDS[passage.kind]].split())
+        assert 50 <= len(passage.text) < 150
+    held_out = split_passages(passages, held_out=True)
+    assert {passage.act for passage in held_out} == {"IV"}
+    assert not {passage.act for passage in split_passages(passages, held_out=False)} & {"IV"}
+    some = split_passages(passages, held_out=True, limit=5)
+    assert len(some) == 5
+    assert split_passages(list(reversed(passages)), held_out=True, limit=5) == some
+
+
+@pytest.fixture
+def minilm(tmp_path: Path) -> Path:
+    """A tiny encoder with random weights, and a tokenizer that knows the plays' words."""
+    folder = tmp_path / "minilm"
+    folder.mkdir()
+    config = EncoderConfig(
+        hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, vocab_size=16, max_positions=64
+    )
+    torch.manual_seed(0)
+    state = Encoder(config).state_dict() | {"pooler.dense.weight": torch.zeros(32, 32)}
+    save_file(state, folder / "model.safetensors")
+    words = ["[PAD]", "[UNK]", *" ".join(WORDS.values()).split()]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_minilm_finetune_learns(tmp_path: Path, plays: Path, minilm: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 16}
+    over: dict[str, Any] = {
+        f"model.{name}": value for name, value in {**sizes, "max_positions": 64, "passage_chars": 100}.items()
+    }
+    over |= {"model.seq_length": 32, "end.max_steps": 30, "threads": 1, "precision": "fp32", "optimizer.lr": 1e-3}
+    events = run(job_of("minilm_finetune", tmp_path / "run", {"shakespeare": plays, "minilm": minilm}, over))
+    finished = value_of(events, Event.FINISHED)
+    assert finished["final_metrics"]["accuracy"] > 0.9, "one word tells the kind"
+
+
+def test_weights_of_another_encoder_are_refused(minilm: Path) -> None:
+    other = EncoderConfig(
+        hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, vocab_size=16, max_positions=64
+    )
+    with pytest.raises(DataError, match=r"model\.safetensors: are not this encoder's weights"):
+        Encoder(other).load(minilm / "model.safetensors")
+    (minilm / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"model\.safetensors: are not this encoder's weights"):
+        Encoder(other).load(minilm / "model.safetensors")

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import gzip
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from accelmark.datasets import cache_directory, ensure, fingerprint, place_of
+from accelmark.datasets.cache import cached_place
+from accelmark.spec.errors import DataError
+from tests.datasets.conftest import CONTENT, Told, Web, dataset, leftovers, sha256, teller, write
+
+IN_A_PROCESS = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from accelmark.datasets import ensure, load_dataset_specs
+    print(ensure(load_dataset_specs(Path(sys.argv[1]))[0]))
+""")
+
+
+def start(tmp_path: Path, web: Web) -> subprocess.Popen[bytes]:
+    """Get the toy set in a process of its own."""
+    spec = dataset(web.source())
+    (tmp_path / "case.yaml").write_text(f"data: [{spec.model_dump_json(exclude_none=True)}]")
+    command = [sys.executable, "-c", IN_A_PROCESS, str(tmp_path / "case.yaml")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_data_comes_from_its_address_and_then_from_the_cache(web: Web, cache: Path, told: Told) -> None:
+    spec = dataset(web.source())
+    place = ensure(spec, progress=teller(told))
+    assert place == place_of(spec) == cached_place(spec)
+    assert {path: (place / path).read_bytes() for path in CONTENT} == CONTENT
+    assert fingerprint(spec, place) == spec.fingerprint
+    total = sum(map(len, CONTENT.values()))
+    assert ("downloading toy", total, total) in told
+    assert sorted(web.asked) == sorted(CONTENT)
+    assert ensure(spec, offline=True) == place
+    assert len(web.asked) == len(CONTENT)
+    assert leftovers(cache) == []
+
+
+def test_a_packed_file_is_unpacked_and_proven_by_its_content(web: Web) -> None:
+    files = [{"path": "a", "sha256": sha256(b"content"), "bytes": 7, "packed": "gzip"}]
+    web.content = {"a.gz": gzip.compress(b"content", mtime=12345)}
+    place = ensure(dataset(web.source(), files=files))
+    assert [path.name for path in place.iterdir()] == ["a"]
+    assert (place / "a").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    ("served", "reason"),
+    [
+        (gzip.compress(bytes(5000)), "more than the expected 7 bytes"),
+        (b"not gzip", "cannot be unpacked"),
+        (gzip.compress(b"content")[:-9], "cannot be unpacked"),
+    ],
+)
+def test_a_packed_file_that_cannot_be_right_is_refused(web: Web, cache: Path, served: bytes, reason: str) -> None:
+    files = [{"path": "a", "sha256": sha256(b"content"), "bytes": 7, "packed": "gzip"}]
+    web.content = {"a.gz": served}
+    with pytest.raises(DataError, match=reason):
+        ensure(dataset(web.source(), files=files))
+    assert leftovers(cache) == []
+
+
+def test_a_corrupt_download_is_an_error_that_names_file_and_hashes(web: Web, cache: Path) -> None:
+    web.content["b.txt"] = b"X" + CONTENT["b.txt"][1:]
+    spec = dataset(web.source())
+    with pytest.raises(DataError) as caught:
+        ensure(spec)
+    message = str(caught.value)
+    assert "b.txt" in message
+    assert sha256(web.content["b.txt"]) in message
+    assert sha256(CONTENT["b.txt"]) in message
+    assert "name the directory that holds it" in message
+    assert not place_of(spec).exists()
+    assert leftovers(cache) == []
+
+
+def test_the_next_source_is_tried_when_one_gives_the_wrong_bytes(web: Web) -> None:
+    web.content |= {"broken/b.txt": b"wrong", "broken/train/a.bin": b"wrong"}
+    place = ensure(dataset({"kind": "url", "base": f"{web.base}broken"}, web.source()))
+    assert (place / "b.txt").read_bytes() == CONTENT["b.txt"]
+
+
+@pytest.mark.parametrize("problem", ["breaks off", "is missing", "is too long", "redirects to http"])
+def test_an_interrupted_download_leaves_nothing_half(web: Web, cache: Path, problem: str) -> None:
+    reasons = {
+        "breaks off": "b.txt (could not be read|broke off)",
+        "is missing": "b.txt answered 404",
+        "is too long": "is longer than the expected 19 bytes",
+        "redirects to http": "which is not https",
+    }
+    if problem == "breaks off":
+        web.breaks_off.add("b.txt")
+    elif problem == "is missing":
+        del web.content["b.txt"]
+    elif problem == "is too long":
+        web.content["b.txt"] *= 2
+    else:
+        web.redirect["b.txt"] = web.base.replace("https", "http") + "other"
+    spec = dataset(web.source())
+    with pytest.raises(DataError, match=reasons[problem]):
+        ensure(spec)
+    assert leftovers(cache) == []
+    assert not place_of(spec).exists()
+
+
+def test_a_redirect_within_https_is_followed(web: Web) -> None:
+    web.content["moved"] = web.content.pop("b.txt")
+    web.redirect["b.txt"] = f"{web.base}moved"
+    assert (ensure(dataset(web.source())) / "b.txt").read_bytes() == CONTENT["b.txt"]
+
+
+def test_a_damaged_cache_is_fetched_anew(web: Web, cache: Path) -> None:
+    spec = dataset(web.source())
+    place = ensure(spec)
+    (place / "b.txt").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="is damaged in the cache"):
+        ensure(spec, offline=True)
+    assert (ensure(spec) / "b.txt").read_bytes() == CONTENT["b.txt"]
+    assert leftovers(cache) == []
+
+
+def test_offline_without_a_cache_says_what_to_do_and_asks_nobody(web: Web, cache: Path) -> None:
+    with pytest.raises(DataError, match=r"not in the cache.*run once without --offline, or name a directory"):
+        ensure(dataset(web.source()), offline=True)
+    assert web.asked == []
+    assert not cache.exists()
+
+
+def test_a_host_that_refuses_or_never_answers_is_left_for_the_next_source(web: Web) -> None:
+    with socket.socket() as deaf, socket.socket() as closed:
+        deaf.bind(("localhost", 0))
+        deaf.listen(0)
+        closed.bind(("localhost", 0))
+        # A full queue of connections that nobody accepts: the next one gets no answer.
+        waiting = [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        dead = [{"kind": "url", "base": f"https://localhost:{one.getsockname()[1]}"} for one in (deaf, closed)]
+        started_s = time.monotonic()
+        assert ensure(dataset(*dead, web.source())).is_dir()
+        assert time.monotonic() - started_s < 15  # a system's own connection timeout is two minutes
+        with pytest.raises(DataError, match=r"no answer within 2 s|timed out") as caught:
+            ensure(dataset(*dead, name="other"))
+        assert "Connection refused" in str(caught.value)
+        for one in waiting:
+            one.close()
+
+
+def test_an_unknown_host_is_an_error_that_names_it() -> None:
+    with pytest.raises(DataError, match=r"no-such-host\.invalid cannot be reached"):
+        ensure(dataset({"kind": "url", "base": "https://no-such-host.invalid/x"}))
+
+
+def test_a_named_directory_is_checked_and_never_written_to(web: Web, tmp_path: Path, cache: Path) -> None:
+    named = write(tmp_path / "mine")
+    assert ensure(dataset(web.source()), data_dir=named) == named
+    (named / "b.txt").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"mine is not as it should be:\n.*b\.txt: has SHA-256"):
+        ensure(dataset(web.source()), data_dir=named)
+    assert (named / "b.txt").read_bytes() == b"damaged"
+    assert web.asked == []
+    assert not cache.exists()
+
+
+def test_a_named_directory_can_hold_several_data_sets_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "all" / "toy")
+    assert ensure(dataset(), data_dir=tmp_path / "all") == tmp_path / "all" / "toy"
+
+
+def test_data_that_only_a_person_can_bring_says_so() -> None:
+    spec = dataset(files=[], tree=[{"path": "train", "classes": 1000}], how_to_get="Register at its site.")
+    with pytest.raises(DataError, match=r"cannot be fetched: name the directory.*1,000 classes.*Register at its site"):
+        ensure(spec)
+
+
+def test_two_processes_that_want_the_same_data_fetch_it_once(web: Web, tmp_path: Path, cache: Path) -> None:
+    web.slow_s = 0.3
+    processes = [start(tmp_path, web) for _ in range(3)]
+    places = {process.communicate(timeout=60)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(places) == 1
+    assert sorted(web.asked) == sorted(CONTENT)
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize(("sent", "left"), [(signal.SIGINT, 0), (signal.SIGKILL, 1)])
+def test_an_ended_process_leaves_a_cache_that_the_next_one_can_use(
+    web: Web, tmp_path: Path, cache: Path, sent: signal.Signals, left: int
+) -> None:
+    web.slow_s = 1.0
+    process = start(tmp_path, web)
+    while not web.asked:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(sent)
+    process.communicate()
+    assert process.returncode == -sent
+    assert len(leftovers(cache)) == left
+    web.slow_s = 0.0
+    assert (ensure(dataset(web.source())) / "b.txt").read_bytes() == CONTENT["b.txt"]
+    assert leftovers(cache) == []
+
+
+def test_a_cache_that_cannot_be_written_says_where_and_how_much_is_needed(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot be written to .*file/datasets: Not a directory.*ACCELMARK_CACHE"):
+        ensure(dataset(web.source()))
+
+
+def test_a_full_disk_says_how_much_is_needed(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    part = Path.open
+    # The real error of a real full device, in place of the file that would be written.
+    monkeypatch.setattr(
+        Path, "open", lambda self, mode="r", *rest: part(Path("/dev/full") if mode == "wb" else self, mode, *rest)
+    )
+    with pytest.raises(DataError, match=r"No space left on device \(0 MiB are needed\); make room"):
+        ensure(dataset(web.source()))
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ACCELMARK_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
+        ({"XDG_CACHE_HOME": "/b"}, Path("/b/accelmark")),
+        ({"XDG_CACHE_HOME": "relative"}, Path.home() / ".cache/accelmark"),
+        ({}, Path.home() / ".cache/accelmark"),
+    ],
+)
+def test_the_cache_is_where_the_variables_say(variables: dict[str, str], expected: Path) -> None:
+    assert cache_directory(variables) == expected

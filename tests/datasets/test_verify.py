@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.datasets import DatasetSpec, fingerprint, verify
+from accelmark.spec.model import parse
+from tests.datasets.conftest import CONTENT, Told, dataset, sha256, teller, write
+
+
+def tree(*parts: dict[str, Any]) -> DatasetSpec:
+    values = {"name": "images", "title": "Images", "licence": "MIT", "tree": parts}
+    return parse(DatasetSpec, values, "test")
+
+
+def images(root: Path, classes: int = 3, each: int = 2) -> Path:
+    names = [f"train/n{number:03}/{image}.JPEG" for number in range(classes) for image in range(each)]
+    return write(root, dict.fromkeys(names, b"jpeg"))
+
+
+def test_the_right_files_have_no_problems_and_the_declared_fingerprint(tmp_path: Path, told: Told) -> None:
+    spec = dataset()
+    assert verify(spec, write(tmp_path), progress=teller(told)) == []
+    assert fingerprint(spec, tmp_path) == spec.fingerprint
+    total = sum(map(len, CONTENT.values()))
+    assert told[-1] == ("checking toy", total, total)
+
+
+def test_a_corrupt_file_is_named_with_both_hashes(tmp_path: Path) -> None:
+    write(tmp_path, {**CONTENT, "b.txt": b"to be or not to bee"})
+    (problem,) = verify(dataset(), tmp_path)
+    assert problem.where == str(tmp_path / "b.txt")
+    assert sha256(b"to be or not to bee") in problem.what
+    assert sha256(CONTENT["b.txt"]) in problem.what
+    assert fingerprint(dataset(), tmp_path) != dataset().fingerprint
+
+
+def test_a_wrong_layout_tells_what_was_expected_and_what_was_found(tmp_path: Path) -> None:
+    write(tmp_path, {"b.txt": CONTENT["b.txt"], "other/c.txt": b""})
+    (problem,) = verify(dataset(how_to_get="ask Bernardo"), tmp_path)
+    expected = "expected train/a.bin, b.txt; found b.txt, other/; missing train/a.bin (ask Bernardo)"
+    assert str(problem) == f"{tmp_path}: holds not all of toy: {expected}"
+
+
+def test_a_place_that_is_no_directory_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    write(tmp_path, {"file": b""})
+    assert [problem.what for problem in verify(dataset(), tmp_path / "file")] == ["is not a directory"]
+    assert [problem.what for problem in verify(dataset(), tmp_path / "none")] == ["does not exist"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    (write(tmp_path) / "b.txt").chmod(0)
+    (problem,) = verify(dataset(), tmp_path)
+    assert "cannot be read" in problem.what
+
+
+def test_a_tree_of_class_directories_is_recognised(tmp_path: Path) -> None:
+    spec = tree({"path": "train", "classes": 3, "files": 6})
+    assert verify(spec, images(tmp_path)) == []
+
+
+def test_a_tree_that_lies_one_directory_deeper_is_refused_with_the_expected_layout(tmp_path: Path) -> None:
+    images(tmp_path / "imagenet")
+    (problem,) = verify(tree({"path": "train", "classes": 1000}), tmp_path)
+    assert "expected train/<class>/*(.jpeg, .jpg, .png) (1,000 classes); found imagenet/" in str(problem)
+
+
+def test_images_that_lie_in_no_class_directory_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"train/0.jpeg": b"", "train/1.jpeg": b""})
+    (problem,) = verify(tree({"path": "train"}), tmp_path)
+    assert "found 0.jpeg, 1.jpeg, and no such file in it" in problem.what
+
+
+def test_a_class_without_an_image_is_named(tmp_path: Path) -> None:
+    (images(tmp_path) / "train" / "n999").mkdir()
+    (problem,) = verify(tree({"path": "train"}), tmp_path)
+    assert "these classes have no such file: n999" in problem.what
+
+
+def test_part_of_a_tree_passes_only_where_a_subset_is_allowed(tmp_path: Path) -> None:
+    spec = tree({"path": "train", "classes": 4, "files": 8})
+    images(tmp_path)
+    found = [problem.what for problem in verify(spec, tmp_path)]
+    assert [what.rpartition("; ")[2] for what in found] == ["found 3 classes", "found 6 files"]
+    assert verify(spec, tmp_path, allow_subset=True) == []
+    too_many = tree({"path": "train", "classes": 2, "files": 5})
+    assert len(verify(too_many, tmp_path, allow_subset=True)) == 2
+
+
+def test_a_tree_of_plain_files_is_recognised_by_their_ending(tmp_path: Path) -> None:
+    spec = tree({"path": "train", "by_class": False, "suffixes": [".bin"]})
+    assert verify(spec, write(tmp_path, {"train/0.bin": b"x"})) == []
+    assert verify(tree({"path": "train", "by_class": False, "suffixes": [".idx"]}), tmp_path) != []
+
+
+def test_the_fingerprint_of_a_tree_follows_names_and_sizes(tmp_path: Path) -> None:
+    spec = tree({"path": "train"})
+    first = fingerprint(spec, images(tmp_path))
+    assert fingerprint(spec, tmp_path) == first
+    (tmp_path / "train/n000/0.JPEG").write_bytes(b"longer")
+    assert fingerprint(spec, tmp_path) != first

@@ -1,0 +1,265 @@
+"""Whole runs on this machine, each coordinator a process of its own: ends, interruption, death and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.run import session
+from accelmark.run.directory import RunDirectory
+from accelmark.run.processes import ProcessId
+from accelmark.run.states import JobStatus
+from accelmark.spec.errors import RunError
+from tests.run.fakes import left_running, make_plan, processes_with, wait_for
+
+DRIVE = Path(__file__).with_name("drive.py")
+ENDLESS = "steps=100000"
+
+pytestmark = pytest.mark.usefixtures("plugins")
+
+
+def drive(verb: str, run: Path, *options: str, plan: Plan | None = None) -> subprocess.Popen[str]:
+    arguments = [sys.executable, str(DRIVE), verb, str(run)]
+    if plan is not None:
+        file = run.with_suffix(".plan")
+        file.write_text(plan.model_dump_json())
+        arguments.append(str(file))
+    return subprocess.Popen([*arguments, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def done(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+def states(run: Path) -> list[str]:
+    return [status.state for status in statuses(run)]
+
+
+def statuses(run: Path) -> list[JobStatus]:
+    return list(RunDirectory.open(run).statuses().values()) if (run / "plan.json").exists() else []
+
+
+def stepping(run: Path) -> bool:
+    logs = run.glob("*/round*/*/rank0.out.log")
+    return any("STEP_END" in log.read_text(errors="replace") for log in logs)
+
+
+def agent_of(run: Path) -> ProcessId:
+    identity = ProcessId.read(next(run.glob("*/round*/*/agent.pid")))
+    assert identity is not None
+    return identity
+
+
+def test_a_run_of_two_rounds_succeeds_and_leaves_all_its_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=make_plan((), repeat=2)))
+    assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
+    node = run / "toy0-pytorch-X1x1x1" / "round2" / "localhost_noderank0"
+    expected = {"agent.json", "exit.json", "sys_info.json", "rank0.out.log", "start_pytorch_task.log", "telemetry.json"}
+    assert expected <= {path.name for path in node.iterdir()}
+    assert {"plan.json", "events.jsonl", "summary.json"} <= {path.name for path in run.iterdir()}
+    assert {"job.json", "result.json"} <= {path.name for path in node.parent.iterdir()}
+    assert "succeeded" in out
+
+
+def test_other_cases_go_on_after_a_failure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=0.8)))
+    assert (code, states(run)) == (1, ["failed", "succeeded", "timed_out"])
+    assert statuses(run)[0].reason == "rank 0: killed by SIGKILL (often the kernel's out-of-memory killer: see dmesg)"
+    assert "killed by SIGKILL" in out
+
+
+def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, *_ = done(drive("start", run, plan=make_plan(("raise",), (), fail_fast=True)))
+    assert (code, states(run)) == (1, ["failed", "cancelled"])
+    assert "fail_fast" in (statuses(run)[1].reason or "")
+
+
+def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS,), ()))
+    wait_for(lambda: stepping(run), "a step")
+    process.send_signal(signal.SIGINT)
+    code, out, err = done(process)
+    assert (code, states(run)) == (130, ["cancelled", "cancelled"]), out + err
+    result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
+    assert (result["state"], result["marks"][0]) == ("cancelled", "partial")
+    assert result["curves"]["loss"]
+    assert left_running(run) == []
+
+
+def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS, "deaf", "grandchild")))
+    wait_for(lambda: stepping(run), "a step")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, *_ = done(process)
+    assert (code, states(run)) == (130, ["cancelled"])
+    assert time.monotonic() - began < 20, "the grace of 45 s was not cut short"
+    assert left_running(run) == []
+
+
+def test_a_killed_coordinator_leaves_its_job_running_and_resume_takes_it_up(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("steps=100",), ()))
+    wait_for(lambda: stepping(run), "a step")
+    process.kill()
+    process.communicate()
+    assert agent_of(run).alive
+    code, out, err = done(drive("resume", run))
+    assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
+    assert [status.attempt for status in statuses(run)] == [1, 1]
+
+
+def test_a_job_that_ended_without_a_coordinator_is_not_done_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("steps=20",)))
+    wait_for(lambda: stepping(run), "a step")
+    process.kill()
+    process.communicate()
+    wait_for(lambda: list(run.glob("*/*/*/exit.json")), "the agent's last word")
+    code, *_ = done(drive("resume", run))
+    assert (code, [(status.state, status.attempt) for status in statuses(run)]) == (0, [("succeeded", 1)])
+
+
+def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("checkpoint", "deaf", "first=hang"), ()))
+    wait_for(lambda: stepping(run), "a step")
+    os.kill(agent_of(run).pid, signal.SIGKILL)
+    code, *_ = done(process)
+    assert (code, states(run)) == (1, ["lost", "succeeded"])
+    assert "the node agent ended without a last word" in (statuses(run)[0].reason or "")
+    assert left_running(run) == []
+
+    code, out, err = done(drive("resume", run))
+    assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
+    assert [status.attempt for status in statuses(run)] == [2, 1]
+    round_dir = run / "toy0-pytorch-X1x1x1" / "round1"
+    assert json.loads((round_dir / "job.json").read_text())["resume"] is True
+    assert (round_dir / "attempt1" / "localhost_noderank0" / "exit.json").exists()
+
+
+def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=make_plan(("first=raise",))))
+    assert (done(drive("resume", run))[0], states(run)) == (1, ["failed"])
+    assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
+
+
+def test_a_second_run_into_the_same_directory_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = drive("start", run, plan=make_plan((ENDLESS,)))
+    wait_for(lambda: stepping(run), "a step")
+    code, _, err = done(drive("start", run, plan=make_plan(())))
+    assert (code, "holds a run already" in err) == (2, True)
+    code, _, err = done(drive("resume", run))
+    assert (code, "in progress, held by process" in err) == (2, True)
+    assert first.poll() is None
+    first.send_signal(signal.SIGINT)
+    assert done(first)[0] == 130
+
+
+def test_stop_ends_a_run_from_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS,)))
+    wait_for(lambda: stepping(run), "a step")
+    assert session.stop(run, at_once=False)
+    assert done(process)[0] == 130
+    assert "a request to stop" in (statuses(run)[0].reason or "")
+    assert not session.stop(run, at_once=False)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: bool) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS, "deaf") if at_once else (ENDLESS,), ()))
+    wait_for(lambda: stepping(run), "a step")
+    process.kill()
+    process.communicate()
+    assert session.stop(run, at_once=at_once)
+    assert states(run) == ["cancelled", "cancelled"]
+    assert left_running(run) == []
+
+
+def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan((ENDLESS,), ()))
+    wait_for(lambda: stepping(run), "a step")
+    seen = session.standing(run)
+    assert seen.coordinator == process.pid
+    assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
+    (progress,) = seen.progress.values()
+    assert progress.phase == "training"
+    assert progress.step >= 1
+    process.kill()
+    process.communicate()
+    assert session.standing(run).coordinator is None
+    session.stop(run, at_once=True)
+
+
+def test_a_read_only_place_is_named(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a read-only file system")
+    place = tmp_path / "place"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(place)], check=True)
+    try:
+        with pytest.raises(RunError, match=r"the file system is read-only: choose another place with --out"):
+            RunDirectory.create(place / "run", make_plan(()))
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_json_lines_tell_the_whole_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, _ = done(drive("start", run, "--json", plan=make_plan(("steps=80",))))
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [line["state"] for line in lines if line["event"] == "state"] == ["preparing", "running", "succeeded"]
+    assert any(line["event"] == "progress" and line["step"] > 0 for line in lines)
+    assert [line["event"] for line in lines if line["event"] == "result"] == ["result"]
+
+
+def test_a_terminal_of_80_columns_shows_progress_without_wrapping(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    file = tmp_path / "plan"
+    file.write_text(make_plan(("steps=120",), ()).model_dump_json())
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, str(DRIVE), "start", str(run), str(file)],
+        stdin=terminal, stdout=terminal, stderr=terminal, close_fds=True,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+    )  # fmt: skip
+    os.close(terminal)
+    shown = bytearray()
+    while True:
+        try:
+            data = os.read(controller, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+    assert process.wait(30) == 0
+    os.close(controller)
+    text = shown.decode()
+    assert "tokens/s" in text
+    assert "loss" in text
+    assert processes_with(f"ACCELMARK_RUN={run}".encode()) == []

@@ -1,0 +1,205 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.spec.case import ReferenceLoss, Target
+from accelmark.spec.events import Event, Finished, StepWindow
+from tests.train.conftest import RunHere
+from tests.train.jobs import make_job
+
+UNREACHABLE = Target(metric="accuracy", direction="at_least", value=2.0, why="made up for a test")
+
+
+def test_every_rank_tells_its_way_from_start_to_finish(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
+    names = [item["event"] for item in ran.events()]
+    seen = list(dict.fromkeys(names))
+    assert seen == [
+        "LAUNCH_TRAINING", "CONVERT_MODEL", "MODEL_TO_FP16", "MODEL_TO_DDP", "CREATE_OPTIMIZER", "INIT_EVALUATION",
+        "INIT_END", "TRAIN_START", "EPOCH_BEGIN", "STEP_END", "EVALUATE", "EPOCH_END", "TRAIN_END", "FINISHED",
+    ]  # fmt: skip
+    assert ran.exit_code == 0
+    assert set(ran.values("FINISHED")[0]) == set(Finished.model_fields)
+
+
+def test_windows_hold_every_step_once(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 7, "log_every_steps": 5}))
+    windows = [StepWindow.model_validate(value) for value in ran.values("STEP_END")]
+    assert [window.global_steps for window in windows] == [5, 7, 12]
+    for window in windows:
+        assert len(window.losses) == len(window.step_ms) == len(window.data_wait_ms)
+        assert sum(window.step_ms) + sum(window.data_wait_ms) <= window.wall_ms
+    assert sum(len(window.losses) for window in windows) == 12
+    assert [window.num_trained_samples for window in windows] == [80, 112, 192]
+    finished = ran.finished()
+    assert finished.pure_training_computing_time == pytest.approx(
+        sum(sum(window.step_ms) for window in windows) / 1000, abs=1e-6
+    )
+    assert finished.pure_training_computing_time <= finished.train_no_eval_time <= finished.raw_train_time
+    assert finished.init_time + finished.raw_train_time <= finished.e2e_time
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "steps"),
+    [
+        ({"end.max_steps": 7}, "max_steps", 7),
+        ({"end.max_steps": ..., "end.max_samples": 100}, "max_samples", 7),
+        ({"end.max_steps": ..., "end.max_epochs": 2, "model.samples": 64}, "max_epochs", 8),
+        ({"end.max_steps": 50, "end.at_target": True, "evaluate.every_steps": 5}, "target", 5),
+        ({"end.max_steps": 9, "end.max_epochs": 2, "model.samples": 64}, "max_epochs", 8),
+    ],
+)
+def test_training_ends_at_the_bound_that_comes_first(
+    tmp_path: Path, run_here: RunHere, settings: dict[str, Any], reason: str, steps: int
+) -> None:
+    ran = run_here(make_job(tmp_path, settings))
+    finished = ran.finished()
+    assert (finished.state, finished.end_reason, finished.global_steps) == ("completed", reason, steps)
+    assert len(ran.losses()) == steps
+
+
+def test_training_ends_when_its_time_is_over(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {"end.max_steps": ..., "end.max_duration_s": 0.3, "model.sleep_ms": 10, "log_every_steps": 1000}
+    finished = run_here(make_job(tmp_path, settings)).finished()
+    assert (finished.state, finished.end_reason) == ("completed", "max_duration")
+    assert finished.raw_train_time >= 0.3
+    assert finished.global_steps <= 30
+
+
+def test_a_schedule_that_needs_a_length_refuses_time_as_the_only_bound(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {"end.max_steps": ..., "end.max_duration_s": 0.3, "schedule.name": "cosine"}
+    ran = run_here(make_job(tmp_path, settings))
+    assert ran.exit_code == 2
+    assert "schedule.cosine needs the number of steps" in (ran.finished().message or "")
+
+
+def test_evaluation_sees_every_sample_once_and_the_model_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 5}))
+    evaluations = ran.values("EVALUATE")
+    assert [value["global_steps"] for value in evaluations] == [5, 10, 12]
+    assert {value["metrics"]["count"] for value in evaluations} == {101.0}
+    assert ran.finished().final_metrics == evaluations[-1]["metrics"]
+
+
+def test_an_evaluation_that_falls_on_the_last_step_is_not_repeated(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
+    assert [value["global_steps"] for value in ran.values("EVALUATE")] == [6, 12]
+
+
+def test_epochs_are_evaluated_when_asked_for(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {"evaluate.every_epochs": 2, "model.samples": 64, "end.max_steps": ..., "end.max_epochs": 5}
+    ran = run_here(make_job(tmp_path, settings))
+    assert [value["global_steps"] for value in ran.values("EVALUATE")] == [8, 16, 20]
+    assert [value["epoch"] for value in ran.values("EPOCH_BEGIN")] == [0, 1, 2, 3, 4]
+
+
+def test_convergence_is_told_apart_from_completion(tmp_path: Path, run_here: RunHere) -> None:
+    assert run_here(make_job(tmp_path)).finished().converged is True
+    assert run_here(make_job(tmp_path, target=UNREACHABLE)).finished().converged is False
+    assert run_here(make_job(tmp_path, target=None)).finished().converged is None
+
+
+def test_made_up_data_is_never_evaluated_nor_converged(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"loader.synthetic": True, "evaluate.every_steps": 2}))
+    assert ran.values("EVALUATE") == []
+    assert ran.finished().converged is None
+    assert ran.finished().global_steps == 12
+
+
+def test_a_metric_that_the_target_names_has_to_be_there(tmp_path: Path, run_here: RunHere) -> None:
+    target = Target(metric="acuracy", direction="at_least", value=0.5, why="misspelt")
+    ran = run_here(make_job(tmp_path, target=target))
+    assert ran.exit_code == 1
+    assert "did you mean 'accuracy'?" in (ran.finished().message or "")
+
+
+def test_a_reference_loss_curve_decides_convergence(tmp_path: Path, run_here: RunHere) -> None:
+    losses = run_here(make_job(tmp_path, target=None)).losses()
+    known = tuple(loss for loss in losses if loss is not None)
+    curve = ReferenceLoss(steps=(3, 6, 12), loss=(known[2], known[5] * 1.01, known[11]), source="a run before")
+    assert run_here(make_job(tmp_path, target=None, reference_loss=curve)).finished().converged is True
+    far = curve.model_copy(update={"loss": (known[2] * 1.2, known[5], known[11])})
+    assert run_here(make_job(tmp_path, target=None, reference_loss=far)).finished().converged is False
+    late = curve.model_copy(update={"steps": (3, 6, 13)})
+    assert run_here(make_job(tmp_path, target=None, reference_loss=late)).finished().converged is False
+
+
+def test_a_loss_that_is_not_a_number_ends_training_in_its_own_step(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {"model.fault": "nan", "model.fault_at": 6, "log_every_steps": 100, "end.max_steps": 200}
+    ran = run_here(make_job(tmp_path, settings))
+    finished = ran.finished()
+    assert (ran.exit_code, finished.state, finished.end_reason) == (1, "failed", "nonfinite_loss")
+    assert (finished.global_steps, finished.last_finite_loss_step, finished.final_loss) == (6, 5, None)
+    assert "not finite at step 6" in (finished.message or "")
+    window = ran.values("STEP_END")[-1]
+    assert window["losses"][-1] is None
+    assert window["nonfinite"] == ["loss", "losses"]
+    assert ran.values("EVALUATE") == []
+
+
+def test_want_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 2}))
+    finished = ran.finished()
+    assert (ran.exit_code, finished.state, finished.end_reason) == (1, "failed", "out_of_memory")
+    for word in ("batch_size 16", "precision fp32", "cpu", "gradient_accumulation_steps", "activation_checkpointing"):
+        assert word in (finished.message or "")
+
+
+def test_an_error_in_a_case_is_told_with_its_traceback(
+    tmp_path: Path, run_here: RunHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = run_here(make_job(tmp_path, {"model.fault": "error", "model.fault_at": 2}))
+    assert ran.finished().message == "ValueError: made up by a test"
+    assert [item["event"] for item in ran.events()][-2:] == [Event.ERROR, Event.FINISHED]
+    assert "in _trouble" in capsys.readouterr().err
+
+
+def test_too_little_data_for_one_step_is_said_so(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"model.samples": 10}))
+    assert ran.exit_code == 1
+    assert "lower batch_size" in (ran.finished().message or "")
+
+
+def test_a_device_that_is_not_there_is_said_so(tmp_path: Path, run_here: RunHere) -> None:
+    job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
+    ran = run_here(job)
+    assert ran.exit_code == 2
+    assert "vendor 'acme' needs a 'npu' device" in (ran.finished().message or "")
+
+
+def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path, run_here: RunHere) -> None:
+    large = run_here(make_job(tmp_path, {"batch_size": 32})).losses()
+    small = run_here(make_job(tmp_path, {"batch_size": 8, "gradient_accumulation_steps": 4}))
+    assert small.losses() == pytest.approx(large, rel=1e-5)
+    assert small.finished().num_trained_samples == 12 * 32
+
+
+def test_operations_are_counted_as_the_formula_says(tmp_path: Path, run_here: RunHere) -> None:
+    finished = run_here(make_job(tmp_path, {"end.max_steps": 1})).finished()
+    assert finished.flops_per_sample == finished.flops_per_sample_formula == 6 * (8 * 16 + 2 * 256 + 64) - 2 * 128
+
+
+def test_seeds_repeat_a_run_and_rounds_differ(tmp_path: Path, run_here: RunHere) -> None:
+    job = make_job(tmp_path, {"model.dropout": 0.3})
+    first, again = run_here(job), run_here(job)
+    other = run_here(job.model_copy(update={"round": 2}))
+    assert first.losses() == again.losses() != other.losses()
+    hashes = [ran.values("INIT_END")[0]["checkpoint_hash"] for ran in (first, again, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert len({ran.values("INIT_END")[0]["parameter_hash"] for ran in (first, other)}) == 1
+
+
+def test_the_learning_rate_of_a_window_is_that_of_its_last_step(tmp_path: Path, run_here: RunHere) -> None:
+    settings = {"schedule.name": "linear", "schedule.warmup_steps": 4, "log_every_steps": 1}
+    rates = [value["learning_rate"] for value in run_here(make_job(tmp_path, settings)).values("STEP_END")]
+    rise, fall = [0.0125, 0.025, 0.0375, 0.05], [0.05 * (1 - step / 8) for step in range(8)]
+    assert rates == pytest.approx(rise + fall)
+
+
+def test_clipped_gradients_move_weights_less(tmp_path: Path, run_here: RunHere) -> None:
+    free = run_here(make_job(tmp_path)).losses()
+    clipped = run_here(make_job(tmp_path, {"gradient_clip_norm": 0.01})).losses()
+    assert clipped[0] == free[0]
+    assert (clipped[-1] or 0) > (free[-1] or math.inf) + 0.5
