@@ -11,6 +11,12 @@ import typer
 
 import accelmark
 from accelmark.cli.cases import cases
+from accelmark.cli.infer import infer
+from accelmark.cli.resume import resume
+from accelmark.cli.run import run
+from accelmark.cli.status import status
+from accelmark.cli.stop import stop
+from accelmark.cli.train import train
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -21,7 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command()(cases)
+for _verb in (train, infer, run, resume, status, stop, cases):
+    app.command()(_verb)
 
 
 def _print_version(wanted: bool) -> None:

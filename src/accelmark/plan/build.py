@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 import accelmark
 from accelmark.plan.data import DataDirs
-from accelmark.plan.inference import inference_data, inference_side, job_of, resolve_layers, slug
+from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.spec.case import CaseSpec, TrainCaseSpec
@@ -160,7 +160,7 @@ class _Planner:
             min_repeats=train.min_repeats,
             settings=resolved.settings,
         )
-        data_dirs = dict(self.data_dirs(case, data))
+        data_dirs = {} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data))
         first = self._job(key, folder, case, data_dirs, resolved.provenance, train=side)
         return self._repeated(key, key.slug, [_round(first, number) for number in range(1, key.repeat + 1)])
 
@@ -168,7 +168,7 @@ class _Planner:
         folder = find("cases", key.model, self.where)
         case = load_case(key.model)
         side = inference_side(key, folder, case, self.where)
-        requests = [Layer.of(self.where, request.settings), Layer("command line", self.command_line)]
+        requests = [Layer.of(self.where, request.settings), command_line_layer(self.command_line)]
         resolved = resolve_layers(side, folder, self._adaptation(key), self.vendor.name, requests)
         directory = slug(key, resolved.settings)
         self._check_scale(key, request.key, directory)

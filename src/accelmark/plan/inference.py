@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from accelmark.plan.data import DataDirs
 from accelmark.spec.case import CaseSpec
@@ -62,6 +63,11 @@ def resolve_layers(
     if path.is_file():
         own = Layer.of(f"vendors/{vendor}/cases/{adaptation.name}/{VENDOR_FILE}", read_yaml(path))
     return resolve_inference(side, f"cases/{folder.name}/case.yaml", vendor=own, over=requests)
+
+
+def command_line_layer(values: Mapping[str, Any]) -> Layer:
+    """Return the command line's layer; its switch for made-up data bears training's name."""
+    return Layer("command line", {"synthetic" if key == "loader.synthetic" else key: values[key] for key in values})
 
 
 def inference_data(

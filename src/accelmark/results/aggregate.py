@@ -42,7 +42,7 @@ def spread(figures: Sequence[Figure]) -> Spread:
 
 def student_t(degrees: int) -> float:
     """Return the two-sided 95 % quantile of Student's t distribution."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+    from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.975))
 

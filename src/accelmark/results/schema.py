@@ -144,6 +144,8 @@ class CaseResult(Spec):
     key: CaseKey
     task: Literal["train", "infer"]
     unit: str
+    variant: str | None = None
+    """What tells inference runs of one key apart: engine, precision and batch."""
     state: JobState
     """``succeeded`` only when every round did."""
     converged: bool | None

@@ -46,6 +46,8 @@ class Board:
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Since the running job got its state."""
+    preparing: str = ""
+    """What is being done for a job before it runs."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -89,7 +91,8 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     said = board.headlines.get(job.directory) if status.state == "succeeded" else None
     said = said or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
     if status.state in ("preparing", "running"):
-        said = f"{board.progress.phase if status.state == 'running' else status.state}, {duration(board.seconds)}"
+        doing = board.progress.phase if status.state == "running" else board.preparing or status.state
+        said = f"{doing}, {duration(board.seconds)}"
     line.append(f"  {said}", style="dim" if status.state in ("queued", "succeeded") else style)
     line.truncate(width, overflow="ellipsis")
     return line
@@ -117,6 +120,8 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
 
 
 def _how_far(progress: Progress) -> str:
+    if not progress.step:
+        return f"{count(progress.samples)} items" if progress.samples else ""
     steps = f"{count(progress.step)}" + (f"/{count(progress.total_steps)}" if progress.total_steps else "")
     parts = [f"step {steps}", f"epoch {progress.epoch}"]
     if progress.eta_s is not None:
@@ -128,8 +133,7 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
-        unit = job.job.train.unit if job.job.train else "sample"
-        line.append(f"{count(progress.throughput)} {unit}s/s  ", style="bold")
+        line.append(f"{count(progress.throughput)} {job.job.unit}s/s  ", style="bold")
     if progress.loss is not None:
         line.append(f"loss {progress.loss:.4g} ")
         line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")

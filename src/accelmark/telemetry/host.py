@@ -134,7 +134,9 @@ class HostSampler:
         if not self._roots:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
-            self._family, self._family_at = descendants(self._roots, parents(self._proc)), now_s
+            # The recorder is a child of what it watches, and not a rank.
+            self._family = descendants(self._roots, parents(self._proc)) - {os.getpid()}
+            self._family_at = now_s
         pages = 0
         for pid in self._family:
             try:

@@ -72,7 +72,7 @@ def count_flops(case: TrainCase, model: nn.Module) -> float | None:
                 duplicate = meta_copy(model) if empty else copy.deepcopy(model)
                 given = on_meta(batch) if empty else batch
                 duplicate.train()
-                counter = FlopCounterMode(display=False)  # type: ignore[no-untyped-call]
+                counter = FlopCounterMode(display=False)
                 with counter:
                     torch.autograd.backward(case.loss(duplicate, given))
             except (RuntimeError, NotImplementedError, TypeError, ValueError):

@@ -25,7 +25,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(torch.relu(self.linear(self.norm(x))))
+        y: Tensor = self.dropout(torch.relu(self.linear(self.norm(x))))
+        return x + y
 
 
 class Model(nn.Module):
@@ -39,7 +40,8 @@ class Model(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 class Points(Batches):
@@ -58,7 +60,7 @@ class Points(Batches):
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(self.seed + number))
             order = order[: self.num_samples]
         mine = order[self.place.rank :: self.place.world_size]
-        for part in mine.split(self.batch_size):
+        for part in torch.split(mine, self.batch_size):
             yield {"x": self.x[part], "y": self.y[part]}
 
 
@@ -126,4 +128,5 @@ class Case(TrainCase):
         return 6.0 * (self.features * width + 2 * width * width + width * CLASSES) - 2.0 * self.features * width
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        return list(getattr(model, "module", model).blocks)
+        assert isinstance(model, Model)
+        return list(model.blocks)

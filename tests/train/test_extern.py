@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.job import FolderRef
+from accelmark.train.extern import load_hooks, load_module
+from accelmark.train.hooks import Hooks
+from tests.train.conftest import RunHere
+from tests.train.jobs import TINY, make_job
+
+GOOD = """
+import torch
+from accelmark.train.hooks import Hooks
+from . import rates
+
+class Extern(Hooks):
+    def create_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=rates.LR)
+
+    def backward(self, loss, scaler):
+        # as the default does
+        super().backward(loss, scaler)
+"""
+
+
+def vendor_folder(directory: Path, code: str) -> Path:
+    folder = directory / "tiny-pytorch"
+    (folder / "extern").mkdir(parents=True)
+    (folder / "extern" / "__init__.py").write_text(code)
+    (folder / "extern" / "rates.py").write_text("LR = 0.0\n")
+    return folder
+
+
+def test_a_vendors_hooks_replace_the_defaults_and_are_recorded(tmp_path: Path, run_here: RunHere) -> None:
+    folder = vendor_folder(tmp_path, GOOD)
+    ran = run_here(make_job(tmp_path, extern=folder))
+    file = str(folder / "extern" / "__init__.py")
+    assert ran.values("INIT_END")[0]["hooks"] == {"create_optimizer": f"{file}:7", "backward": f"{file}:10"}
+    assert ran.values("LAUNCH_TRAINING")[0]["hooks"] == {
+        "create_optimizer": {"file": file, "line": 7, "num_lines": 2},
+        "backward": {"file": file, "line": 10, "num_lines": 3},
+    }
+    assert ran.values("STEP_END")[0]["learning_rate"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("def loss(self): ...", "'loss'"),
+        ("def train_steps(self): ...", "did you mean 'train_step'?"),
+        ("settings = None", "'settings'"),
+        ("def _update(self, training): ...", "'_update'"),
+    ],
+)
+def test_what_is_not_a_hook_may_not_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:
+    code = f"from accelmark.train.hooks import Hooks\nclass Extern(Hooks):\n    {body}\n"
+    folder = vendor_folder(tmp_path, code)
+    ran = run_here(make_job(tmp_path, extern=folder))
+    assert ran.exit_code == 2
+    assert name in (ran.finished().message or "")
+    assert "may replace convert_model" in (ran.finished().message or "")
+
+
+def test_extern_has_to_be_a_class_of_hooks(tmp_path: Path) -> None:
+    folder = vendor_folder(tmp_path, "class Extern:\n    pass\n")
+    with pytest.raises(RequestError, match="has no class Extern"):
+        load_hooks(FolderRef(name="tiny-pytorch", path=folder, sha256=""))
+
+
+def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None:
+    assert load_hooks(FolderRef(name="tiny-pytorch", path=tmp_path, sha256="")) is Hooks
+    assert load_hooks(None) is Hooks
+
+
+def test_a_case_without_the_framework_is_told_what_it_has() -> None:
+    with pytest.raises(RequestError, match=r"has no .*paddle\.py"):
+        load_module(FolderRef(name="tiny", path=TINY, sha256=""), "paddle")
+
+
+def test_a_framework_without_a_backend_is_refused(tmp_path: Path, run_here: RunHere) -> None:
+    job = make_job(tmp_path)
+    job = job.model_copy(update={"key": job.key.model_copy(update={"framework": "pytorh"})})
+    ran = run_here(job)
+    assert ran.exit_code == 2
+    assert "did you mean 'pytorch'?" in (ran.finished().message or "")

@@ -1,0 +1,132 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+from accelmark.train.lamb import Lamb
+from accelmark.train.optimizers import build_optimizer, build_schedule, learning_rate_factor, needs_length
+
+CPU = torch.device("cpu")
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("lamb", Lamb)],
+)
+def test_each_name_gives_its_optimizer(name: str, expected: type) -> None:
+    settings = OptimizerSettings.model_validate({"name": name, "lr": 0.01, "beta1": 0.8, "weight_decay": 0.1})
+    optimizer = build_optimizer(make_model(), settings, CPU)
+    assert type(optimizer) is expected
+    assert optimizer.defaults["lr"] == 0.01
+    if name != "sgd":
+        assert optimizer.defaults["betas"] == (0.8, 0.999)
+
+
+def test_weight_decay_spares_norms_and_biases_when_told_to() -> None:
+    settings = OptimizerSettings(name="adamw", weight_decay=0.1, decay_norm_and_bias=False)
+    decayed, spared = build_optimizer(make_model(), settings, CPU).param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert spared["weight_decay"] == 0.0
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert all(parameter.ndim == 1 for parameter in spared["params"])
+    assert len(decayed["params"]) + len(spared["params"]) == 6
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    groups = build_optimizer(model, OptimizerSettings(), CPU).param_groups
+    assert len(groups[0]["params"]) == 4
+
+
+def test_a_fused_lamb_is_refused() -> None:
+    with pytest.raises(RequestError, match="no fused form"):
+        build_optimizer(make_model(), OptimizerSettings(name="lamb", fused=True), CPU)
+
+
+def reference_lamb(
+    weight: torch.Tensor, grads: list[torch.Tensor], lr: float, betas: tuple[float, float], eps: float, decay: float
+) -> torch.Tensor:
+    """Algorithm 2 of the paper, written down one tensor at a time in double precision."""
+    weight = weight.double().clone()
+    m, v = torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, grad in enumerate(grads, start=1):
+        m = betas[0] * m + (1 - betas[0]) * grad.double()
+        v = betas[1] * v + (1 - betas[1]) * grad.double() ** 2
+        ratio = (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
+        update = ratio + decay * weight
+        trust = weight.norm() / update.norm() if weight.norm() > 0 and update.norm() > 0 else 1.0
+        weight = weight - lr * trust * update
+    return weight
+
+
+@pytest.mark.parametrize("start", [1.0, 0.0], ids=["random", "zero"])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_lamb_follows_its_paper(start: float, decay: float) -> None:
+    torch.manual_seed(1)
+    weight = nn.Parameter(torch.randn(5, 3) * start)
+    grads = [torch.randn(5, 3) for _ in range(4)]
+    expected = reference_lamb(weight.detach(), grads, 0.02, (0.9, 0.99), 1e-6, decay)
+    optimizer = Lamb([weight], lr=0.02, betas=(0.9, 0.99), eps=1e-6, weight_decay=decay)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"name": "constant"}, [1.0, 1.0, 1.0, 1.0]),
+        ({"name": "linear"}, [1.0, 0.75, 0.5, 0.25]),
+        ({"name": "linear", "final_lr_ratio": 0.2}, [1.0, 0.8, 0.6, 0.4]),
+        ({"name": "cosine"}, [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]),
+        ({"name": "polynomial", "power": 2}, [1.0, 0.5625, 0.25, 0.0625]),
+        ({"name": "step", "step_epochs": 2, "step_gamma": 0.1}, [1.0, 1.0, 0.1, 0.1]),
+        ({"name": "linear", "warmup_steps": 2}, [0.5, 1.0, 1.0, 0.5]),
+        ({"name": "linear", "warmup_ratio": 0.5}, [0.5, 1.0, 1.0, 0.5]),
+        ({"name": "onecycle", "warmup_steps": 2}, [0.04, 0.52, 1.0, 0.5]),
+    ],
+)
+def test_schedules_have_their_shapes(settings: dict[str, float | str], expected: list[float]) -> None:
+    factor = learning_rate_factor(ScheduleSettings.model_validate(settings), 4, 1)
+    assert [factor(step) for step in range(4)] == pytest.approx(expected)
+
+
+@given(
+    name=st.sampled_from(["constant", "linear", "cosine", "onecycle", "step", "polynomial"]),
+    warmup=st.integers(0, 50),
+    total=st.integers(1, 200),
+    final=st.floats(0, 1),
+    step=st.integers(0, 400),
+)
+def test_a_schedule_never_leaves_nought_to_peak(name: str, warmup: int, total: int, final: float, step: int) -> None:
+    values = {"name": name, "warmup_steps": warmup, "final_lr_ratio": final}
+    assert 0.0 <= learning_rate_factor(ScheduleSettings.model_validate(values), total, 10)(step) <= 1.0 + 1e-12
+
+
+def test_the_schedule_moves_the_optimizer() -> None:
+    optimizer = build_optimizer(make_model(), OptimizerSettings(lr=0.5), CPU)
+    schedule = build_schedule(optimizer, ScheduleSettings(name="linear"), 2, 1)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == [0.5, 0.25, 0.0, 0.0]
+
+
+def test_schedules_that_need_a_length_are_known() -> None:
+    assert not needs_length(ScheduleSettings(name="constant", warmup_steps=10))
+    assert needs_length(ScheduleSettings(name="constant", warmup_ratio=0.1))
+    assert needs_length(ScheduleSettings(name="cosine"))

@@ -1,0 +1,218 @@
+"""Several real processes over gloo, started as a node agent starts them. Slow runs are shared between tests."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.conftest import RunHere
+from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, run, start, write_job
+
+ADAM: dict[str, Any] = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "evaluate.every_steps": 6}
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    directory = tmp_path_factory.mktemp("ddp")
+    settings = {**ADAM, "batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5}
+    return run(make_job(directory, settings, nproc=2), directory)
+
+
+@pytest.fixture(scope="module")
+def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    directory = tmp_path_factory.mktemp("fsdp2")
+    settings = {**ADAM, "batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5}
+    settings |= {"parallelism": "fsdp2", "checkpoint.every_steps": 6, "checkpoint.keep": 2}
+    return run(make_job(directory, settings, nproc=2), directory)
+
+
+def mean_losses(ran: Ran) -> list[float]:
+    pairs = zip(ran.losses(0), ran.losses(1), strict=True)
+    return [((first or 0) + (second or 0)) / 2 for first, second in pairs]
+
+
+def test_two_ranks_train_as_one_with_the_same_global_batch(ddp: Ran, tmp_path: Path, run_here: RunHere) -> None:
+    """The tiny case deals its samples out in turn, so that both see the same global batches."""
+    assert ddp.exit_code == 0, ddp.output
+    alone = run_here(make_job(tmp_path, {**ADAM, "batch_size": 16, "gradient_clip_norm": 0.5}))
+    assert mean_losses(ddp) == pytest.approx([loss or 0 for loss in alone.losses()], rel=1e-4)
+    assert ddp.finished().num_trained_samples == alone.finished().num_trained_samples
+    assert ddp.finished().final_metrics == alone.finished().final_metrics
+
+
+def test_evaluation_counts_every_sample_once_over_all_ranks(ddp: Ran, fsdp2: Ran) -> None:
+    for ran in (ddp, fsdp2):
+        for rank in (0, 1):
+            counts = [value["metrics"]["count"] for value in ran.values("EVALUATE", rank)]
+            assert counts == [101.0, 101.0]
+
+
+def test_sharded_ranks_train_as_replicated_ones(ddp: Ran, fsdp2: Ran) -> None:
+    assert fsdp2.exit_code == 0, fsdp2.output
+    assert fsdp2.losses(0) == pytest.approx(ddp.losses(0), rel=1e-4)
+    assert fsdp2.losses(1) == pytest.approx(ddp.losses(1), rel=1e-4)
+
+
+def test_sharded_ranks_resume_to_the_bit(fsdp2: Ran, tmp_path: Path) -> None:
+    directory = fsdp2.node_dir.parent
+    newest = directory / "checkpoints" / "step000000012"
+    newest.rename(directory / "later")
+    settings = {**ADAM, "batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5}
+    settings |= {"parallelism": "fsdp2", "checkpoint.every_steps": 6, "checkpoint.keep": 2}
+    job = make_job(directory, settings, nproc=2, resume=True)
+    resumed = run(job, tmp_path)
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.losses(0) == fsdp2.losses(0)[6:]
+    assert resumed.losses(1) == fsdp2.losses(1)[6:]
+
+
+def test_ranks_have_seeds_of_their_own_and_one_model(ddp: Ran) -> None:
+    first, second = (ddp.values("INIT_END", rank)[0] for rank in (0, 1))
+    assert first["seed"] != second["seed"]
+    assert first["parameter_hash"] == second["parameter_hash"]
+    assert first["checkpoint_hash"] is not None
+    assert second["checkpoint_hash"] is None
+    assert {item["metadata"]["rank"] for item in ddp.events(1)} == {1}
+
+
+def test_each_rank_has_its_exit_told(ddp: Ran) -> None:
+    assert [(item.rank, item.state, item.exit_code) for item in ddp.ranks()] == [
+        (0, "succeeded", 0),
+        (1, "succeeded", 0),
+    ]
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    settings = {"model.fault": "kill", "model.fault_at": 5, "model.fault_rank": 1}
+    ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
+    assert ran.exit_code == 1
+    first, second = ran.ranks()
+    assert (second.rank, second.state, second.signal, second.exit_code) == (1, "signaled", "SIGKILL", -9)
+    assert first.state == "cancelled"
+    assert "because rank 1 did" in (first.reason or "")
+    assert ran.finished(0).state != "completed"
+    assert any("STEP_END" in line for line in second.last_lines)
+
+
+def test_a_loss_gone_bad_on_one_rank_ends_all_in_the_same_step(tmp_path: Path) -> None:
+    settings = {"model.fault": "nan", "model.fault_at": 6, "model.fault_rank": 1, "end.max_steps": 2000}
+    settings["log_every_steps"] = 2
+    ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
+    assert ran.exit_code == 1
+    ends = [ran.finished(rank) for rank in (0, 1)]
+    assert {(end.state, end.end_reason) for end in ends} == {("failed", "nonfinite_loss")}
+    assert ends[0].global_steps == ends[1].global_steps < 100
+    assert all("not finite at step 6" in (end.message or "") for end in ends)
+    assert [item.state for item in ran.ranks()] == ["failed", "failed"]
+
+
+def test_want_of_memory_on_one_rank_is_the_reason_and_the_other_follows(tmp_path: Path) -> None:
+    settings = {"model.fault": "memory", "model.fault_at": 3, "model.fault_rank": 1}
+    ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
+    assert ran.exit_code == 1
+    assert ran.finished(1).end_reason == "out_of_memory"
+    assert ran.finished(0).state != "completed"
+    reasons = {item.rank: item.reason or "" for item in ran.ranks()}
+    assert "out of memory" in reasons[1]
+
+
+def wait_for_event(log: Path, event: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if log.is_file() and f'"event": "{event}"' in log.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {event} in {log}")
+
+
+def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> None:
+    settings = {"end.max_steps": 100000, "model.sleep_ms": 2, "checkpoint.every_steps": 100000}
+    process, node_dir = start(make_job(tmp_path, settings, nproc=2), tmp_path)
+    wait_for_event(node_dir / "rank1.out.log", "STEP_END")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    ran = Ran(node_dir, process.returncode, output)
+    assert ran.exit_code == 130, output
+    ends = [ran.finished(rank) for rank in (0, 1)]
+    assert {(end.state, end.end_reason) for end in ends} == {("cancelled", "cancelled")}
+    assert ends[0].global_steps == ends[1].global_steps
+    assert [item.state for item in ran.ranks()] == ["cancelled", "cancelled"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step{ends[0].global_steps:09d}"]
+
+
+def test_a_rank_alone_ends_its_step_when_told_to(tmp_path: Path) -> None:
+    settings = {"end.max_steps": 100000, "model.sleep_ms": 2}
+    process, node_dir = start(make_job(tmp_path, settings), tmp_path)
+    wait_for_event(node_dir / "rank0.out.log", "STEP_END")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    ran = Ran(node_dir, process.returncode, output)
+    finished = ran.finished()
+    assert (ran.exit_code, finished.state, finished.end_reason) == (130, "cancelled", "cancelled")
+    assert finished.message == f"ended by SIGINT after step {finished.global_steps}"
+    assert len(ran.losses()) == finished.global_steps
+    assert ran.values("EVALUATE") == []
+
+
+def test_a_rank_that_hangs_still_says_a_last_word(tmp_path: Path) -> None:
+    """A main thread in a native call runs no handler: the listening thread speaks for it."""
+    script = (
+        "import os, signal, threading, time\n"
+        "from accelmark.train.process import StopRequest\n"
+        "def overdue(name):\n"
+        "    os.write(1, f'overdue after {name}'.encode())\n"
+        "    os._exit(130)\n"
+        "StopRequest().install(overdue, grace_s=0.3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(60))\n"
+        "os.write(1, b'ready ')\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 6) == b"ready "
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (130, "overdue after SIGTERM")
+
+
+def test_a_job_that_cannot_be_read_still_ends_with_finished(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    path = write_job(job, tmp_path)
+    path.write_text(path.read_text().replace('"round"', '"rond"'))
+    node_dir = node_dir_of(tmp_path)
+    done = subprocess.run(command(path, 1), env=environment(node_dir), capture_output=True, timeout=60, check=False)
+    ran = Ran(node_dir, done.returncode, "")
+    assert ran.exit_code == 2
+    assert ran.finished().state == "failed"
+    assert "did you mean 'round'?" in (ran.finished().message or "")
+
+
+def test_several_hosts_meet_and_number_their_ranks_by_host(tmp_path: Path) -> None:
+    """Two launchers on this machine stand for two hosts."""
+    job_file = write_job(make_job(tmp_path, {"batch_size": 8}, nproc=1), tmp_path)
+    port = 20000 + os.getpid() % 20000
+    dirs = [node_dir_of(tmp_path, f"host{node}_noderank{node}") for node in (0, 1)]
+
+    def launch(node: int) -> int:
+        place = ["--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        arguments = [sys.executable, "-m", "accelmark.train.launch", str(job_file), "--nproc", "1", *place]
+        variables = {**environment(dirs[node]), "GLOO_SOCKET_IFNAME": "lo"}
+        return subprocess.run(
+            [*arguments, "--local-addr", "127.0.0.1"], env=variables, capture_output=True, timeout=120, check=False
+        ).returncode
+
+    with ThreadPoolExecutor() as pool:
+        codes = list(pool.map(launch, (1, 0)))
+    assert codes == [0, 0]
+    for node in (0, 1):
+        ran = Ran(dirs[node], 0, "")
+        assert [item.rank for item in ran.ranks()] == [node]
+        assert ran.finished(node).global_steps == 12
