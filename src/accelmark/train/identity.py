@@ -74,7 +74,7 @@ def count_flops(case: TrainCase, model: nn.Module) -> float | None:
                 given = on_meta(batch) if empty else batch
                 duplicate.train()
                 counter = FlopCounterMode(display=False)
-                # Fused attention is one operation that the counter knows on some devices only; its parts it always knows.
+                # The counter knows fused attention on some devices only, and its parts on all.
                 with sdpa_kernel(SDPBackend.MATH), counter:
                     torch.autograd.backward(case.loss(duplicate, given))
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
