@@ -91,7 +91,7 @@ def inference_data(
             wanted.add(name)
         else:
             warnings.append(f"goes without {name}: name a directory that holds {name}/")
-    needed = tuple(entry for entry in case.data if entry.get("name") in wanted)
+    needed = tuple(entry for entry, name in zip(case.data, case.data_names, strict=True) if name in wanted)
     found = dict(data_dirs(case.model_copy(update={"data": needed}), named)) if needed else {}
     if side.weights is not None:
         file = named / side.weights if named is not None else None

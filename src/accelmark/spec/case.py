@@ -71,3 +71,8 @@ class CaseSpec(Spec):
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Names of the data sets, in order."""
+        return tuple(entry if isinstance(entry, str) else str(entry.get("name")) for entry in self.data)
