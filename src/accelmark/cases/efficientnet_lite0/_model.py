@@ -37,7 +37,8 @@ class SamePadded(nn.Conv2d):
         for size, kernel, stride in zip(reversed(x.shape[-2:]), self.kernel_size, self.stride, strict=True):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pad += [total // 2, total - total // 2]
-        return self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        return convolved
 
 
 class Block(nn.Module):
