@@ -229,7 +229,7 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures) -> Iterable[Find
         validation=figures[FigureName.VALIDATION_METRIC].value,
         inference=figures[FigureName.INFERENCE_METRIC].value,
         tolerance=infer.tolerance,
-        reference=infer.reference,
+        reference=None if _is_partial(log) else infer.reference,
         nonfinite_batches=nonfinite,
         repeat_check=log.repeat_check,
     ):
@@ -251,11 +251,17 @@ def _marks(
         "open": job.open,
         "synthetic": infer.settings.synthetic or untrained,
         "partial": state != "succeeded",
-        "partial_evaluation": infer.settings.max_batches is not None and not infer.settings.synthetic,
+        "partial_evaluation": not infer.settings.synthetic
+        and (infer.settings.max_batches is not None or _is_partial(log)),
         "busy_machine": any(is_busy(node) for node in nodes)
         or any(has_foreign(samples) for samples, _ in hosts.values()),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
+
+
+def _is_partial(log: InferLog) -> bool:
+    created = log.stage(InferStep.CREATE)
+    return created is not None and created.details.get("partial") is True
 
 
 def _latency_curve(log: InferLog, batch_size: int) -> tuple[tuple[float, float], ...]:

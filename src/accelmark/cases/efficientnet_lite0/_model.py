@@ -22,7 +22,10 @@ _STAGES: Final = (
 )
 _STEM: Final = 32
 _HEAD: Final = 1280
-_NORM: Final = {"eps": 1e-3, "momentum": 0.01}
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
 
 
 class SamePadded(nn.Conv2d):
@@ -34,7 +37,8 @@ class SamePadded(nn.Conv2d):
         for size, kernel, stride in zip(reversed(x.shape[-2:]), self.kernel_size, self.stride, strict=True):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pad += [total // 2, total - total // 2]
-        return self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        return convolved
 
 
 class Block(nn.Module):
@@ -47,11 +51,11 @@ class Block(nn.Module):
         self.adds = stride == 1 and channels_in == channels_out
         if self.expands:
             self._expand_conv = nn.Conv2d(channels_in, inner, 1, bias=False)
-            self._bn0 = nn.BatchNorm2d(inner, **_NORM)
+            self._bn0 = _norm(inner)
         self._depthwise_conv = SamePadded(inner, inner, kernel, stride, groups=inner, bias=False)
-        self._bn1 = nn.BatchNorm2d(inner, **_NORM)
+        self._bn1 = _norm(inner)
         self._project_conv = nn.Conv2d(inner, channels_out, 1, bias=False)
-        self._bn2 = nn.BatchNorm2d(channels_out, **_NORM)
+        self._bn2 = _norm(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
@@ -67,7 +71,7 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
         self._conv_stem = SamePadded(3, _STEM, 3, 2, bias=False)
-        self._bn0 = nn.BatchNorm2d(_STEM, **_NORM)
+        self._bn0 = _norm(_STEM)
         blocks: list[nn.Module] = []
         before = _STEM
         for repeats, kernel, stride, expansion, channels in _STAGES:
@@ -76,7 +80,7 @@ class EfficientNetLite0(nn.Module):
                 before = channels
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = nn.Conv2d(before, _HEAD, 1, bias=False)
-        self._bn1 = nn.BatchNorm2d(_HEAD, **_NORM)
+        self._bn1 = _norm(_HEAD)
         self._fc = nn.Linear(_HEAD, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:

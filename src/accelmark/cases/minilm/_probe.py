@@ -46,7 +46,7 @@ def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
         return float(value)
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     return weight.detach().float(), bias.detach().float()
 
 
@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> None:
     model = SentenceEncoder().eval()
     model.encoder.load(dirs["minilm"] / "model.safetensors")
     with torch.inference_mode():
-        parts = [model(*batch) for batch in zip(tokens.split(100), mask.split(100), strict=True)]
+        batches = zip(torch.split(tokens, 100), torch.split(mask, 100), strict=True)
+        parts = [model(*batch) for batch in batches]
     weight, bias = fit(torch.cat(parts).clone(), labels)
     save_file({"weight": weight, "bias": bias}, FILE)
     right = ((torch.cat(parts) @ weight.T + bias).argmax(1) == labels).float().mean()
