@@ -140,7 +140,7 @@ def read_telemetry(
         samples.only(*_devices_of(node))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-    findings += [_finding("warning", "telemetry-present", "samples from every host", what) for what in missing]
+    findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
     return hosts, None if hosts else "training did not begin"
