@@ -11,6 +11,7 @@ import typer
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.bundle import bundle
 from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
 from accelmark.cli.infer import infer
@@ -22,6 +23,7 @@ from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
+from accelmark.cli.verify import verify
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -32,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, verify, bundle, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.add_typer(automl, name="automl")
 
