@@ -16,6 +16,7 @@ from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
+from accelmark.cli.probe import probe
 from accelmark.cli.report import report
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, verify, bundle, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, verify, bundle, probe, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.add_typer(automl, name="automl")
 

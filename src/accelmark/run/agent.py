@@ -21,6 +21,7 @@ from typing import Final, final
 
 from pydantic import TypeAdapter, ValidationError
 
+from accelmark.run.adaptation import carry_out
 from accelmark.run.environment import rank_command, rank_environment
 from accelmark.run.files import write_atomic
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
@@ -73,6 +74,8 @@ class Agent:
         exit_code: int | None = None
         try:
             self._write_system_information()
+            if self._task.adaptation is not None:
+                self._environment = carry_out(self._task.adaptation, self._dir, self._environment)
             self._start_telemetry()
             exit_code = self._supervise()
         except (OSError, AccelmarkError) as error:

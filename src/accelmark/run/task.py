@@ -66,6 +66,8 @@ class AgentTask(Spec):
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
+    adaptation: Path | None = None
+    """The vendor's folder for this case, to be carried out before the ranks start."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 
