@@ -13,9 +13,11 @@ import accelmark
 from accelmark.cli.automl import app as automl
 from accelmark.cli.bundle import bundle
 from accelmark.cli.cases import cases
+from accelmark.cli.check import app as check
 from accelmark.cli.doctor import doctor
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
+from accelmark.cli.new import app as new
 from accelmark.cli.probe import probe
 from accelmark.cli.report import report
 from accelmark.cli.resume import resume
@@ -38,6 +40,8 @@ app = typer.Typer(
 for _verb in (train, infer, run, resume, status, stop, report, verify, bundle, probe, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.add_typer(automl, name="automl")
+app.add_typer(new, name="new")
+app.add_typer(check, name="check")
 
 
 def _print_version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         log.event(Event.ERROR, {"type": type(error).__name__, "message": str(error)})
         log.event(Event.FINISHED, {"state": "failed", "end_reason": "error", "message": str(error)})
         return 1
-    log.event(Event.FINISHED, {"state": "completed", "end_reason": "max_steps"})
+    log.event(Event.FINISHED, {"state": "completed", "end_reason": "max_steps", "message": None})
     return 0
 
 
