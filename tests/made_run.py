@@ -172,15 +172,12 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
 def started(made: Made, rank: int) -> Started:
     return Started(
         framework="pytorch", framework_version="2.13.0", device_type=made.device_type, device_name="Acme X1 Pod",
-        device_index=rank % made.nproc, world_size=made.key.world_size, hostname="node00", threads=1, seed=number_of(rank),
+        device_index=rank % made.nproc, world_size=made.key.world_size, hostname="node00", threads=1,
+        seed=1000 + rank,
         precision=made.precision, model_class="toy.Model", num_parameters=1_000_000, parameter_hash="ab" * 32,
         checkpoint_hash="cd" * 32 if rank == 0 else None, optimizer_class="torch.optim.SGD", hooks={},
         library_versions={"torch": "2.13.0"},
     )  # fmt: skip
-
-
-def number_of(rank: int) -> int:
-    return 1000 + rank
 
 
 def finished(made: Made, loss: float, samples: int) -> Finished:
@@ -197,7 +194,7 @@ def finished(made: Made, loss: float, samples: int) -> Finished:
 def _job(made: Made, number: int) -> JobSpec:
     settings = TrainSettings(
         batch_size=made.batch_size,
-        precision=made.precision,  # type: ignore[arg-type]
+        precision=made.precision,
         end=EndSettings(max_steps=made.windows * made.steps_per_window),
         loader=LoaderSettings(synthetic=made.synthetic),
         log_every_steps=made.steps_per_window,
@@ -241,7 +238,7 @@ def _telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> N
             t = begin + i * made.interval_s
             training = BOOT_MS + INIT_MS <= t * 1e3 <= end_ms - 100
             wobble = made.jitter * noise.gauss(0, 0.02) if training else 0.0
-            devices = [
+            devices: list[dict[str, Any]] = [
                 {"index": d, "utilisation": min((0.9 if training or not made.jitter else 0.05) + wobble, 1.0),
                  "memory_used_mib": 512.0, "memory_total_mib": 65536.0,
                  "power_w": (made.power_w if training or not made.jitter else 60.0) * (1 + wobble),
@@ -249,8 +246,8 @@ def _telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> N
                  "throttle": [], "energy_j": None}
                 for d in range(len(infos))
             ]  # fmt: skip
-            host = {"cpu": 0.25 + wobble, "mem_used_mib": 2048.0, "mem_total_mib": 16384.0, "load1": 0.2, "power_w": None,
-                    "rapl_j": i * made.interval_s * 50.0 if made.rapl else None}  # fmt: skip
+            host = {"cpu": 0.25 + wobble, "mem_used_mib": 2048.0, "mem_total_mib": 16384.0, "load1": 0.2,
+                    "power_w": None, "rapl_j": i * made.interval_s * 50.0 if made.rapl else None}  # fmt: skip
             file.write(json.dumps({"t": t, "wall": WALL_MS / 1e3 + t, "host": host, "devices": devices}) + "\n")
         file.write(json.dumps({"footer": {"cpu_time_s": 0.125, "samples": count, "missed": 0}}) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelmark.datasets import load_dataset_specs
 from accelmark.spec.catalog import folders, load_case
 from accelmark.spec.layers import Layer, resolve
 from accelmark.train.case import Place, TrainCase
@@ -48,7 +50,7 @@ def test_the_formula_gives_what_the_counter_counts(name: str) -> None:
     case = case_of(name, SMALL[name])
     model, batch = case.build_model(), case.synthetic_batch(2)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        case.loss(model, batch).backward()
+        torch.autograd.backward(case.loss(model, batch))
     assert counter.get_total_flops() / 2 == case.flops_per_sample()
 
 
@@ -117,3 +119,11 @@ def test_a_case_folder_tells_all_about_itself(name: str) -> None:
     assert "<!-- results -->" in text
     frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer"))}
     assert frameworks == {"pytorch"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
+    folder = folders("cases")[name].path
+    declared = {spec.name for spec in load_dataset_specs(folder / "case.yaml")}
+    asked = set(re.findall(r'data_dirs\["(\w+)"\]', (folder / "pytorch.py").read_text(encoding="utf-8")))
+    assert declared == asked

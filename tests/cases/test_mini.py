@@ -4,13 +4,13 @@ import gzip
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.cases.job_of import job_of, losses_of, run, value_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from accelmark.cases.llama_mini.pytorch import HELD_OUT, read_plays
@@ -19,6 +19,7 @@ from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, spli
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
+from tests.cases.job_of import job_of, losses_of, run, value_of
 
 WORDS = {"comedies": "love merry jest", "histories": "king crown war", "tragedies": "death blood grief"}
 
@@ -103,7 +104,12 @@ def test_held_out_plays_are_whole_and_only_in_the_evaluation(plays: Path) -> Non
 
 
 def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
-    over = {"model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2, "model.seq_length": 32}
+    over: dict[str, Any] = {
+        "model.hidden_size": 32,
+        "model.intermediate_size": 48,
+        "model.num_layers": 2,
+        "model.seq_length": 32,
+    }
     over |= {"model.eval_windows": 32, "end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "precision": "fp32"}
     over |= {"batch_size": 16, "evaluate.every_steps": None}
     events = run(job_of("llama_mini", tmp_path / "run", {"shakespeare": plays}, over))
@@ -141,7 +147,7 @@ def minilm(tmp_path: Path) -> Path:
     state = Encoder(config).state_dict() | {"pooler.dense.weight": torch.zeros(32, 32)}
     save_file(state, folder / "model.safetensors")
     words = ["[PAD]", "[UNK]", *" ".join(WORDS.values()).split()]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -149,7 +155,9 @@ def minilm(tmp_path: Path) -> Path:
 
 def test_minilm_finetune_learns(tmp_path: Path, plays: Path, minilm: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 16}
-    over = {f"model.{name}": value for name, value in {**sizes, "max_positions": 64, "passage_chars": 100}.items()}
+    over: dict[str, Any] = {
+        f"model.{name}": value for name, value in {**sizes, "max_positions": 64, "passage_chars": 100}.items()
+    }
     over |= {"model.seq_length": 32, "end.max_steps": 30, "threads": 1, "precision": "fp32", "optimizer.lr": 1e-3}
     events = run(job_of("minilm_finetune", tmp_path / "run", {"shakespeare": plays, "minilm": minilm}, over))
     finished = value_of(events, Event.FINISHED)

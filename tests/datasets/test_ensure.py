@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import signal
 import socket
 import subprocess
@@ -30,7 +29,7 @@ def start(tmp_path: Path, web: Web) -> subprocess.Popen[bytes]:
     spec = dataset(web.source())
     (tmp_path / "case.yaml").write_text(f"data: [{spec.model_dump_json(exclude_none=True)}]")
     command = [sys.executable, "-c", IN_A_PROCESS, str(tmp_path / "case.yaml")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_data_comes_from_its_address_and_then_from_the_cache(web: Web, cache: Path, told: Told) -> None:
@@ -195,15 +194,19 @@ def test_two_processes_that_want_the_same_data_fetch_it_once(web: Web, tmp_path:
     assert leftovers(cache) == []
 
 
-def test_a_killed_process_leaves_a_cache_that_the_next_one_can_use(web: Web, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(("sent", "left"), [(signal.SIGINT, 0), (signal.SIGKILL, 1)])
+def test_an_ended_process_leaves_a_cache_that_the_next_one_can_use(
+    web: Web, tmp_path: Path, cache: Path, sent: signal.Signals, left: int
+) -> None:
     web.slow_s = 1.0
     process = start(tmp_path, web)
     while not web.asked:
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(sent)
     process.communicate()
-    assert len(leftovers(cache)) == 1
+    assert process.returncode == -sent
+    assert len(leftovers(cache)) == left
     web.slow_s = 0.0
     assert (ensure(dataset(web.source())) / "b.txt").read_bytes() == CONTENT["b.txt"]
     assert leftovers(cache) == []

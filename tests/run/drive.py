@@ -1,8 +1,9 @@
-"""A coordinator of its own process, as the command line starts one: ``drive.py start|resume|end RUN [PLAN] [--json]``."""
+"""A coordinator in a process of its own: ``drive.py start|resume|end RUN [PLAN] [--json]``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from accelmark.plan.plan import Plan
@@ -11,7 +12,7 @@ from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 
 
-def fetch(_: JobSpec) -> None:
+def fetch(job: JobSpec, tell: Callable[[str], None]) -> None:
     """Bring nothing: the fake ranks need no data."""
 
 

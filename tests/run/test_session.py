@@ -18,6 +18,7 @@ from accelmark.run import session
 from accelmark.run.directory import RunDirectory
 from accelmark.run.processes import ProcessId
 from accelmark.run.states import JobStatus
+from accelmark.spec.errors import RunError
 from tests.run.fakes import left_running, make_plan, processes_with, wait_for
 
 DRIVE = Path(__file__).with_name("drive.py")
@@ -220,8 +221,8 @@ def test_a_read_only_place_is_named(tmp_path: Path) -> None:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(place)], check=True)
     try:
-        code, _, err = done(drive("start", tmp_path / "place" / "run", plan=None))
-        assert code == 1
+        with pytest.raises(RunError, match=r"the file system is read-only: choose another place with --out"):
+            RunDirectory.create(place / "run", make_plan(()))
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 

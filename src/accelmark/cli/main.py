@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 import accelmark
+from accelmark.cli.automl import app as automl
 from accelmark.cli.cases import cases
+from accelmark.cli.doctor import doctor
+from accelmark.cli.infer import infer
+from accelmark.cli.monitor import monitor
+from accelmark.cli.report import report
+from accelmark.cli.resume import resume
+from accelmark.cli.run import run
+from accelmark.cli.status import status
+from accelmark.cli.stop import stop
+from accelmark.cli.train import train
+from accelmark.cli.vendors import vendors
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -21,7 +32,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command()(cases)
+for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+    app.command()(_verb)
+app.add_typer(automl, name="automl")
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,8 +25,9 @@ class Meter:
         self.set(self._done + amount)
 
     def set(self, done: int) -> None:
-        """Set the bytes done."""
+        """Set the bytes done; never more than there are in all is passed on."""
         self._done = done
+        done = done if self._total is None else min(done, self._total)
         now_s = time.monotonic()
         if self._progress is not None and (done == self._total or now_s - self._told_s >= INTERVAL_S):
             self._told_s = now_s

@@ -31,7 +31,12 @@ def verify(
         what = "is not a directory" if path.exists() else "does not exist"
         return [Problem(str(path), "", what, _remedy(spec, path))]
     if spec.tree:
-        return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset)]
+        try:
+            return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset)]
+        except OSError as error:
+            return [
+                Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")
+            ]
     missing = [file for file in spec.files if not (path / file.path).is_file()]
     if missing:
         return [_layout_problem(spec, path, missing)]

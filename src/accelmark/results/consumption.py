@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from accelmark.results.figures import FigureName
-from accelmark.results.integrate import Integral, Spans, counted, integrate, largest_gap_s
+from accelmark.results.integrate import Integral, Spans, integrate, largest_gap_s
 from accelmark.results.measure import Figures, ratio, value
 from accelmark.results.samples import Samples
 from accelmark.results.schema import Figure
+from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
 
 HostSamples = Mapping[str, tuple[Samples, Spans]]
 """Host -> its samples, and when it trained on their clock."""
 
-COUNTER_TOLERANCE: Final = 0.1
-"""How far a device's own energy counter may be from the trapezoids before it is told."""
+_TOLD: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
+"""Reasons that are told beside a figure; the others leave it null."""
+
+_WHY: Final = {
+    EnergyReason.NO_POWER: "power was not read",
+    EnergyReason.EMPTY_WINDOW: "nothing was trained",
+    EnergyReason.START_NOT_COVERED: "no reading of power before training began",
+    EnergyReason.END_NOT_COVERED: "no reading of power after training ended",
+    EnergyReason.GAP_TOO_LONG: "power was not read for too long while training",
+    EnergyReason.COUNTER_DISAGREES: "power samples and the energy counter differ by more than 5 %",
+    EnergyReason.COUNTER_WENT_BACK: "the energy counter ran backwards",
+    EnergyReason.DEVICE_MISSING: "one of the devices has no power",
+}
 
 _NAMES: Final = (
     FigureName.PEAK_HOST_MEMORY, FigureName.DEVICE_UTILISATION, FigureName.CPU_UTILISATION, FigureName.MEAN_POWER,
@@ -43,16 +55,13 @@ def consumption_figures(hosts: HostSamples, units: int, device_type: str, why_no
     warnings: list[str] = []
     energy_j, power_w, reason = 0.0, 0.0, ""
     for host, (samples, spans) in hosts.items():
-        if device_type == "cpu":
-            energy = _packages_energy(samples, spans)
-        else:
-            energy, told = _devices_energy(samples, spans, host)
-            warnings += told
-        if energy.value is None or energy.mean is None:
-            reason = _on(host, hosts, energy.reason or "")
+        drawn, told = _energy(samples, spans, device_type)
+        warnings += (f"{host}: {what}" for what in told)
+        if drawn.value is None or drawn.mean is None:
+            reason = _on(host, hosts, drawn.reason or "")
             break
-        energy_j += energy.value
-        power_w += energy.mean
+        energy_j += drawn.value
+        power_w += drawn.mean
     measured = None if reason else energy_j
     figures[FigureName.ENERGY] = value(measured, reason)
     figures[FigureName.MEAN_POWER] = value(None if reason else power_w, reason)
@@ -104,38 +113,47 @@ def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
     ]
 
 
-def _packages_energy(samples: Samples, spans: Spans) -> Integral:
-    column = samples.host.get("rapl_j")
-    if column is None or not _any(column):
-        return _none(samples, "rapl_j")
-    return counted(samples.t, column, spans, largest_gap_s(samples.interval_s))
-
-
-def _devices_energy(samples: Samples, spans: Spans, host: str) -> tuple[Integral, list[str]]:
-    """Add up trapezoids over the devices' power; a device inside another's reading is not counted twice."""
-    warnings: list[str] = []
-    total, mean = 0.0, 0.0
+def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral, list[str]]:
+    """Return one host's energy while training: of its devices, or of its CPU packages where they are the devices."""
+    if device_type == "cpu":
+        packages = _series(samples.t, samples.host.get("rapl_j", ()))
+        return _drawn(samples, spans, (), packages, "CPU packages") if packages else (_none(samples, "rapl_j"), [])
     if not samples.devices:
-        return _none(samples, "devices"), warnings
-    gap_s = largest_gap_s(samples.interval_s)
+        return _none(samples, "devices"), []
+    total, mean, warnings = 0.0, 0.0, list[str]()
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
-            continue
-        power, times = columns.get("power_w"), samples.times(columns)
-        if power is None or not _any(power):
+            continue  # its power stands in another device's reading
+        times = samples.times(columns)
+        power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
+        if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
-        energy = integrate(times, power, spans, gap_s)
-        if energy.value is None or energy.mean is None:
-            return Integral(None, None, f"device {index}: {energy.reason}"), warnings
-        total, mean = total + energy.value, mean + energy.mean
-        counter = columns.get("energy_j")
-        check = counted(times, counter, spans, gap_s) if counter is not None and _any(counter) else None
-        if check and check.value and abs(check.value - energy.value) > COUNTER_TOLERANCE * check.value:
-            warnings.append(
-                f"{host} device {index}: power samples give {energy.value:.4g} J while training, its energy counter "
-                f"{check.value:.4g} J"
-            )
+        drawn, told = _drawn(samples, spans, power, counter, f"device {index}")
+        warnings += told
+        if drawn.value is None or drawn.mean is None:
+            return drawn, warnings
+        total, mean = total + drawn.value, mean + drawn.mean
     return Integral(total, mean), warnings
+
+
+def _drawn(samples: Samples, spans: Spans, power: Series, counter: Series, what: str) -> tuple[Integral, list[str]]:
+    """Add up the energy of one reader over the spans; null where a span is not covered."""
+    gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
+    parts = [energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans]
+    warnings: list[str] = []
+    for part in parts:
+        fatal = [reason for reason in part.reasons if reason not in _TOLD]
+        if part.energy_j is None or fatal:
+            why = ", ".join(_WHY[reason] for reason in fatal) or "it is not covered by samples"
+            return Integral(None, None, f"{what}: {why}"), warnings
+        warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _TOLD]
+    total = sum(part.energy_j or 0.0 for part in parts)
+    duration_s = sum(end - begin for begin, end in spans)
+    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was trained"), warnings
+
+
+def _series(times: Sequence[float], column: Sequence[float]) -> Series:
+    return [(t, number) for t, number in zip(times, column, strict=False) if number == number]
 
 
 def _any(column: object) -> bool:

@@ -1,4 +1,4 @@
-"""Integrals over sampled columns: time-weighted means and energy, or the reason why not."""
+"""Integrals over sampled columns for time-weighted means, or the reason why not."""
 
 from __future__ import annotations
 
@@ -54,27 +54,6 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         if silence := _silence(times, begin, end, gap_s):
             return Integral(None, None, silence)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
-    return Integral(total, total / duration)
-
-
-def counted(t: Column, counter: Column, spans: Spans, gap_s: float) -> Integral:
-    """Return what a cumulative counter gained over ``spans``, its readings interpolated at both ends."""
-    import numpy as np
-
-    times, column = np.asarray(t, dtype=np.float64), np.asarray(counter, dtype=np.float64)
-    kept = np.isfinite(column)
-    times, column = times[kept], column[kept]
-    duration = sum(end - begin for begin, end in spans)
-    if len(times) < 2:
-        return Integral(None, None, "the counter was read less than twice")
-    if duration <= 0:
-        return Integral(None, None, "nothing was trained")
-    if bool(np.any(np.diff(column) < 0)):
-        return Integral(None, None, "the counter ran backwards")
-    for begin, end in spans:
-        if silence := _silence(times, begin, end, gap_s):
-            return Integral(None, None, silence)
-    total = sum(float(np.interp(end, times, column) - np.interp(begin, times, column)) for begin, end in spans)
     return Integral(total, total / duration)
 
 

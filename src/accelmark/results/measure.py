@@ -17,6 +17,9 @@ FLOPS_TOLERANCE: Final = 0.05
 """How far the counted FLOPs may be from the case's formula before it is told."""
 
 
+_SIGNS: Final = {"at_least": "≥", "at_most": "≤"}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -45,7 +48,7 @@ def ratio(over: float | None, under: float | None, reason: str) -> Figure:
 def work_of(job: JobSpec, timeline: Timeline) -> Work:
     """Count the units that all ranks trained."""
     per_sample = job.train.units_per_sample if job.train else 1
-    why = "no window of steps was closed" if timeline.train_spans else "training did not begin"
+    why = "no window of steps was closed" if timeline.init_s is not None else "training did not begin"
     return Work(timeline.num_samples * per_sample, per_sample, job.key.world_size, why)
 
 
@@ -105,7 +108,8 @@ def outcome_figures(timeline: Timeline, work: Work, train: TrainJob | None) -> F
         last.metrics.get(target.metric), f"the last evaluation gave no finite {target.metric}"
     )
     figures[FigureName.TIME_TO_TARGET] = value(
-        None if hit is None else hit, f"no evaluation reached {target.metric} {target.direction} {target.value:g}"
+        None if hit is None else hit,
+        f"no evaluation reached {target.metric} {_SIGNS[target.direction]} {target.value:g}",
     )
     return figures
 

@@ -28,7 +28,7 @@ from accelmark.run.ranklog import LastWords, last_words
 from accelmark.run.states import utc_now
 from accelmark.run.sysinfo import system_information
 from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, RANKS_FILE, TASK_FILE, AgentTask
-from accelmark.run.verdict import Ending, judge_node, judge_rank
+from accelmark.run.verdict import Ending, judge_node, judge_rank, overruled
 from accelmark.run.watch import Breach, LimitWatch, size_of
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
@@ -243,13 +243,14 @@ class Agent:
         recorded = self._recorded()
         exits = []
         for local_rank, rank in enumerate(self._task.ranks):
-            seen = recorded.get(rank)
+            if rank in recorded:
+                exits.append(overruled(recorded[rank], self._ending))
+                continue
             words = last_words(self._dir / f"rank{rank}.out.log")
             if words.cause is None and not words.lines:
                 words = last_words(self._dir / self._task.launcher_log)
                 words = LastWords(words.lines, None, words.cause)
-            code = seen.exit_code if seen is not None else exit_code
-            exits.append(judge_rank(rank, local_rank, code, words, self._ending))
+            exits.append(judge_rank(rank, local_rank, exit_code, words, self._ending))
         return tuple(exits)
 
     def _recorded(self) -> dict[int, RankExit]:

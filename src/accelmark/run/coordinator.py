@@ -21,8 +21,8 @@ from accelmark.run.watcher import Watcher
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 
-FetchData = Callable[[JobSpec], None]
-"""Sees to it that a job's data is where its ``data_dirs`` say; may take long; raises DataError."""
+FetchData = Callable[[JobSpec, Callable[[str], None]], None]
+"""Sees to it that a job's data is where its ``data_dirs`` say, telling how far it is; raises DataError."""
 
 REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -124,7 +124,13 @@ class Coordinator:
         spec = job_on_hosts(self._directory, job, go_on=go_on)
         write_atomic(round_dir / JOB_FILE, spec.model_dump_json(indent=2))
         links = [self._launcher.link(work) for work in node_works(self._directory, job, spec, self._launcher)]
-        ready = asyncio.gather(in_background(lambda: self._fetch(spec)), *(link.prepare() for link in links))
+        loop = asyncio.get_running_loop()
+
+        def tell(what: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._watcher.preparing, job, what)
+
+        ready = asyncio.gather(in_background(lambda: self._fetch(spec, tell)), *(link.prepare() for link in links))
         asked = asyncio.create_task(self._stop.more_than(0))
         either: set[asyncio.Future[Any]] = {ready, asked}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -39,9 +39,6 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
             NODE_MARKER: str(node_dir),
             "MASTER_ADDR": task.master_address,
             "MASTER_PORT": str(task.master_port),
-            "ACCELMARK_NNODES": str(task.nnodes),
-            "ACCELMARK_NPROC": str(task.nproc),
-            "ACCELMARK_NODERANK": str(task.noderank),
         }
     )
     if task.world_size == 1:
@@ -55,6 +52,17 @@ def threads_of_a_rank(nproc: int) -> int:
 
 
 def rank_command(task: AgentTask) -> list[str]:
-    """Return the command that starts the ranks on this host: ``python`` and ``job.json`` filled in."""
+    """Return the command that starts the ranks on this host: ``python`` and ``job.json`` filled in.
+
+    A job of several ranks has a launcher, which is told this host's place.
+    """
     filled = {"python": sys.executable, "job.json": str(task.job_file)}
-    return [filled.get(argument, argument) for argument in task.command]
+    command = [filled.get(argument, argument) for argument in task.command]
+    if task.world_size == 1:
+        return command
+    command += ["--nproc", str(task.nproc), "--nnodes", str(task.nnodes), "--node-rank", str(task.noderank)]
+    if task.nnodes > 1:
+        command += ["--rdzv-endpoint", f"{task.master_address}:{task.master_port}"]
+    if task.local_address is not None:
+        command += ["--local-addr", task.local_address]
+    return command

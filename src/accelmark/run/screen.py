@@ -13,7 +13,7 @@ from rich.text import Text
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
-from accelmark.run.progress import Progress
+from accelmark.run.progress import Devices, Progress
 from accelmark.run.states import JobStatus
 from accelmark.run.wording import count, duration, memory, percent, spark
 
@@ -46,6 +46,8 @@ class Board:
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Since the running job got its state."""
+    preparing: str = ""
+    """What is being done for a job before it runs."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -64,7 +66,7 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
-    parts.extend(Text(f"  {note}", style="yellow") for note in board.notes[-2:])
+    parts.extend(Text(f"  {note}", style="yellow", no_wrap=True, overflow="ellipsis") for note in board.notes[-2:])
     return Group(*parts)
 
 
@@ -89,7 +91,8 @@ def job_line(board: Board, job: PlannedJob, width: int) -> Text:
     said = board.headlines.get(job.directory) if status.state == "succeeded" else None
     said = said or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
     if status.state in ("preparing", "running"):
-        said = f"{board.progress.phase if status.state == 'running' else status.state}, {duration(board.seconds)}"
+        doing = board.progress.phase if status.state == "running" else board.preparing or status.state
+        said = f"{doing}, {duration(board.seconds)}"
     line.append(f"  {said}", style="dim" if status.state in ("queued", "succeeded") else style)
     line.truncate(width, overflow="ellipsis")
     return line
@@ -106,19 +109,24 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
     """Return the lines under a running job."""
     progress = board.progress
     if progress.step == 0:
-        return [_devices(progress)] if progress.devices.cpu is not None else []
+        return [_devices(progress)] if progress.devices != Devices() else []
     bar = Table.grid(padding=(0, 1), expand=False)
+    for _ in range(3):
+        bar.add_column(no_wrap=True, overflow="ellipsis")
     bar.add_row(
         " ",
         ProgressBar(total=1.0, completed=progress.share or 0.0, width=max(10, min(32, width - 50))),
-        Text(_how_far(progress), no_wrap=True),
+        Text(_how_far(progress, job), no_wrap=True, overflow="ellipsis"),
     )
     return [bar, _learning(board, job, width), _devices(progress)]
 
 
-def _how_far(progress: Progress) -> str:
+def _how_far(progress: Progress, job: PlannedJob) -> str:
+    if not progress.step:
+        return f"{count(progress.samples)} items" if progress.samples else ""
     steps = f"{count(progress.step)}" + (f"/{count(progress.total_steps)}" if progress.total_steps else "")
-    parts = [f"step {steps}", f"epoch {progress.epoch}"]
+    epochs = job.job.train.settings.end.max_epochs if job.job.train else None
+    parts = [f"step {steps}", f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else "")]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return "  ".join(parts)
@@ -128,8 +136,7 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
-        unit = job.job.train.unit if job.job.train else "sample"
-        line.append(f"{count(progress.throughput)} {unit}s/s  ", style="bold")
+        line.append(f"{count(progress.throughput)} {job.job.unit}s/s  ", style="bold")
     if progress.loss is not None:
         line.append(f"loss {progress.loss:.4g} ")
         line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")

@@ -60,6 +60,8 @@ class AgentTask(Spec):
     framework: str
     master_address: str = "127.0.0.1"
     master_port: int = 29501
+    local_address: str | None = None
+    """Address at which the other hosts reach this one; null lets the launcher find it."""
     environment: dict[str, str] = Field(default_factory=dict)
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""

@@ -22,6 +22,7 @@ from accelmark.run.watcher import Watcher
 from accelmark.run.wording import count, duration, percent
 
 _PLAIN_EVERY_S: Final = 10.0
+_DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
 
 
@@ -35,6 +36,12 @@ class Display(Watcher, Protocol):
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
         ...
+
+
+_HEADLINES: Final = (
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
+    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.MFU,
+)  # fmt: skip
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def headline(result: RoundResult) -> str:
     parts = []
     if result.converged is not None:
         parts.append("converged" if result.converged else "not converged")
-    for name in (FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.MFU):
+    for name in _HEADLINES:
         figure = result.figures.get(name)
         if figure is None or figure.value is None:
             continue
@@ -65,6 +72,8 @@ def headline(result: RoundResult) -> str:
         if name is FigureName.FINAL_METRIC:
             metric = str((result.target or {}).get("metric", "metric"))
             parts.append(f"{metric} {figure.value:.4g}")
+        elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
+            parts.append(f"{result.inference.metric} {figure.value:.4g}")
         elif unit == "ratio":
             parts.append(f"{FIGURES[name].title} {percent(figure.value)}")
         else:
@@ -81,6 +90,7 @@ class LiveDisplay:
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._since = time.monotonic()
+        self._drawn = float("-inf")
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -96,8 +106,14 @@ class LiveDisplay:
         self._board.statuses[job.directory] = status
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
-            self._board.progress, self._board.losses = Progress(), []
+            self._board.progress, self._board.losses, self._board.preparing = Progress(), [], ""
         self._draw()
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Draw what is being done, at most a few times a second."""
+        self._board.preparing = what
+        if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
+            self._draw()
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:
         """Draw how far the job is."""
@@ -120,6 +136,7 @@ class LiveDisplay:
 
     def _draw(self) -> None:
         self._board.seconds = time.monotonic() - self._since
+        self._drawn = time.monotonic()
         self._live.update(draw(self._board, self._console.width), refresh=True)
 
 
@@ -142,6 +159,12 @@ class PlainDisplay:
         self._last = time.monotonic()
         reason = f": {status.reason}" if status.reason else ""
         self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print what is being done, where the last line is old enough."""
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {job_name(job)}  {what}")
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:
         """Print how far the job is, where the last line is old enough."""
@@ -173,7 +196,7 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
     if progress.metric is not None:
         parts.append(f"{progress.metric[0]} {progress.metric[1]:.4g}")
     if progress.throughput is not None:
-        parts.append(f"{count(progress.throughput)} {job.job.train.unit if job.job.train else 'sample'}s/s")
+        parts.append(f"{count(progress.throughput)} {job.job.unit}s/s")
     if progress.devices.utilisation is not None:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:
@@ -190,6 +213,7 @@ class JsonDisplay:
     def __init__(self, run: str) -> None:
         self._run = run
         self._last: Progress | None = None
+        self._told = float("-inf")
 
     def __enter__(self) -> JsonDisplay:
         self._emit({"event": "run", "directory": self._run})
@@ -202,6 +226,12 @@ class JsonDisplay:
         """Print the job's new state."""
         value = {"state": status.state, "reason": status.reason, "attempt": status.attempt}
         self._emit({"event": "state", "job": job.directory, **value})
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print what is being done, about once a second."""
+        if time.monotonic() - self._told >= 1:
+            self._told = time.monotonic()
+            self._emit({"event": "preparing", "job": job.directory, "text": what})
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:
         """Print the snapshot where it is new."""

@@ -67,6 +67,13 @@ def judge_rank(rank: int, local_rank: int, exit_code: int | None, words: LastWor
     )
 
 
+def overruled(seen: RankExit, ending: Ending | None) -> RankExit:
+    """Return how a rank ended by its launcher's record, unless the agent had ended it: then that is why."""
+    if ending is None or seen.state == "succeeded":
+        return seen
+    return seen.model_copy(update={"state": ending.rank_state, "reason": ending.reason})
+
+
 def _killed(name: str, cause: str | None) -> str:
     hint = cause or _SIGNAL_HINTS.get(signal.Signals[name])
     return f"killed by {name}" + (f" ({hint})" if hint else "")
@@ -106,9 +113,10 @@ def judge_node(ranks: Sequence[RankExit], ending: Ending | None) -> tuple[NodeSt
         return ending.node_state, ending.reason
     if cause is None:
         return "failed", "no rank was started"
-    if cause.state == "cancelled":
-        return "cancelled", f"rank {cause.rank}: {cause.reason}"
-    return "failed", f"rank {cause.rank}: {cause.reason}"
+    reason = cause.reason or cause.state
+    if not reason.startswith(f"rank {cause.rank}"):
+        reason = f"rank {cause.rank}: {reason}"
+    return ("cancelled" if cause.state == "cancelled" else "failed"), reason
 
 
 def judge_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:

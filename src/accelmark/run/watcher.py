@@ -17,6 +17,10 @@ class Watcher(Protocol):
         """Tell that a job changed its state."""
         ...
 
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Tell what is being done for a job before it runs (a download, say); up to ten times a second."""
+        ...
+
     def progress(self, job: PlannedJob, progress: Progress) -> None:
         """Tell how far a running job is; about once a second."""
         ...
@@ -35,6 +39,9 @@ class Silence:
     """Tells nobody."""
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Ignore it."""
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
         """Ignore it."""
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.inference import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import TrainSettings
@@ -76,8 +77,14 @@ class JobSpec(Spec):
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     train: TrainJob | None = None
-    infer: dict[str, Any] | None = None
+    infer: InferJob | None = None
     provenance: dict[str, Provenance] = Field(default_factory=dict)
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        side = self.train or self.infer
+        return side.unit if side is not None else "sample"
 
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]

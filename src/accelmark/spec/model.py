@@ -15,7 +15,7 @@ M = TypeVar("M", bound=BaseModel)
 class Spec(BaseModel):
     """Frozen, and strict about names: an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:

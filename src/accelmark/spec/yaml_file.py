@@ -41,6 +41,21 @@ _Loader.add_implicit_resolver("!exponent", _EXPONENT, list("-+0123456789"))
 _Loader.add_constructor("!exponent", _construct_exponent)
 
 
+def read_value(text: str, where: str) -> Any:
+    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``) as a file would hold it.
+
+    Raises:
+        SpecError: it is not YAML; ``where`` is named.
+    """
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise SpecError([Problem(where, "", f"{text!r} is not a YAML value")]) from error
+    finally:
+        loader.dispose()
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping from ``path``.
 

@@ -108,7 +108,7 @@ def parse_number(name: str, text: str) -> float | None:
     else:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: another unit")
     low, high = _BOUNDS[name]
-    value = number * scale
+    value = round(number * scale, 9)
     if not math.isfinite(value) or not low <= value <= high:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: cannot be")
     return value
@@ -170,7 +170,7 @@ def _csv_rows(text: str, form: CsvForm) -> Iterator[Row]:
 def _line_rows(text: str, form: LinesForm) -> Iterator[Row]:
     for line in (" ".join(line.split()) for line in text.splitlines()):
         if re.fullmatch(form.like, line):
-            found = re.fullmatch(form.row, line)
+            found = re.fullmatch(form.line, line)
             if found is None:
                 raise UnreadableError(f"the line {line[:80]!r} has another form")
             yield {name: value for name, value in found.groupdict().items() if value is not None}

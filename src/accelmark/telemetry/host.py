@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final, TypeVar, final
 
 import psutil
 
-from accelmark.telemetry.foreign import descendants, parents
+from accelmark.telemetry.foreign import busy_reasons, descendants, parents
 from accelmark.telemetry.sample import HostSample
 
 _MIB: Final = 1024.0 * 1024.0
@@ -134,7 +135,9 @@ class HostSampler:
         if not self._roots:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
-            self._family, self._family_at = descendants(self._roots, parents(self._proc)), now_s
+            # The recorder is a child of what it watches, and not a rank.
+            self._family = descendants(self._roots, parents(self._proc)) - {os.getpid()}
+            self._family_at = now_s
         pages = 0
         for pid in self._family:
             try:
@@ -142,6 +145,17 @@ class HostSampler:
             except (OSError, ValueError, IndexError):
                 continue  # it ended since
         return pages * _PAGE / _MIB
+
+
+def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
+    """Watch the host for ``settle_s`` and return why it is too busy to be measured; empty where it is quiet.
+
+    To be asked before anything of a run is started.
+    """
+    sampler = HostSampler()
+    sampler.sample(time.monotonic())
+    time.sleep(settle_s)
+    return busy_reasons(sampler.sample(time.monotonic()), psutil.cpu_count() or 1)
 
 
 def pressure_avg10(text: str) -> float:

@@ -35,24 +35,27 @@ class MonitorLogs:
         name = None if vendor is None else f"{vendor}_monitor.log"
         hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
         self._vendor = None if name is None or name in hosts else LineFile(directory / name)
-        self._next_s = float("-inf")
+        self._next_s: dict[LineFile, float] = {}
         self._no_power_said = False
 
     def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
-        """Add a sample, if a period has passed since the last one; power whenever there is a reading."""
+        """Add what a sample holds to each log that is due; power whenever there is a reading."""
         stamp = time.strftime(STAMP, time.localtime(wall))
         if host.power_w is not None:
             self._power.write(f"{stamp}\t{host.power_w:.1f}")
-        if t < self._next_s:
-            return
-        self._next_s = t + EVERY_S - 0.01
-        if host.cpu is not None:
+        if host.cpu is not None and self._due(self._cpu, t):
             self._cpu.write(f"{stamp}\t{host.cpu:.4f}")
-        if host.mem_used_mib is not None and host.mem_total_mib:
+        if host.mem_used_mib is not None and host.mem_total_mib and self._due(self._memory, t):
             self._memory.write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
-        if self._vendor is not None and devices:
+        if self._vendor is not None and devices and self._due(self._vendor, t):
             lines = "\n".join(device_line(device) for device in devices)
             self._vendor.write(f"{stamp}\n{lines}\n")
+
+    def _due(self, log: LineFile, t: float) -> bool:
+        if t < self._next_s.get(log, t):
+            return False
+        self._next_s[log] = t + EVERY_S - 0.01
+        return True
 
     def no_power(self, wall: float, reason: str) -> None:
         """Say once why there is no power of the host."""

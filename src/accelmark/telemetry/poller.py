@@ -132,7 +132,7 @@ class Poller:
                     self._infos = infos
                 return source
         with self._lock:
-            self._problem = "; ".join(problems) or "the vendor declares no way to read its devices"
+            self._problem = "; ".join(problems) or "there is no way to read the devices"
         return None
 
 

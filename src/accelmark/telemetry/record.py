@@ -1,6 +1,7 @@
 """The recorder: ``python -m accelmark.telemetry.record NODE_DIR``, one process a host, ended by SIGTERM.
 
-It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl``, ``sys_info.json`` and the monitor logs there.
+It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and the monitor logs there; by itself
+(``accelmark monitor``) also ``sys_info.json``, which in a run is the node agent's.
 """
 
 from __future__ import annotations
@@ -217,7 +218,8 @@ class Recorder:
             self._emit(line)
         if "devices" in reasons:
             self._logs.no_devices(wall, reasons["devices"])
-        _write_sys_info(self._node_dir, infos)
+        if self._config.detached:
+            _write_sys_info(self._node_dir, infos)
 
     def _note(self, what: str) -> None:
         known = self._notes.get(what)
@@ -268,11 +270,10 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 def _write_sys_info(node_dir: Path, infos: tuple[Any, ...]) -> None:
     from accelmark.telemetry.sysinfo import write
 
-    if not (node_dir / "sys_info.json").exists():
-        try:
-            write(node_dir, infos)
-        except OSError as error:
-            print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
+    try:
+        write(node_dir, infos)
+    except OSError as error:
+        print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
 
 
 def _keep_out_of_the_way(cpus: tuple[int, ...]) -> None:

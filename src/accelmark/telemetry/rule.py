@@ -75,7 +75,7 @@ class LinesForm(_Form):
     form: Literal["lines"]
     like: Pattern
     """Every line that matches this has to be a device's line."""
-    row: Pattern
+    line: Pattern
     """A device's line, with the units in it, so that a column that moves no longer matches."""
 
 
@@ -148,5 +148,5 @@ class VendorTelemetry(Spec):
     detect: Detect = Detect()
     tool: ToolRule | None = None
     script: ScriptRule | None = None
-    reasons: dict[str, str] = Field(default_factory=dict)
-    """Field of a device -> why this vendor's devices do not give it."""
+    reasons: dict[Literal["devices"], str] = Field(default_factory=dict)
+    """``devices`` -> why they cannot be read at all, where nothing above does."""

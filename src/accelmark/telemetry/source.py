@@ -75,7 +75,7 @@ def telemetry_of(spec: VendorSpec, where: str) -> VendorTelemetry:
 
 
 def source_of(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:
-    """Return the ways in which a vendor's devices can be read, best first; empty where it declares none.
+    """Return the ways in which a vendor's devices can be read, best first, at least one.
 
     Args:
         folder: the vendor's folder.
@@ -83,7 +83,7 @@ def source_of(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = N
         log_dir: where a FlagPerf monitor script may write; without it, scripts are left out.
 
     Raises:
-        SourceError: ``telemetry.py`` cannot be used; the message says why.
+        SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
     """
     sources: list[DeviceSource] = []
     if (folder / MODULE_FILE).is_file():
@@ -96,6 +96,8 @@ def source_of(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = N
         from accelmark.telemetry.script import ScriptSource
 
         sources.append(ScriptSource(folder / telemetry.script.file, log_dir, telemetry.script))
+    if not sources:
+        raise SourceError(telemetry.reasons.get("devices", "the vendor declares no way to read its devices"))
     return tuple(sources)
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from accelmark.spec.errors import DataError
 
-KINDS: Final = ("comedies", "histories", "tragedies")
+KINDS: Final = ("comedies", "histories")
 HELD_OUT_ACT: Final = "IV"
 """The act of every play that training never sees."""
 _HEADING: Final = re.compile(r"^#+\s*(?:ACT\s+([IVX]+))?", re.IGNORECASE)

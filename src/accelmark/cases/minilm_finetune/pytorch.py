@@ -1,4 +1,4 @@
-"""A pretrained sentence encoder fine-tuned to tell comedies, histories and tragedies apart, in PyTorch."""
+"""A pretrained sentence encoder fine-tuned to tell comedies from histories, in PyTorch."""
 
 from __future__ import annotations
 

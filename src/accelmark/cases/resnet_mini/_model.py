@@ -8,7 +8,8 @@ from typing import Final
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-STEM_KERNEL: Final = 3
+STEM_KERNEL: Final = 4
+STEM_STRIDE: Final = 2
 _MEAN: Final = 0.2860 * 255
 _STD: Final = 0.3530 * 255
 """Of Fashion-MNIST's training images."""
@@ -39,7 +40,7 @@ class ResNetMini(nn.Module):
 
     def __init__(self, widths: Sequence[int], blocks: int, num_classes: int) -> None:
         super().__init__()
-        stem = nn.Conv2d(1, widths[0], STEM_KERNEL, 1, STEM_KERNEL // 2, bias=False)
+        stem = nn.Conv2d(1, widths[0], STEM_KERNEL, STEM_STRIDE, 1, bias=False)
         layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
         before = widths[0]
         for stage, width in enumerate(widths):

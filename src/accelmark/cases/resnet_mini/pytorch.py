@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import read_split
-from accelmark.cases.resnet_mini._model import STEM_KERNEL, ResNetMini
+from accelmark.cases.resnet_mini._model import STEM_KERNEL, STEM_STRIDE, ResNetMini
 from accelmark.train.batches import Augment, TensorBatches, generator_for
 from accelmark.train.case import Batch, Batches, TrainCase
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
@@ -77,7 +77,7 @@ class Case(TrainCase):
         return conv_flops(self._convs()) + dense_flops(self._widths[-1] * _NUM_CLASSES, 1)
 
     def _convs(self) -> Iterator[Conv]:
-        size, before = _SIDE, self._widths[0]
+        size, before = _SIDE // STEM_STRIDE, self._widths[0]
         yield Conv(size, STEM_KERNEL, 1, before, is_first=True)
         for stage, width in enumerate(self._widths):
             for block in range(self.number("blocks_per_stage")):

@@ -81,6 +81,9 @@ class LocalLink:
         """Start the agent in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it."""
         node_dir = self._work.node_dir
         environment = os.environ | {RUN_MARKER: self._work.task.run, NODE_MARKER: str(node_dir)}
+        if "PYTHONPATH" in environment:  # the agent works in another directory
+            entries = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
         with naming_the_disk(node_dir / AGENT_LOG), (node_dir / AGENT_LOG).open("ab") as output:
             self._process = subprocess.Popen(
                 self._sandbox.agent_command(sys.executable, node_dir),

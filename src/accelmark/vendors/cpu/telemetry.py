@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Final, final
 
 import psutil
@@ -14,17 +15,25 @@ from accelmark.telemetry.sysinfo import cpu_model
 
 _MIB: Final = 1024.0 * 1024.0
 _SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+_PACKAGE_LABELS: Final = ("Package", "Tctl", "Tdie")
+_SYS: Final = Path("/sys")
 
 
 @final
 class Source:
-    """All CPU packages of the host as device 0; its memory is the host's."""
+    """All CPU packages of the host as device 0; its memory is the host's, its clock that of core 0.
 
-    def __init__(self) -> None:
+    Args:
+        sys_root: where sysfs is mounted.
+    """
+
+    def __init__(self, sys_root: Path = _SYS) -> None:
+        self._sys = sys_root
+        self._clock = sys_root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
+        self._temperatures: tuple[Path, ...] = ()
         self._rapl: Rapl | None = None
         self._energy: tuple[float, float] | None = None
         self._meter = CpuMeter()
-        self._can_clock = True
 
     def open(self) -> tuple[DeviceInfo, ...]:
         """Find out what can be read."""
@@ -35,13 +44,13 @@ class Source:
             "memory_clock_mhz": "not readable on CPUs",
         }
         try:
-            self._rapl = Rapl()
+            self._rapl = Rapl(self._sys / "class/powercap")
         except RaplError as error:
             reasons["power_w"] = reasons["energy_j"] = str(error)
-        if _temperature() is None:
+        self._temperatures = _temperature_files(self._sys / "class/hwmon")
+        if not self._temperatures:
             reasons["temperature_c"] = "no sensor of the CPU can be read"
-        if _clock() is None:
-            self._can_clock = False
+        if _thousandths(self._clock) is None:
             reasons["sm_clock_mhz"] = "the kernel gives no CPU frequency"
         total = psutil.virtual_memory().total / _MIB
         self._meter.busy()
@@ -62,13 +71,16 @@ class Source:
                 memory_total_mib=memory.total / _MIB,
                 power_w=power,
                 energy_j=energy,
-                temperature_c=_temperature(),
-                sm_clock_mhz=_clock() if self._can_clock else None,
+                temperature_c=self._hottest(),
+                sm_clock_mhz=_thousandths(self._clock),
             ),
         )
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _hottest(self) -> float | None:
+        return max((value for path in self._temperatures if (value := _thousandths(path)) is not None), default=None)
 
     def _power(self) -> tuple[float | None, float | None]:
         if self._rapl is None:
@@ -84,18 +96,26 @@ class Source:
         return energy, (energy - before[0]) / (now - before[1])
 
 
-def _temperature() -> float | None:
-    try:
-        sensors = psutil.sensors_temperatures()
-    except (AttributeError, OSError, RuntimeError):
-        return None
-    found = [entry.current for name in _SENSORS for entry in sensors.get(name, ())]
-    return max(found) if found else None
+def _temperature_files(hwmon: Path) -> tuple[Path, ...]:
+    """Find the sensors of whole packages: reading every core's would wake each one up."""
+    found: list[Path] = []
+    for chip in sorted(hwmon.glob("hwmon*")):
+        if _text(chip / "name") not in _SENSORS:
+            continue
+        inputs = sorted(chip.glob("temp*_input"))
+        labels = {path: _text(path.with_name(path.name.replace("_input", "_label"))) or "" for path in inputs}
+        whole = [path for path, label in labels.items() if label.startswith(_PACKAGE_LABELS)]
+        found += whole[:1] or inputs[:1]
+    return tuple(found)
 
 
-def _clock() -> float | None:
+def _text(path: Path) -> str | None:
     try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError, RuntimeError):
+        return path.read_text().strip()
+    except OSError:
         return None
-    return frequency.current if frequency is not None and frequency.current else None
+
+
+def _thousandths(path: Path) -> float | None:
+    text = _text(path)
+    return int(text) / 1000 if text is not None and text.lstrip("-").isdigit() else None

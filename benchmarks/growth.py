@@ -1,0 +1,134 @@
+"""How reading a run and writing its page grow: events, ranks, time, memory, size of the page.
+
+Run from the repository's root, one line a measurement, each in a process of its own so that its peak memory is its own:
+
+    python -m benchmarks.growth                 # 10 thousand to 1 million events; 8 and 1,024 ranks
+    python -m benchmarks.growth --ten-million   # 10 million events too (some 6 GB of disk)
+    python -m benchmarks.growth --json FILE     # the figures as JSON
+
+An event is one STEP_END line of four steps. The logs are generated (``tests/made_run.py``) and deleted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS = 4
+"""Steps in a window."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: what it held, and what reporting it took."""
+
+    events: int
+    ranks: int
+    log_mib: float
+    summarise_s: float
+    summarise_cpu_s: float
+    """Processor time: what a busy machine does not change."""
+    page_s: float
+    peak_memory_mib: float
+    page_mib: float
+    events_per_s: float
+    verdict: str
+
+
+def make(run_dir: Path, events: int, ranks: int) -> float:
+    """Write a run with ``events`` windows over ``ranks`` ranks on hosts of 8; return the MiB of its logs."""
+    from tests.made_run import Made, make_run
+
+    nproc = min(ranks, 8)
+    windows = max(events // ranks, 1)
+    made = Made(
+        nnodes=ranks // nproc, nproc=nproc, windows=windows, steps_per_window=STEPS, jitter=1.0, interval_s=1.0,
+        eval_windows=(windows,), metrics=(0.95,), step_ms=9.0,
+    )  # fmt: skip
+    make_run(run_dir, made)
+    return sum(path.stat().st_size for path in run_dir.rglob("*.out.log")) / 2**20
+
+
+def measure(run_dir: Path, events: int, ranks: int, log_mib: float) -> Measured:
+    """Summarise a run and write its page in this process."""
+    from accelmark.report.page import write_page
+    from accelmark.results.summary import summarise
+
+    began, cpu_began = time.perf_counter(), time.process_time()
+    summary = summarise(run_dir)
+    summarised, cpu_s = time.perf_counter(), time.process_time() - cpu_began
+    page = write_page(run_dir)
+    ended = time.perf_counter()
+    return Measured(
+        events=events,
+        ranks=ranks,
+        log_mib=round(log_mib, 1),
+        summarise_s=round(summarised - began, 2),
+        summarise_cpu_s=round(cpu_s, 2),
+        page_s=round(ended - summarised, 2),
+        peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        page_mib=round(page.stat().st_size / 2**20, 2),
+        events_per_s=round(events / cpu_s),
+        verdict=summary.cases[0].verdict,
+    )
+
+
+def in_own_process(events: int, ranks: int) -> Measured:
+    """Make a run, then measure it in a fresh process."""
+    with tempfile.TemporaryDirectory(prefix="accelmark-growth-") as directory:
+        run_dir = Path(directory) / "run"
+        log_mib = make(run_dir, events, ranks)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.growth",
+            "--one",
+            str(run_dir),
+            str(events),
+            str(ranks),
+            str(log_mib),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    values: dict[str, Any] = json.loads(done.stdout)
+    return Measured(**values)
+
+
+def main() -> None:
+    """Measure and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ten-million", action="store_true", help="measure 10 million events too")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run_dir, events, ranks, log_mib = options.one
+        print(json.dumps(asdict(measure(Path(run_dir), int(events), int(ranks), float(log_mib)))))
+        return
+    wanted = [(10_000, 8), (100_000, 8), (1_000_000, 8), (1_000_000, 1024)]
+    if options.ten_million:
+        wanted += [(10_000_000, 8), (10_000_000, 1024)]
+    heads = ("events", "ranks", "logs, MiB", "summary, s", "of CPU, s", "page, s", "peak memory, MiB", "page, MiB")
+    print("| " + " | ".join((*heads, "events/CPU s")) + " |")
+    print("| ---: " * (len(heads) + 1) + "|")
+    found = []
+    for events, ranks in wanted:
+        one = in_own_process(events, ranks)
+        found.append(one)
+        times = (one.summarise_s, one.summarise_cpu_s, one.page_s)
+        sizes = (one.peak_memory_mib, one.page_mib)
+        cells = (f"{one.events:,}", f"{one.ranks:,}", one.log_mib, *times, *sizes, f"{one.events_per_s:,}")
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Carrying out a plan from the command line, and saying what it came to."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from accelmark.cli.preview import preview
+from accelmark.plan import Plan
+from accelmark.run.data import DataFetcher
+from accelmark.run.directory import default_path
+from accelmark.spec.errors import EXIT_OK, AccelmarkError, RequestError
+
+if TYPE_CHECKING:
+    from accelmark.run.session import Outcome
+
+
+def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
+    """Carry out ``plan`` (or only show it) and end the command with the fitting exit code."""
+    path = out or default_path(plan.name, datetime.now(UTC))
+    if plan.strict and plan.warnings:
+        raise RequestError("\n".join(["refused, since --strict is set:", *plan.warnings]))
+    if dry_run:
+        preview(plan, path, as_json=as_json)
+        return
+    from accelmark.run.session import start
+
+    if not as_json:
+        for warning in plan.warnings:
+            typer.secho(f"warning: {warning}", fg="yellow", err=True)
+    conclude(start(plan, path, DataFetcher(offline), as_json=as_json), as_json=as_json)
+
+
+def conclude(outcome: Outcome, *, as_json: bool) -> None:
+    """Write the page, print what the run came to, and end with its exit code."""
+    page = _page(outcome.directory, as_json=as_json)
+    if as_json:
+        summary = outcome.summary.model_dump(mode="json")
+        done = {"event": "summary", "directory": str(outcome.directory), "page": str(page) if page else None}
+        typer.echo(json.dumps(done | {"exit_code": outcome.exit_code, "summary": summary}))
+    else:
+        from accelmark.run.closing import print_summary
+
+        print_summary(outcome.summary, outcome.directory, page)
+    if outcome.exit_code != EXIT_OK:
+        raise typer.Exit(outcome.exit_code)
+
+
+def _page(run_dir: Path, *, as_json: bool) -> Path | None:
+    """Write the page of a run; a page that cannot be written does not spoil the run."""
+    from accelmark.report.page import write_page
+
+    try:
+        return write_page(run_dir)
+    except AccelmarkError as error:
+        if not as_json:
+            typer.secho(f"warning: the page could not be written: {error}", fg="yellow", err=True)
+        return None

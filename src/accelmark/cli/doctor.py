@@ -1,0 +1,50 @@
+"""``accelmark doctor``: what is here, what would run and what would not, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from accelmark.telemetry.inventory import Inventory
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Look around on this machine: devices, drivers, frameworks, engines, and what they come to."""
+    from accelmark.telemetry.inventory import inventory
+
+    seen = inventory()
+    if as_json:
+        from accelmark.telemetry.sysinfo import collect
+
+        devices = [device for entry in seen.found for device in entry.devices]
+        typer.echo(json.dumps({"machine": collect(devices), **seen.to_json()}, indent=2))
+        return
+    for line in report(seen):
+        typer.echo(line)
+
+
+def report(seen: Inventory) -> list[str]:
+    """Return the inventory as lines for people."""
+    lines = ["Devices"]
+    for entry in seen.found:
+        for device, chip in zip(entry.devices, entry.chips, strict=True):
+            known = f"chip {chip.name} {chip.variant}".rstrip() if chip else "chip not in the list"
+            memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
+            driver = f", driver {device.driver}" if device.driver else ""
+            lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
+        if entry.problem:
+            lines.append(f"  {entry.vendor}: {entry.evidence}, but it cannot be read: {entry.problem}")
+    for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
+        have = [f"{one.name} {one.version}" for one in installed if one.version]
+        lack = [one.name for one in installed if not one.version]
+        lines += [heading, f"  installed: {', '.join(have) or 'none'}", f"  not installed: {', '.join(lack) or 'none'}"]
+    containers = [name for name, path in seen.containers.items() if path]
+    lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
+    lines.append("What would work")
+    lines += [f"  {'yes' if verdict.works else 'no '} {verdict.what}: {verdict.why}" for verdict in seen.verdicts]
+    if seen.problems:
+        lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
+    return lines

@@ -1,0 +1,63 @@
+"""``--dry-run``: the jobs of a plan, each host's commands, and where every setting comes from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from accelmark.plan import Plan
+from accelmark.plan.plan import PlannedJob
+from accelmark.run.assign import JOB_FILE, job_on_hosts, node_works
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.choose import launcher_for
+
+
+def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
+    """Print what carrying out ``plan`` at ``path`` would do; nothing is written or started."""
+    directory = RunDirectory(path.absolute(), plan)
+    commands = {job.directory: _commands(directory, job) for job in plan.jobs}
+    if as_json:
+        typer.echo(json.dumps({"directory": str(path), "plan": plan.model_dump(mode="json"), "commands": commands}))
+        return
+    rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
+    typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, into {path}", bold=True)
+    for warning in plan.warnings:
+        typer.secho(f"  warning: {warning}", fg="yellow")
+    shown: set[str] = set()
+    for job in plan.jobs:
+        typer.secho(f"\n{job.directory}", bold=True)
+        for host, lines in commands[job.directory].items():
+            for line in lines:
+                typer.echo(f"  {host}: {shlex.join(line)}")
+        if job.job.key.slug in shown:
+            continue
+        shown.add(job.job.key.slug)
+        _settings(job)
+
+
+def _commands(directory: RunDirectory, job: PlannedJob) -> dict[str, list[list[str]]]:
+    launcher = launcher_for(directory.plan)
+    spec = job_on_hosts(directory, job, go_on=False)
+    job_file = str(directory.round_dir(job) / JOB_FILE)
+    return {
+        work.host.name: [[job_file if part == JOB_FILE else part for part in line] for line in launcher.describe(work)]
+        for work in node_works(directory, job, spec, launcher)
+    }
+
+
+def _settings(job: PlannedJob) -> None:
+    for name, place in job.job.data_dirs.items():
+        typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (to be fetched)"))
+    width = max(map(len, job.job.provenance), default=0)
+    for key, provenance in sorted(job.job.provenance.items()):
+        replaced = "".join(f", instead of {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))
+        mark = "  OPEN" if provenance.forced else ""
+        typer.echo(f"  {key:<{width}}  {_short(provenance.value):<12}  {provenance.layer}{replaced}{mark}")
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else json.dumps(value) if isinstance(value, dict | list | tuple | bool) else str(value)

@@ -1,0 +1,51 @@
+"""``accelmark report RUN``: the page of a run, from what is in its directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the page here instead.")
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute every figure anew from events and telemetry.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown too.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write the page of a run; one that was killed before its summary is summarised first."""
+    from accelmark.report.page import write_page
+    from accelmark.results.store import SUMMARY_FILE, load_run
+    from accelmark.results.summary import summarise
+    from accelmark.spec.errors import RequestError
+
+    if not run.is_dir():
+        raise RequestError(f"{run}: there is no such directory; name the directory of a run")
+    if recompute or not (run / SUMMARY_FILE).is_file():
+        summarise(run, recompute=recompute)
+    page = write_page(run, output)
+    loaded = load_run(run)
+    if as_json:
+        problems = [*loaded.summary.problems, *loaded.problems]
+        told = {"page": str(page), "problems": problems, "summary": loaded.summary.model_dump(mode="json")}
+        typer.echo(json.dumps(told))
+    else:
+        if markdown:
+            from accelmark.report.markdown import results_table
+
+            typer.echo(results_table([loaded]))
+        for problem in loaded.problems:
+            typer.secho(f"warning: {problem}", fg="yellow", err=True)
+        typer.echo(str(page))
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())

@@ -1,0 +1,27 @@
+"""``accelmark resume RUN``: go on with a run that was cut off."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from accelmark.cli import options
+
+
+def resume(
+    run: options.RunPath,
+    redo_failed: Annotated[bool, typer.Option("--failed", help="Redo rounds that failed or timed out, too.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not go on from checkpoints.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Attach to what still runs, redo what was lost or cancelled, skip what is done."""
+    from accelmark.cli.carry_out import conclude
+    from accelmark.run import session
+    from accelmark.run.data import DataFetcher
+
+    outcome = session.resume(
+        run, DataFetcher(offline), redo_failed=redo_failed, from_scratch=from_scratch, as_json=as_json
+    )
+    conclude(outcome, as_json=as_json)

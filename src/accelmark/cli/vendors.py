@@ -1,0 +1,61 @@
+"""``accelmark vendors``: whose chips there are, and which of them are here."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+
+def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the vendors: their chips, how their devices are read, and which are on this machine."""
+    from accelmark.spec.catalog import folders, load_vendor
+    from accelmark.spec.errors import AccelmarkError
+    from accelmark.telemetry.detect import detect
+    from accelmark.telemetry.source import MODULE_FILE, telemetry_of
+
+    here = {entry.vendor: entry for entry in detect()}
+    rows: list[dict[str, Any]] = []
+    for name, folder in folders("vendors").items():
+        try:
+            spec = load_vendor(name)
+            telemetry = telemetry_of(spec, str(folder.path))
+        except AccelmarkError as error:
+            rows.append({"name": name, "problem": str(error), "from": folder.origin})
+            continue
+        found = here.get(name)
+        ways = ["library"] if (folder.path / MODULE_FILE).is_file() else []
+        ways += [telemetry.tool.command[0]] if telemetry.tool else []
+        ways += [telemetry.script.file] if telemetry.script else []
+        rows.append(
+            {
+                "name": name,
+                "title": spec.title,
+                "device_type": spec.device_type,
+                "chips": sorted({chip.name for chip in spec.chips}),
+                "read_by": ways,
+                "here": found is not None,
+                "devices": [device.name for device in found.devices] if found else [],
+                "hardware": found.hardware if found else None,
+                "problem": found.problem if found else None,
+                "from": folder.origin,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("vendor", "device", "here", "read by", "chips"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        if "title" not in row:
+            table.add_row(row["name"], "", "", "", f"[red]{row['problem']}[/red]")
+            continue
+        state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
+        chips = ", ".join(row["chips"]) or "-"
+        table.add_row(row["name"], row["device_type"], state, ", ".join(row["read_by"]) or "-", chips)
+    Console().print(table)

@@ -1,0 +1,111 @@
+"""What an inference case supplies in PyTorch, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, final
+
+from torch import Tensor, nn
+
+from accelmark.infer.engine import Engine, as_list
+from accelmark.infer.export import export_onnx
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.settings import Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InferBatch:
+    """Items for one call: the model's inputs in their order, on the CPU, items along the first dimension."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor | None
+    """What the evaluator compares with; None for made-up data."""
+
+    @property
+    def num_items(self) -> int:
+        """Items in this batch."""
+        return int(self.inputs[0].shape[0])
+
+
+class InferBatches(Protocol):
+    """The labelled data of a case, in batches of ``settings.batch_size``; the last one may be smaller."""
+
+    @property
+    def num_items(self) -> int:
+        """Items of one pass."""
+        ...
+
+    def __iter__(self) -> Iterator[InferBatch]:
+        """Begin a pass over the data, in the same order each time."""
+        ...
+
+
+class InferCase(ABC):
+    """A standard workload: subclass it as ``Case`` in ``cases/<model>/infer_pytorch.py``.
+
+    The framework owns steps, precision, devices, timing and logging; a case never moves a model or takes a time.
+    """
+
+    input_names: ClassVar[tuple[str, ...]] = ("input",)
+    """Names of the inputs in the ONNX file."""
+    output_names: ClassVar[tuple[str, ...]] = ("output",)
+    trained: bool = True
+    """Whether ``create_model`` has trained weights to load; a case sets it False in ``__init__`` where it finds none,
+    and the run then measures speed only."""
+
+    partial: bool = False
+    """Set by ``build_dataloader`` where the data is a stand-in, so that its accuracy is no more than a sanity check."""
+
+    def __init__(
+        self, settings: InferSettings, parameters: Mapping[str, Scalar], data_dirs: Mapping[str, Path]
+    ) -> None:
+        self.settings = settings
+        self.parameters = parameters
+        self.data_dirs = data_dirs
+
+    def number(self, name: str) -> int:
+        """Return one of the case's own whole numbers."""
+        value = self.parameters[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"parameters.{name} is {value!r}, not a whole number")
+        return value
+
+    @abstractmethod
+    def build_dataloader(self) -> InferBatches:
+        """Return the labelled data.
+
+        Raises:
+            DataError: it is missing, empty, or laid out differently.
+        """
+
+    @abstractmethod
+    def create_model(self) -> nn.Module:
+        """Return the model on the CPU in fp32; its forward takes and returns plain tensors."""
+
+    @abstractmethod
+    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
+        """Return sums over one batch that add up over batches (``correct``, ``count``); all tensors are on the CPU."""
+
+    @abstractmethod
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn the added-up sums into metrics; one bears the name of the case's metric."""
+
+    @abstractmethod
+    def synthetic_batch(self, size: int) -> InferBatch:
+        """Return ``size`` made-up items with the shapes, types and value ranges of real ones."""
+
+    def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
+        """Write ``model`` (in eval mode, fp32, on the CPU) to ``path`` as ONNX, with a dynamic batch."""
+        export_onnx(model, example, path, self.input_names, self.output_names)
+
+    def model_forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Compute one batch in the framework, inputs on the model's device and in its precision."""
+        return as_list(model(*inputs))
+
+    def engine_forward(self, engine: Engine, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
+        """Compute one batch in the engine: CPU tensors in, CPU tensors and seconds that are not inference out."""
+        return engine(inputs)

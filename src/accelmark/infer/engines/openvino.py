@@ -1,0 +1,92 @@
+"""OpenVINO on Intel CPUs, GPUs and NPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, from_numpy
+
+from accelmark.infer.engine import Engine as Base
+from accelmark.infer.engine import EngineRequest, text_options
+from accelmark.infer.failures import CorruptModelError, EngineMissingError
+from accelmark.spec.inference import InferPrecision
+
+_HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+_DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}
+_PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
+
+
+class Engine(Base):
+    """A compiled model on ``engine_options.ov_device``, or on the one for the device type."""
+
+    precisions = ("fp32", "bf16", "fp16")
+
+    def __init__(self, request: EngineRequest) -> None:
+        super().__init__(request)
+        try:
+            import openvino
+        except ImportError as error:
+            raise self.missing("openvino", error) from error
+        self.ov: Any = openvino
+        self.core = openvino.Core()
+        self.target = self._target()
+        existing = self.engine_file()
+        settings = {
+            "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
+            "PERFORMANCE_HINT": "LATENCY",
+            **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
+        }
+        self.compiled = self._load(existing, settings) if existing else self._compile(self.onnx_file(), settings)
+        self.infer_request = self.compiled.create_infer_request()
+        self.outputs = list(self.compiled.outputs)
+
+    def _target(self) -> str:
+        named = text_options(self.request.options, "ov_device")
+        target = named[0] if named else _DEVICES.get(self.request.device_type, self.request.device_type.upper())
+        available = self.core.available_devices
+        if target.partition(".")[0] not in {each.partition(".")[0] for each in available}:
+            found = ", ".join(available) or "none"
+            raise EngineMissingError(f"{self.name}: there is no device {target} here; found {found}")
+        return target
+
+    def _compile(self, path: Path, settings: dict[str, Any]) -> Any:
+        try:
+            model = self.core.read_model(path)
+        except RuntimeError as error:
+            text = str(error)
+            if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
+                reason = " ".join(text.split())[-200:]
+                raise CorruptModelError(f"{path}: is not a readable ONNX file; export it again ({reason})") from error
+            raise
+        compiled = self.core.compile_model(model, self.target, settings)
+        kept = self.request.work_dir / f"{self.name}.blob"
+        kept.write_bytes(compiled.export_model().getvalue())
+        self.keep(kept)
+        return compiled
+
+    def _load(self, path: Path, settings: dict[str, Any]) -> Any:
+        try:
+            return self.core.import_model(path.read_bytes(), self.target, settings)
+        except RuntimeError as error:
+            raise self.incompatible(path, error) from error
+
+    def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
+        """Compute one batch."""
+        results = self.infer_request.infer({index: each.numpy() for index, each in enumerate(inputs)})
+        # The request writes into the same memory next time, so what leaves here is a copy.
+        return [from_numpy(results[output].copy()) for output in self.outputs], 0.0
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return the version, device and precision that a blob is bound to."""
+        return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target}
+
+    def describe(self) -> dict[str, str]:
+        """Return the version, the device, and the precision the plug-in says it computes in."""
+        computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
+        name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
+        return {"openvino": self.ov.__version__, "ov_device": f"{self.target} {name}", "precision": computed}
+
+    def close(self) -> None:
+        """Drop the compiled model."""
+        del self.infer_request, self.compiled

@@ -1,0 +1,155 @@
+"""One run of MLCommons LoadGen over an engine, and what its own log says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.served import Query, Served
+from accelmark.spec.errors import RunError
+from accelmark.spec.inference import ScenarioName
+
+_NAMES: Final[dict[ScenarioName, str]] = {
+    "offline": "Offline",
+    "single_stream": "SingleStream",
+    "multi_stream": "MultiStream",
+    "server": "Server",
+}
+_PREFIX: Final = ":::MLLOG "
+_PERCENTILES: Final = {"p50": "50.00", "p90": "90.00", "p99": "99.00", "p99.9": "99.90"}
+_NS_IN_MS: Final = 1e6
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What LoadGen is told of the scenario before it starts."""
+
+    min_duration_s: float
+    min_queries: int
+    queries_per_s: float
+    """Offline: samples per second to prepare for; Server: the rate of queries."""
+    latency_s: float
+    """SingleStream and MultiStream: the latency to prepare for."""
+    samples_per_query: int
+    latency_bound_ms: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadGenLog:
+    """LoadGen's own account of a run."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def valid(self) -> bool:
+        """Whether LoadGen calls the run VALID."""
+        return self.values.get("result_validity") == "VALID"
+
+    @property
+    def bound_held(self) -> bool:
+        """Whether the latency bound of the Server scenario held."""
+        return bool(self.values.get("result_perf_constraints_met", False))
+
+    @property
+    def long_enough(self) -> bool:
+        """Whether the run lasted as long as asked for."""
+        return bool(self.values.get("result_min_duration_met", False))
+
+    @property
+    def reason(self) -> str | None:
+        """Return why LoadGen calls the run invalid."""
+        reason = self.values.get("result_invalid_reason")
+        return " ".join(str(reason).split()) if reason else None
+
+    def number(self, key: str) -> float | None:
+        """Return a figure, or None where the log has none."""
+        value = self.values.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def latencies_ms(self, *, per_query: bool) -> dict[str, float]:
+        """Return LoadGen's percentiles of the latency of samples, or of queries."""
+        infix = "percentile_per_query" if per_query else "percentile"
+        found = {name: self.number(f"result_{share}_{infix}_latency_ns") for name, share in _PERCENTILES.items()}
+        return {name: value / _NS_IN_MS for name, value in found.items() if value is not None}
+
+
+def run_loadgen(
+    scenario: ScenarioName, expected: Expected, served: Served, num_items: int, log_dir: Path
+) -> LoadGenLog:
+    """Run one scenario in performance mode; LoadGen's logs come to lie in ``log_dir``.
+
+    Raises:
+        EngineMissingError: LoadGen is not installed.
+        RunError: it wrote no log that can be read.
+        AccelmarkError: the engine failed.
+    """
+    try:
+        import mlperf_loadgen as lg
+    except ImportError as error:
+        raise EngineMissingError(
+            f"scenarios need LoadGen, which cannot be imported ({error}): pip install mlcommons-loadgen"
+        ) from error
+    log_dir.mkdir(parents=True, exist_ok=True)
+    settings = lg.TestSettings()
+    settings.scenario = getattr(lg.TestScenario, _NAMES[scenario])
+    settings.mode = lg.TestMode.PerformanceOnly
+    settings.min_duration_ms = math.ceil(expected.min_duration_s * 1000)
+    settings.min_query_count = expected.min_queries
+    settings.offline_expected_qps = expected.queries_per_s
+    settings.server_target_qps = expected.queries_per_s
+    settings.single_stream_expected_latency_ns = max(1, int(expected.latency_s * 1e9))
+    settings.multi_stream_expected_latency_ns = max(1, int(expected.latency_s * 1e9))
+    settings.multi_stream_samples_per_query = expected.samples_per_query
+    if expected.latency_bound_ms is not None:
+        settings.server_target_latency_ns = int(expected.latency_bound_ms * _NS_IN_MS)
+    output = lg.LogOutputSettings()
+    output.outdir = str(log_dir)
+    output.copy_summary_to_stdout = False
+    logs = lg.LogSettings()
+    logs.log_output = output
+    logs.enable_trace = False
+
+    def answer(queries: Sequence[Query]) -> None:
+        lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
+
+    served.answer = answer
+    with served:
+        system = lg.ConstructSUT(served.issue, _nothing)
+        library = lg.ConstructQSL(num_items, num_items, _nothing, _nothing)
+        try:
+            lg.StartTestWithLogSettings(system, library, settings, logs)
+        finally:
+            lg.DestroyQSL(library)
+            lg.DestroySUT(system)
+    served.raise_failure()
+    return read_log(log_dir / "mlperf_log_detail.txt")
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: all items are in memory, and nothing is held back."""
+
+
+def read_log(path: Path) -> LoadGenLog:
+    """Read LoadGen's detailed log.
+
+    Raises:
+        RunError: it is missing or not in LoadGen's form.
+    """
+    values: dict[str, Any] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(_PREFIX):
+                entry = json.loads(line.removeprefix(_PREFIX))
+                values[entry["key"]] = entry["value"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path}: is no log of LoadGen: {error}") from error
+    if "result_validity" not in values:
+        raise RunError(f"{path}: LoadGen gave no result; see the other files in {path.parent}")
+    return LoadGenLog(values)

@@ -1,0 +1,159 @@
+"""Running the data through a forward, batch by batch, and timing it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.failures import Situation, WrongShapeError, explained
+from accelmark.spec.events import Event
+from accelmark.spec.infer_events import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.model import Spec
+
+Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
+"""CPU tensors in; CPU tensors and the seconds that are not inference out."""
+Emit = Callable[[Event, Spec], None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One phase: what went through, how fast, how well."""
+
+    phase: Phase
+    warm_up: WarmUp
+    windows: tuple[ForwardWindow, ...]
+    metrics: Mapping[str, float | None]
+    nonfinite_batches: int
+
+
+def warm_up(
+    forward: Forward, batch: InferBatch, num_calls: int, phase: Phase, situation: Situation, emit: Emit
+) -> WarmUp:
+    """Call ``forward`` once and then ``num_calls`` times on one batch; nothing of it counts but the first call's time.
+
+    Raises:
+        AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
+    """
+    calls_ms: list[float] = []
+    for _ in range(num_calls + 1):
+        began = time.perf_counter()
+        _guarded(forward, batch, situation)
+        calls_ms.append((time.perf_counter() - began) * 1000)
+    warmed = WarmUp(phase=phase, first_call_ms=calls_ms[0], calls_ms=tuple(calls_ms[1:]))
+    emit(Event.WARMUP, warmed)
+    return warmed
+
+
+def measure(
+    forward: Forward,
+    batches: InferBatches,
+    case: InferCase,
+    *,
+    warmed: WarmUp,
+    situation: Situation,
+    evaluated: bool,
+    emit: Emit,
+) -> Measured:
+    """Run ``settings.repeat`` passes over ``batches``.
+
+    Args:
+        forward: the framework's or the engine's.
+        batches: the data.
+        case: evaluates the outputs, on the CPU.
+        warmed: the warm-up that went before.
+        situation: for the message of a failure.
+        evaluated: whether outputs are compared with labels; False for made-up data and untrained weights.
+        emit: takes each window as it closes, and the evaluation.
+
+    Raises:
+        AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
+    """
+    settings = case.settings
+    windows: list[ForwardWindow] = []
+    sums: Counter[str] = Counter()
+    num_items = 0
+    for pass_number in range(1, settings.repeat + 1):
+        window = _Window(warmed.phase, pass_number)
+        for batch in batches:
+            began = time.perf_counter()
+            outputs, other_s = _guarded(forward, batch, situation)
+            window.add(batch.num_items, time.perf_counter() - began - other_s, other_s, outputs)
+            num_items += batch.num_items
+            if evaluated and batch.labels is not None:
+                for name, value in _evaluate(case, outputs, batch.labels).items():
+                    sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
+            if len(window.items) == settings.log_freq:
+                windows.append(window.closed(emit))
+                window = _Window(warmed.phase, pass_number)
+        if window.items:
+            windows.append(window.closed(emit))
+    metrics = _finite(case.metrics(dict(sums))) if sums else {}
+    emit(Event.EVALUATE, InferEvaluation(phase=warmed.phase, num_items=num_items, metrics=metrics))
+    nonfinite = sum(window.nonfinite_batches for window in windows)
+    return Measured(warmed.phase, warmed, tuple(windows), metrics, nonfinite)
+
+
+@final
+class _Window:
+    """Up to ``log_freq`` batches that have not been written yet."""
+
+    def __init__(self, phase: Phase, pass_number: int) -> None:
+        self.phase: Phase = phase
+        self.pass_number = pass_number
+        self.items: list[int] = []
+        self.latency_ms: list[float] = []
+        self.not_inference_ms: list[float] = []
+        self.nonfinite = 0
+        self.opened = time.perf_counter()
+
+    def add(self, num_items: int, core_s: float, other_s: float, outputs: Sequence[Tensor]) -> None:
+        self.items.append(num_items)
+        self.latency_ms.append(core_s * 1000)
+        self.not_inference_ms.append(other_s * 1000)
+        floating = (output for output in outputs if output.is_floating_point())
+        self.nonfinite += not all(bool(torch.isfinite(output).all()) for output in floating)
+
+    def closed(self, emit: Emit) -> ForwardWindow:
+        window = ForwardWindow(
+            phase=self.phase,
+            pass_number=self.pass_number,
+            items=tuple(self.items),
+            latency_ms=tuple(self.latency_ms),
+            not_inference_ms=tuple(self.not_inference_ms),
+            wall_ms=(time.perf_counter() - self.opened) * 1000,
+            nonfinite_batches=self.nonfinite,
+        )
+        emit(Event.FORWARD, window)
+        return window
+
+
+def _guarded(forward: Forward, batch: InferBatch, situation: Situation) -> tuple[list[Tensor], float]:
+    try:
+        return forward(list(batch.inputs))
+    except Exception as error:
+        typed = explained(error, situation)
+        if typed is error:
+            raise
+        raise typed from error
+
+
+def _evaluate(case: InferCase, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
+    plain = [output.float() if output.is_floating_point() else output for output in outputs]
+    if plain[0].shape[0] != labels.shape[0]:
+        raise WrongShapeError(
+            f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items; is its batch fixed?"
+        )
+    return case.evaluator(plain, labels)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -1,0 +1,55 @@
+"""Rewriting an fp32 ONNX file in a narrower precision, for engines that take the precision from the file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, final
+
+import onnx
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from torch import Tensor
+
+_CALIBRATION_ITEMS: Final = 32
+
+
+def write_fp16(source: Path, target: Path) -> None:
+    """Write ``source`` with fp16 weights and arithmetic; inputs and outputs stay fp32."""
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+
+
+def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
+    """Write ``source`` quantised to int8 (static, per channel), calibrated on up to 32 items of ``example``."""
+    logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser advises through the root logger
+    prepared = target.with_suffix(".prepared.onnx")
+    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    names = [each.name for each in onnx.load(prepared, load_external_data=False).graph.input]
+    quantize_static(
+        str(prepared),
+        str(target),
+        _Reader(names, example),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    prepared.unlink()
+
+
+@final
+class _Reader(CalibrationDataReader):  # type: ignore[misc] # untyped package
+    """Hands the calibration one item at a time."""
+
+    def __init__(self, names: Sequence[str], example: Sequence[Tensor]) -> None:
+        items = min(_CALIBRATION_ITEMS, int(example[0].shape[0]))
+        self.feeds = iter(
+            {name: each[item : item + 1].numpy() for name, each in zip(names, example, strict=True)}
+            for item in range(items)
+        )
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next item, None at the end."""
+        return next(self.feeds, None)

@@ -1,0 +1,189 @@
+"""The four MLPerf scenarios over a compiled engine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.infer.case import InferBatches
+from accelmark.infer.failures import Situation
+from accelmark.infer.loadgen import Expected, LoadGenLog, run_loadgen
+from accelmark.infer.measure import Emit, Forward
+from accelmark.infer.served import Items, Query, Served
+from accelmark.spec.events import Event
+from accelmark.spec.infer_events import ScenarioResult
+from accelmark.spec.inference import InferSettings, ScenarioName
+
+MLPERF_MIN_DURATION_S: Final = 600.0
+"""What MLPerf's rules ask of a run."""
+_PROBES: Final = 5
+_MOST_TRIES: Final = 10
+_CLOSE_ENOUGH: Final = 0.05
+"""The search ends when the highest rate that held and the lowest that did not are this close."""
+_SURPLUS: Final = 1.2
+
+
+@final
+class Scenarios:
+    """Runs the scenarios that the settings ask for."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        batches: InferBatches,
+        settings: InferSettings,
+        *,
+        fixed_batch: bool,
+        node_dir: Path,
+        situation: Situation,
+        emit: Emit,
+    ) -> None:
+        self.forward = forward
+        self.settings = settings
+        self.fixed_batch = fixed_batch
+        self.node_dir = node_dir
+        self.situation = situation
+        self.emit = emit
+        self.items = Items(batches)
+
+    def run(self) -> list[ScenarioResult]:
+        """Run them in the order of the settings; each is emitted as it ends."""
+        kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
+            "offline": self._offline,
+            "single_stream": lambda: self._stream("single_stream", 1),
+            "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
+            "server": self._server,
+        }
+        results: list[ScenarioResult] = []
+        for name in self.settings.scenarios:
+            results.append(kinds[name]())
+            self.emit(Event.SCENARIO, results[-1])
+        return results
+
+    def _offline(self) -> ScenarioResult:
+        size = self.settings.batch_size
+        expected = self._expected(queries_per_s=size / self._call_s(size) * _SURPLUS)
+        log = self._take("offline", expected, self.log_dir("offline"))
+        if not log.long_enough:
+            # The estimate was too low for the run to last; LoadGen advises to expect what was reached, and more.
+            reached = log.number("result_samples_per_second") or expected.queries_per_s
+            log = self._take("offline", replace(expected, queries_per_s=reached * _SURPLUS), self.log_dir("offline"))
+        return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
+
+    def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
+        expected = self._expected(latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        log = self._take(name, expected, self.log_dir(name))
+        latencies = log.latencies_ms(per_query=samples > 1)
+        if name == "single_stream":
+            return self._result(name, log, "latency_p90_ms", latencies.get("p90"))
+        return self._result(name, log, "latency_p99_ms", latencies.get("p99"))
+
+    def _server(self) -> ScenarioResult:
+        bound_ms = self.settings.server_latency_bound_ms
+        size = self.settings.batch_size
+        ceiling = size / self._call_s(size)
+        tried: list[tuple[float, bool]] = []
+        logs: dict[float, LoadGenLog] = {}
+
+        def held(rate: float) -> bool:
+            expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
+            logs[rate] = self._take("server", expected, self.log_dir("server") / f"qps_{rate:.1f}")
+            tried.append((rate, logs[rate].bound_held))
+            return logs[rate].bound_held
+
+        best = highest(held, ceiling)
+        shown = logs[best] if best is not None else logs[min(logs)]
+        result = self._result("server", shown, "queries_per_second", best)
+        reason = result.reason if best is not None else "the bound held at none of the rates that were tried"
+        return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tuple(tried), "reason": reason})
+
+    def log_dir(self, name: ScenarioName) -> Path:
+        """Return where LoadGen's logs of a scenario go."""
+        return self.node_dir / "loadgen" / name
+
+    def _take(self, name: ScenarioName, expected: Expected, log_dir: Path) -> LoadGenLog:
+        batched = name in ("offline", "server")
+        served = Served(
+            self.forward,
+            self.items,
+            batch_size=self.settings.batch_size if batched else expected.samples_per_query,
+            padded=self.fixed_batch or not batched,
+            answer=_unanswered,
+            situation=replace(self.situation, doing=f"scenario {name}"),
+        )
+        return run_loadgen(name, expected, served, len(self.items), log_dir)
+
+    def _call_s(self, size: int) -> float:
+        """Return the median time of a call of ``size`` items, after one that is not counted."""
+        batch = self.items.batch([index % len(self.items) for index in range(size)])
+        self.forward(batch)
+        times: list[float] = []
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            self.forward(batch)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def _expected(
+        self,
+        *,
+        queries_per_s: float = 1.0,
+        latency_s: float = 1.0,
+        samples_per_query: int = 1,
+        latency_bound_ms: float | None = None,
+    ) -> Expected:
+        return Expected(
+            min_duration_s=self.settings.scenario_duration_s,
+            min_queries=self.settings.scenario_queries,
+            queries_per_s=queries_per_s,
+            latency_s=latency_s,
+            samples_per_query=samples_per_query,
+            latency_bound_ms=latency_bound_ms,
+        )
+
+    def _result(self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None) -> ScenarioResult:
+        return ScenarioResult.model_validate(
+            {
+                "scenario": name,
+                "valid": log.valid,
+                "functional": self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
+                "figure": figure,
+                "figure_name": figure_name,
+                "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
+                "log_dir": str(self.log_dir(name).relative_to(self.node_dir)),
+                "reason": log.reason,
+            }
+        )
+
+
+def _unanswered(queries: Sequence[Query]) -> None:
+    """Stand in until LoadGen's own answer is set."""
+
+
+def highest(held: Callable[[float], bool], ceiling: float) -> float | None:
+    """Search the highest rate for which ``held`` is true, from half of ``ceiling`` on.
+
+    The rate is doubled or halved until one held and a higher one did not, and then the gap is halved until it is
+    within 5 % or ten rates were tried. None where none held.
+    """
+    good: float | None = None
+    bad: float | None = None
+    rate = ceiling / 2
+    for _ in range(_MOST_TRIES):
+        if held(rate):
+            good = rate
+        else:
+            bad = rate
+        if good is None:
+            rate = rate / 2
+        elif bad is None:
+            rate = rate * 2
+        elif bad / good - 1 <= _CLOSE_ENOUGH:
+            break
+        else:
+            rate = (good + bad) / 2
+    return good

@@ -1,0 +1,111 @@
+"""Figures of an inference run, from its windows: the one place where they are computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.results.schema import Figure
+from accelmark.spec.infer_events import ForwardWindow, RepeatCheck
+from accelmark.spec.inference import Reference
+
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """Speed of the validation or of the inference phase."""
+
+    whole: Figure
+    """Items per second with loading and evaluation."""
+    core: Figure
+    """Items per second of computation and the copies to and from the device."""
+    latency_ms: Mapping[str, Figure]
+    """Percentiles over full batches."""
+
+
+def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str) -> PhaseFigures:
+    """Return the figures of one phase's windows; ``absent`` is the reason where there are none."""
+    items = sum(sum(window.items) for window in windows)
+    if not items:
+        none = Figure(value=None, reason=absent)
+        return PhaseFigures(none, none, dict.fromkeys(PERCENTILES, none))
+    other_ms = sum(sum(window.not_inference_ms) for window in windows)
+    wall_ms = sum(window.wall_ms for window in windows) - other_ms
+    core_ms = sum(sum(window.latency_ms) for window in windows)
+    latencies = sorted(
+        latency
+        for window in windows
+        for count, latency in zip(window.items, window.latency_ms, strict=True)
+        if count == batch_size
+    )
+    return PhaseFigures(
+        whole=Figure(value=items / (wall_ms / 1000)),
+        core=Figure(value=items / (core_ms / 1000)),
+        latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> Figure:
+    """Return the nearest-rank percentile: the least value that at least ``share`` of all do not exceed.
+
+    Null where so few were measured that not one of them would lie beyond it.
+    """
+    needed = math.ceil(1 / (1 - share) - 1e-9)
+    if len(ordered) < needed:
+        reason = f"needs at least {needed} full batches, {len(ordered)} were measured"
+        return Figure(value=None, reason=reason)
+    return Figure(value=ordered[math.ceil(share * len(ordered) - 1e-9) - 1])
+
+
+def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | None) -> Figure:
+    """Return the model's FLOP/s over the chip's dense peak for the precision used."""
+    if items_per_s.value is None:
+        return items_per_s
+    if flops_per_item is None:
+        return Figure(value=None, reason="the case states no flops")
+    if peak_tflops is None:
+        return Figure(value=None, reason="the peak of this chip at this precision is not known")
+    return Figure(value=items_per_s.value * flops_per_item / (peak_tflops * 1e12))
+
+
+def invalid_reasons(
+    *,
+    metric: str,
+    validation: float | None,
+    inference: float | None,
+    tolerance: float,
+    reference: Reference | None,
+    nonfinite_batches: int,
+    repeat_check: RepeatCheck | None,
+) -> tuple[str, ...]:
+    """Return why a run's figures may not be used; empty where nothing speaks against them.
+
+    A metric that was not measured (null) is not held against a run here; it is marked elsewhere. NaN is.
+    """
+    reasons: list[str] = []
+    if nonfinite_batches:
+        reasons.append(f"NaN or infinity in the outputs of {nonfinite_batches} batches")
+    for phase, value in (("validation", validation), ("inference", inference)):
+        if value is not None and not math.isfinite(value):
+            reasons.append(f"{metric} of {phase} is not a finite number")
+    if validation is not None and inference is not None and not abs(validation - inference) <= tolerance:
+        reasons.append(
+            f"{metric} is {inference:.4f} in the engine and {validation:.4f} in the framework: "
+            f"they differ by more than {tolerance:g}"
+        )
+    judged = validation if validation is not None else inference
+    if reference is not None and judged is not None and not abs(judged - reference.value) <= reference.within:
+        reasons.append(
+            f"{metric} is {judged:.4f}, the reference is {reference.value:.4f} within {reference.within:g} "
+            f"({reference.source})"
+        )
+    if repeat_check is not None and repeat_check.suspicious:
+        reasons.append(
+            f"the same items again run {repeat_check.speedup:.2f} times as fast as fresh ones "
+            f"(limit {repeat_check.limit:g}): outputs seem to be cached"
+        )
+    return tuple(reasons)

@@ -1,0 +1,106 @@
+"""The last words of a command: what a run came to, or where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.results.figures import FigureName
+from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.run.screen import SIGNS, job_name
+from accelmark.run.session import Standing
+from accelmark.run.terminal import plain_progress
+from accelmark.run.wording import count, duration, percent
+
+_VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
+
+
+_SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
+_TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
+
+
+def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
+    """Print the table of what a run came to, with why anything is invalid, and where its page is."""
+    console = console or Console(highlight=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("case", overflow="fold")
+    for heading in ("verdict", "target", "throughput", "time", "power"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("verdict", "target") else "right")
+    for case in summary.cases:
+        table.add_row(*_row(case))
+    console.print()
+    console.print(table)
+    for case in summary.cases:
+        for reason in (*case.reasons, *case.warnings):
+            style = "red" if reason in case.reasons else "yellow"
+            console.print(Text(f"  {case.key}: {reason}", style=style))
+    for problem in summary.problems:
+        console.print(Text(f"  {problem}", style="red"))
+    console.print()
+    console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
+    if page is not None:
+        console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+
+
+def _row(case: CaseResult) -> tuple[Text, ...]:
+    sign, style = SIGNS[case.state]
+    name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
+    if case.variant:
+        name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
+    return (
+        Text.assemble((f"{sign} ", style), name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
+        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text({True: "reached", False: "missed", None: "-"}[case.converged]),
+        Text(_figure(case, _SPEED[case.task], f" {case.unit}s/s")),
+        Text(_time(case)),
+        Text(_figure(case, FigureName.MEAN_POWER, " W")),
+    )
+
+
+def _spread(case: CaseResult, name: FigureName) -> Spread | None:
+    spread = case.figures.get(name)
+    return spread if spread is not None and spread.mean is not None else None
+
+
+def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
+    spread = _spread(case, name)
+    if spread is None or spread.mean is None:
+        return "-"
+    wide = ""
+    if spread.ci95 is not None and spread.mean:
+        wide = f" ±{percent((spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean))}"
+    return f"{count(spread.mean)}{unit}{wide}"
+
+
+def _time(case: CaseResult) -> str:
+    spread = _spread(case, _TIME[case.task])
+    return "-" if spread is None or spread.mean is None else duration(spread.mean)
+
+
+def _near(path: Path) -> str:
+    """Return ``path`` relative to the current directory where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def print_standing(seen: Standing, console: Console | None = None) -> None:
+    """Print one line for each round, and who coordinates the run."""
+    console = console or Console(highlight=False)
+    for job in seen.directory.plan.jobs:
+        status = seen.statuses[job.directory]
+        sign, style = SIGNS[status.state]
+        line = Text.assemble((f"{sign} ", style), job_name(job), "  ", (status.state, style))
+        if job.directory in seen.progress:
+            line.append(f"  {plain_progress(seen.progress[job.directory], job)}")
+        elif status.reason:
+            line.append(f": {status.reason}", style="dim")
+        console.print(line, soft_wrap=True)
+    ended = all(status.ended for status in seen.statuses.values())
+    if seen.coordinator is not None:
+        console.print(Text(f"Coordinated by process {seen.coordinator}.", style="dim"))
+    elif not ended:
+        advice = f"Nobody coordinates it: 'accelmark resume {_near(seen.directory.path)}' goes on with it."
+        console.print(Text(advice, style="yellow"), soft_wrap=True)

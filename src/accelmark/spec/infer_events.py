@@ -1,0 +1,149 @@
+"""What an inference run tells: the values of its PerfLog events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from accelmark.spec.inference import InferStep, ScenarioName
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+
+Phase = Literal["validation", "inference"]
+
+InferEndReason = Literal[
+    "completed", "corrupt_model", "incompatible_engine", "unsupported_operator", "wrong_shape", "bad_data",
+    "out_of_memory", "engine_missing", "bad_request", "cancelled", "error",
+]  # fmt: skip
+
+
+class InferStarted(Spec):
+    """The value of ``INIT_END``: what really runs."""
+
+    framework: str
+    framework_version: str
+    device_type: str
+    device_name: str | None
+    hostname: str
+    threads: int
+    precision: str
+    compiler: str | None
+    library_versions: dict[str, str]
+
+
+class StageBegin(Spec):
+    """The value of ``STAGE_BEGIN``."""
+
+    step: InferStep
+    number: int
+
+
+class StageEnd(Spec):
+    """The value of ``STAGE_END``: one of the seven steps is over, or was left out."""
+
+    step: InferStep
+    number: int
+    state: Literal["done", "skipped", "failed"]
+    duration_s: float
+    reason: str | None = None
+    """Why it was left out, or what went wrong."""
+    details: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class WarmUp(Spec):
+    """The value of ``WARMUP``: calls before measuring, which no figure but the first call's counts."""
+
+    phase: Phase
+    first_call_ms: float
+    calls_ms: tuple[float, ...]
+
+
+class ForwardWindow(Spec):
+    """The value of ``FORWARD``: ``log_freq`` batches, one entry of each tuple a batch."""
+
+    phase: Phase
+    pass_number: int
+    """From 1."""
+    items: tuple[int, ...]
+    latency_ms: tuple[float, ...]
+    """Computation and the copies to and from the device, what the engine names as not inference taken off."""
+    not_inference_ms: tuple[float, ...]
+    """What the engine itself says was no inference (a compilation in the first call, say)."""
+    wall_ms: float
+    """From the window's opening to its closing: loading, computation and evaluation."""
+    nonfinite_batches: int
+    """Batches with NaN or infinity in an output."""
+
+
+class InferEvaluation(Spec):
+    """The value of ``EVALUATE``: the metrics of one phase over all its items."""
+
+    phase: Phase
+    num_items: int
+    metrics: dict[str, float | None]
+    """Empty for made-up data or untrained weights."""
+
+
+class RepeatCheck(Spec):
+    """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
+
+    fresh_ms: float | None
+    """Median latency of batches never seen before."""
+    same_ms: float | None
+    """Median latency of one batch over and over."""
+    speedup: float | None
+    """``fresh_ms / same_ms``."""
+    limit: float
+    suspicious: bool
+    num_batches: int
+    reason: str | None = None
+    """Why it was not done."""
+
+
+class ScenarioResult(Spec):
+    """The value of ``SCENARIO``: one LoadGen scenario."""
+
+    scenario: ScenarioName
+    valid: bool
+    """What LoadGen itself said of the run."""
+    functional: bool
+    """True where the run was shorter than MLPerf asks, so that it shows function and not a submission's figure."""
+    figure: float | None
+    """Offline: samples/s; SingleStream and MultiStream: latency in ms at the percentile; Server: highest QPS."""
+    figure_name: Literal["samples_per_second", "latency_p90_ms", "latency_p99_ms", "queries_per_second"]
+    latency_bound_ms: float | None = None
+    latencies_ms: dict[str, float]
+    """LoadGen's percentiles (``p50`` ... ``p99.9``)."""
+    tried: tuple[tuple[float, bool], ...] = ()
+    """Server: each QPS that the search tried, and whether the bound held."""
+    log_dir: str
+    """LoadGen's own logs, relative to the node's directory."""
+    reason: str | None = None
+
+
+class InferFinished(Spec):
+    """The value of ``FINISHED``, the last event, however the run ends. Names as in FlagPerf where it has them."""
+
+    state: Literal["completed", "failed", "cancelled"]
+    end_reason: InferEndReason
+    message: str | None = None
+    failed_step: InferStep | None = None
+    vendor: str
+    compiler: str | None
+    precision: str
+    batch_size: int
+    flops: float | None
+    e2e_time: float
+    """Seconds from the start of the process."""
+    p_validation_whole: float | None
+    """Items per second, here and below."""
+    p_validation_core: float | None
+    p_inference_whole: float | None
+    p_inference_core: float | None
+    val_average_acc: float | None
+    infer_average_acc: float | None
+    compile_time: float | None
+    """Seconds."""
+    valid: bool
+    invalid_reasons: tuple[str, ...]

@@ -1,0 +1,209 @@
+"""What a machine has and what would run on it: devices, drivers, frameworks, engines, found without importing any."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from accelmark.spec.catalog import folders, load_vendor
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.vendor import VendorSpec
+from accelmark.telemetry.detect import Found, detect
+from accelmark.telemetry.rapl import Rapl, RaplError
+
+FRAMEWORKS: Final = {
+    "pytorch": "torch",
+    "tensorflow": "tensorflow",
+    "paddle": "paddle",
+    "mindspore": "mindspore",
+    "jax": "jax",
+}
+ENGINES: Final = {
+    "inductor": "torch",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "tensorrt": "tensorrt",
+    "torchtrt": "torch_tensorrt",
+    "ixrt": "ixrt",
+    "migraphx": "migraphx",
+}
+"""Inference engine -> the module it comes in."""
+_BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
+"""Device type -> entries of ``torch/version.py`` of which one has to be set for PyTorch to know the device itself."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A framework or engine."""
+
+    name: str
+    module: str
+    version: str | None
+    """None where it is not installed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether something would run here, and why (not)."""
+
+    what: str
+    works: bool
+    why: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What ``accelmark doctor`` tells."""
+
+    found: tuple[Found, ...]
+    frameworks: tuple[Installed, ...]
+    engines: tuple[Installed, ...]
+    containers: dict[str, str | None]
+    """Container engine -> its path, or None."""
+    verdicts: tuple[Verdict, ...]
+    problems: tuple[str, ...] = field(default=())
+    """Vendor folders that cannot be read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        values = asdict(self)
+        for entry, found in zip(values["found"], self.found, strict=True):
+            entry["hardware"] = found.hardware
+            entry["chips"] = [chip and chip.model_dump() for chip in found.chips]
+        return values
+
+
+def inventory() -> Inventory:
+    """Look around on this machine; imports no framework and starts no device's runtime."""
+    found = detect()
+    problems = tuple(_vendor_problems())
+    verdicts = [
+        *(_on_devices(entry, load_vendor(entry.vendor)) for entry in found),
+        *(_readable(entry) for entry in found),
+        *(_known_chip(entry, load_vendor(entry.vendor)) for entry in found if entry.problem is None),
+        _rapl(),
+        _ipmi(),
+    ]
+    return Inventory(
+        found,
+        tuple(_installed(FRAMEWORKS)),
+        tuple(_installed(ENGINES)),
+        {engine: shutil.which(engine) for engine in ("docker", "podman")},
+        tuple(verdicts),
+        problems,
+    )
+
+
+def _installed(modules: dict[str, str]) -> list[Installed]:
+    return [Installed(name, module, _version(module)) for name, module in modules.items()]
+
+
+def _version(module: str) -> str | None:
+    if not _is_there(module):
+        return None
+    for name in dict.fromkeys((*_distributions().get(module, ()), module)):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _distributions() -> dict[str, tuple[str, ...]]:
+    # Reading every distribution's file list takes longer than all else here; these are the names that differ.
+    return {
+        "torch": ("torch",),
+        "paddle": ("paddlepaddle-gpu", "paddlepaddle"),
+        "onnxruntime": ("onnxruntime-gpu", "onnxruntime"),
+        "torch_tensorrt": ("torch-tensorrt",),
+        "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    }
+
+
+def _on_devices(entry: Found, spec: VendorSpec) -> Verdict:
+    what = f"pytorch on {entry.vendor} ({spec.device_type})"
+    version = _version("torch")
+    if version is None:
+        return Verdict(what, False, "PyTorch is not installed: pip install 'accelmark[torch]'")
+    if spec.framework_module is not None:
+        there = _is_there(spec.framework_module)
+        need = f"{spec.framework_module}, which registers the device with PyTorch"
+        return Verdict(what, there, f"{need}, is {'installed' if there else 'not installed'}")
+    wanted = _BUILDS.get(spec.device_type)
+    if wanted is None:
+        return Verdict(what, True, f"PyTorch {version}")
+    build = torch_build()
+    have = [f"{name} {build[name]}" for name in wanted if build.get(name)]
+    if have:
+        return Verdict(what, True, f"PyTorch {version}, built for {', '.join(have)}")
+    return Verdict(what, False, f"PyTorch {version} is a build without {' or '.join(wanted)}: install one that has it")
+
+
+def torch_build() -> dict[str, str]:
+    """Return what PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return {}
+    return {match[1]: match[2] for match in re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)}
+
+
+def _readable(entry: Found) -> Verdict:
+    what = f"telemetry of {entry.vendor}"
+    if entry.problem is not None:
+        return Verdict(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
+    without = sorted({name for device in entry.devices for name in device.reasons})
+    lacking = f"; without {', '.join(without)}" if without else ""
+    return Verdict(what, True, f"{len(entry.devices)} device(s){lacking}")
+
+
+def _known_chip(entry: Found, spec: VendorSpec) -> Verdict:
+    what = f"MFU on {entry.vendor}"
+    for device, chip in zip(entry.devices, entry.chips, strict=True):
+        if chip is None:
+            return Verdict(what, False, f"{device.name}: {spec.unknown_chip}")
+        if chip.peaks.bf16 is None and chip.peaks.fp16 is None and chip.peaks.fp32 is None:
+            return Verdict(what, False, f"{device.name}: {chip.source}")
+    names = sorted({f"{chip.name} {chip.variant}".strip() for chip in entry.chips if chip is not None})
+    return Verdict(what, bool(names), ", ".join(names) or "there are no devices")
+
+
+def _rapl() -> Verdict:
+    try:
+        return Verdict("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)")
+    except RaplError as error:
+        return Verdict("power of CPU packages", False, str(error))
+
+
+def _ipmi() -> Verdict:
+    tool = shutil.which("ipmitool")
+    why = f"{tool} (needs access to the management controller)" if tool else "ipmitool is not installed"
+    return Verdict("power of the whole host", tool is not None, why)
+
+
+def _vendor_problems() -> list[str]:
+    problems: list[str] = []
+    for name in folders("vendors"):
+        try:
+            load_vendor(name)
+        except AccelmarkError as error:
+            problems.append(str(error))
+    return problems

@@ -1,0 +1,156 @@
+"""Distances, the process over them, and the searchers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmark.automl.counting import count
+from accelmark.automl.graph import Convolution, Network, resnet50, small
+from accelmark.automl.morphs import MorphError, MorphLimits, apply_morph, random_morph
+from accelmark.automl.search import (
+    SEARCH_NAMES,
+    Family,
+    GaussianProcess,
+    SearchName,
+    distances,
+    make_searcher,
+    sketch,
+)
+
+SEED = small((1, 12, 12), 4, filters=(4, 6))
+
+
+def relative(steps: int, seed: int) -> Network:
+    network, generator = SEED, np.random.default_rng(seed)
+    for _ in range(steps):
+        _, network = random_morph(network, generator)
+    return network
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 10_000))
+def test_a_distance_is_zero_to_oneself_symmetric_and_the_same_alone_or_in_company(
+    left: int, right: int, seed: int
+) -> None:
+    one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
+    assert distances(one, [one])[0] == pytest.approx(0)
+    together = distances(one, [sketch(SEED), other])
+    assert together[1] == pytest.approx(distances(other, [one])[0])
+    assert together[1] == pytest.approx(distances(one, [other])[0])
+    assert (together >= 0).all()
+
+
+def test_every_morph_moves_a_network_away_from_its_parent() -> None:
+    generator = np.random.default_rng(0)
+    for kind in ("deepen", "widen", "add-skip", "concat-skip", "kernel-grow"):
+        _, child = random_morph(SEED, generator, kinds=[kind])
+        assert distances(sketch(SEED), [sketch(child)])[0] > 0.05
+
+
+def test_relatives_are_nearer_than_strangers() -> None:
+    _, child = random_morph(resnet50(), np.random.default_rng(1))
+    near, far = distances(sketch(resnet50()), [sketch(child), sketch(SEED)])
+    assert near < 3 < far
+
+
+def test_the_process_passes_through_what_it_saw_and_is_unsure_elsewhere() -> None:
+    places = np.array([0.0, 1.0, 2.0, 4.0, 6.0])
+    values = np.sin(places)
+    model = GaussianProcess.fitted(np.abs(places[:, None] - places[None, :]), values)
+    at_seen, far = model.predict(np.abs(places - 2.0)), model.predict(np.abs(places - 40.0))
+    assert at_seen[0] == pytest.approx(np.sin(2.0), abs=0.1)
+    assert far[0] == pytest.approx(values.mean(), abs=1e-6)
+    assert far[1] > 3 * at_seen[1]
+
+
+def test_a_distance_that_is_no_valid_kernel_is_survived() -> None:
+    generator = np.random.default_rng(3)
+    table = generator.uniform(0, 1, (12, 12))
+    table = table + table.T
+    np.fill_diagonal(table, 0)
+    model = GaussianProcess.fitted(table, generator.uniform(size=12))
+    mean, deviation = model.predict(table[0])
+    assert np.isfinite(mean)
+    assert deviation >= 0
+
+
+def filters_reached(network: Network) -> float:
+    """A stand-in for training: wider convolutions are better, with a ceiling."""
+    widest = max(node.layer.filters for node in network.nodes if isinstance(node.layer, Convolution))
+    return min(0.9, 0.1 * float(np.log2(widest)))
+
+
+def searched(name: SearchName, seed: int, steps: int = 14) -> Family:
+    searcher, family = make_searcher(name), Family.started(SEED, seed)
+    family.observe(0, filters_reached(SEED))
+    for _ in range(steps):
+        one = searcher.propose(family)
+        family.observe(one.id, filters_reached(one.network))
+    return family
+
+
+@pytest.mark.parametrize("name", SEARCH_NAMES)
+def test_a_search_repeats_itself_by_seed_and_goes_on_from_its_json(name: SearchName) -> None:
+    family = searched(name, 7, steps=5)
+    again = Family.model_validate_json(family.model_dump_json())
+    assert again == family
+    assert make_searcher(name).propose(again).network == make_searcher(name).propose(family).network
+    assert searched(name, 7, steps=5).model_dump_json() == searched(name, 7, steps=5).model_dump_json()
+
+
+@pytest.mark.parametrize("name", SEARCH_NAMES)
+def test_every_network_can_be_rebuilt_from_its_parent_and_morphs(name: SearchName) -> None:
+    family = searched(name, 1, steps=6)
+    for one in family.individuals[1:]:
+        assert one.parent is not None
+        network = family.individuals[one.parent].network
+        for morph in one.morphs:
+            network = apply_morph(network, morph)
+        assert network == one.network
+
+
+def test_bayesian_search_finds_what_is_good_sooner_than_random_morphs() -> None:
+    def mean_best(name: SearchName) -> float:
+        return float(np.mean([searched(name, seed).best.value or 0 for seed in range(3)]))  # type: ignore[union-attr]
+
+    assert mean_best("bayesian") > mean_best("random")
+
+
+def test_parallel_proposals_differ() -> None:
+    family = searched("bayesian", 2, steps=4)
+    searcher = make_searcher("bayesian")
+    proposed = [searcher.propose(family).network for _ in range(4)]
+    texts = {network.model_dump_json() for network in proposed}
+    assert len(texts) == 4
+
+
+def test_a_lost_network_is_neither_best_nor_parent() -> None:
+    family = searched("random", 3, steps=3)
+    newest = make_searcher("random").propose(family)
+    family.lose(newest.id)
+    assert newest.id not in {one.id for one in family.observed}
+    assert newest.id not in {one.id for one in family.pending}
+
+
+def test_limits_hold_for_every_network_proposed() -> None:
+    bound = 2 * count(SEED, "accelmark").parameters
+    searcher = make_searcher("random", limits=MorphLimits(max_parameters=bound, max_kernel=5))
+    family = Family.started(SEED, 5)
+    family.observe(0, 0.1)
+    try:
+        for _ in range(12):
+            one = searcher.propose(family)
+            family.observe(one.id, 0.1)
+    except MorphError:
+        pass
+    assert len(family.individuals) > 2
+    assert all(count(one.network, "accelmark").parameters <= bound for one in family.individuals)
+
+
+def test_no_search_trains_the_seed_on() -> None:
+    family = searched("none", 0, steps=3)
+    assert [one.parent for one in family.individuals] == [None, 0, 1, 2]
+    assert all(one.network == SEED for one in family.individuals)

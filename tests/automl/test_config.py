@@ -1,0 +1,158 @@
+"""Configurations of both forms, right and wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.automl.config import load_config, resolve_network
+from accelmark.spec.errors import SpecError
+
+AIPERF = """\
+authorName: default
+experimentName: example_imagenet-network-morphism-test
+trialConcurrency: 2\t\t# 1
+maxExecDuration: 12h\t# 2
+maxTrialNum: 30000
+trainingServicePlatform: local
+useAnnotation: false
+tuner:
+ \\#choice: TPE, Random, Anneal, Evolution, BatchTuner, NetworkMorphism
+ \\#SMAC (SMAC should be installed through nnictl)
+ builtinTunerName: NetworkMorphism
+ classArgs:
+  optimize_mode: maximize
+  task: cv
+  input_width: 224
+  input_channel: 3
+  n_output_node: 1000
+
+trial:
+ command: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7  \\                                  # 3
+       python3 imagenet_train.py \\
+       --slave 2 \\\t\t\t\t\t\t\t\t  # 5
+       --ip ${AIPERF_MASTER_IP} \\\t\t\t\t\t\t\t  # 6
+       --batch_size 448 \\\t\t\t\t\t\t  # 7
+       --epoch 60 \\\t\t\t\t\t\t          # 8
+       --initial_lr 1e-1 \\\t\t\t\t\t\t  # 9
+       --final_lr 0 \\\t\t\t\t\t\t  # 10
+       --train_data_dir /data/imagenet/train/ \\  # 11
+       --val_data_dir /data/imagenet/val/ # 12
+
+ codeDir: .
+ gpuNum: 0
+"""
+"""AIPerf's own example from its README, remarks and all."""
+
+OURS = """\
+name: try
+network: small28
+dataset: {name: fashion-mnist, directory: data}
+schedule: {concurrency: 2, max_duration: 10m, round_epochs: [1, 2]}
+training: {batch_size: 128, learning_rate: 5e-2}
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(tmp_path: Path, text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_config(written(tmp_path, text))
+    return str(caught.value)
+
+
+def test_aiperfs_own_example_is_taken_as_it_stands(tmp_path: Path) -> None:
+    loaded = load_config(written(tmp_path, AIPERF))
+    config = loaded.config
+    assert loaded.form == "aiperf"
+    assert config.schedule.concurrency == 2
+    assert config.schedule.max_duration == 12 * 3600
+    assert config.schedule.max_trials == 30000
+    assert config.schedule.round_epochs == (15, 30, 45, 60)
+    assert config.schedule.tuning_round == 4
+    assert config.training.batch_size == 448
+    assert config.training.learning_rate == 0.1
+    assert config.training.devices_per_trial == 8
+    assert str(config.dataset.train_directory) == "/data/imagenet/train"
+    assert config.counting == "aiperf-v1"
+    assert resolve_network(config).name == "resnet50"
+    assert any(line.startswith("authorName") for line in loaded.unused)
+    assert any("--ip" in line for line in loaded.unused)
+
+
+def test_unknown_keys_and_flags_of_an_aiperf_file_are_listed(tmp_path: Path) -> None:
+    text = AIPERF.replace("maxTrialNum", "maxTrialNumber").replace("--final_lr 0", "--final_rl 0")
+    unused = "\n".join(load_config(written(tmp_path, text)).unused)
+    assert "maxTrialNumber: unknown key (did you mean 'maxTrialNum'?)" in unused
+    assert "'--final_rl' is no known flag (did you mean 'final_lr'?)" in unused
+
+
+def test_the_command_is_data_and_never_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    text = AIPERF.replace("python3 imagenet_train.py", f"$(touch {mark}); `touch {mark}` imagenet_train.py")
+    load_config(written(tmp_path, text))
+    assert not mark.exists()
+
+
+def test_all_problems_of_an_aiperf_file_are_told_at_once(tmp_path: Path) -> None:
+    text = (
+        AIPERF.replace("NetworkMorphism\n classArgs", "NetworkMorphisms\n classArgs")
+        .replace("--slave 2", "--slave 3")
+        .replace("--batch_size 448", "--batch_size many")
+        .replace("input_width: 224", "input_width: 223")
+        .replace("12h", "soon")
+    )
+    told = problems(tmp_path, text)
+    for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "223 x 223", "no duration"):
+        assert part in told
+
+
+def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
+    assert "TPE cannot search networks" in problems(tmp_path, AIPERF.replace("Name: NetworkMorphism", "Name: TPE"))
+
+
+def test_our_own_form_is_read_with_paths_from_its_folder(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, OURS)).config
+    assert config.dataset.directory == (tmp_path / "data").resolve()
+    assert config.schedule.max_duration == 600
+    assert config.training.learning_rate == 0.05
+    assert resolve_network(config).name == "small28"
+
+
+def test_all_problems_of_our_own_form_are_told_at_once(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        OURS.replace("network:", "netwrok:")
+        .replace("concurrency: 2", "concurrency: 0")
+        .replace("batch_size: 128", "batch_size: x")
+        + "rules: aiperf\ntuning: {kernel: [2]}\nsearch: {method: genetic}\n",
+    )
+    for part in (
+        "did you mean 'network'",
+        "schedule.concurrency",
+        "training.batch_size",
+        "aiperf-v1",
+        "odd",
+        "genetic",
+    ):
+        assert part in told
+
+
+def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
+    assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
+
+
+def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, OURS.replace("small28", "smal28"))).config
+    with pytest.raises(SpecError, match="did you mean 'small28'"):
+        resolve_network(config)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_config(tmp_path / "none.yml")

@@ -1,0 +1,134 @@
+"""Data sets of every layout, whole and broken."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelmark.automl.config import DatasetConfig
+from accelmark.automl.data import Dataset, open_dataset
+from accelmark.automl.graph import resnet50, small
+from accelmark.spec.errors import DataError
+from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network, write_pictures
+
+
+def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.tobytes()
+
+
+def write_fashion(directory: Path, *, packed: bool = False) -> None:
+    generator = np.random.default_rng(1)
+    for name, count in (("train", 50), ("t10k", 20)):
+        images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            raw = idx(array)
+            suffix = ".gz" if packed else ""
+            (directory / f"{name}-{kind}-ubyte{suffix}").write_bytes(gzip.compress(raw) if packed else raw)
+
+
+def opened(directory: Path) -> Dataset:
+    return open_dataset(DatasetConfig(name="fashion-mnist", directory=directory), small())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fashion_mnist_is_split_three_ways_and_the_search_never_sees_the_test_split(
+    tmp_path: Path, packed: bool
+) -> None:
+    write_fashion(tmp_path, packed=packed)
+    data = opened(tmp_path)
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (45, 5, 20)
+    everything = np.arange(45)
+    seen = {data.training.batch(everything[[index]], None).tobytes() for index in everything}
+    validated = {data.validation.batch(np.array([index]), None).tobytes() for index in range(5)}
+    assert not seen & validated
+
+
+def test_a_split_is_the_same_every_time(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    assert opened(tmp_path).fingerprint == opened(tmp_path).fingerprint
+
+
+def test_a_missing_or_broken_split_is_told(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"a split is missing.*t10k-labels"):
+        opened(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="no IDX file"):
+        opened(tmp_path)
+
+
+def test_other_shapes_and_class_counts_are_told(tmp_path: Path) -> None:
+    config = tiny_dataset(tmp_path)
+    with pytest.raises(DataError, match=r"network 'resnet50' takes \(3, 224, 224\)"):
+        open_dataset(config, resnet50())
+    with pytest.raises(DataError, match="tells 7 classes apart"):
+        open_dataset(config, small((1, SIDE, SIDE), 7))
+    with pytest.raises(DataError, match="say where it lies"):
+        open_dataset(DatasetConfig(name="cifar-10"), small((3, 32, 32)))
+    with pytest.raises(DataError, match="there is no"):
+        open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path / "none"), small((3, 32, 32)))
+
+
+def test_cifar10s_binary_records_are_read(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    for name in names:
+        records = generator.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
+    data = open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path), small((3, 32, 32)))
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (90, 10, 20)
+    first = np.arange(90)
+    mirrored = data.training.batch(first, np.random.default_rng(0))
+    plain = data.training.batch(first, None)
+    same = (mirrored == plain).all(axis=(1, 2, 3))
+    assert 0 < same.sum() < 90
+    assert (mirrored[~same] == plain[~same][..., ::-1]).all()
+    (tmp_path / "test_batch.bin").write_bytes(b"12")
+    with pytest.raises(DataError, match="no whole number"):
+        open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path), small((3, 32, 32)))
+
+
+def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 6), ("val", 2)):
+        for label in range(3):
+            folder = tmp_path / split / f"n{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                image.new("RGB", (60 + number, 40), (80 * label, 10, 10)).save(folder / f"{number}.JPEG")
+    config = DatasetConfig(name="imagenet", directory=tmp_path, validation_share=0.3)
+    data = open_dataset(config, resnet50(classes=3, side=32))
+    batch = data.training.batch(np.array([0, 1]), np.random.default_rng(0))
+    assert batch.shape == (2, 3, 32, 32)
+    assert abs(int(batch[0, 0].mean()) - 80 * int(data.training.labels[0])) < 4
+    assert data.held_out.batch(np.array([5]), None).shape == (1, 3, 32, 32)
+    (tmp_path / "val" / "n2").rename(tmp_path / "val" / "n7")
+    with pytest.raises(DataError, match="different classes"):
+        open_dataset(config, resnet50(classes=3, side=32))
+
+
+def test_a_limit_makes_all_splits_small(tmp_path: Path) -> None:
+    config = tiny_dataset(tmp_path).model_copy(update={"limit": 40})
+    data = open_dataset(config, tiny_network())
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
+
+
+def test_arrays_without_a_split_are_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
+    with pytest.raises(DataError, match="held_out_images"):
+        open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "half.npz"), tiny_network())
+    assert write_pictures(tmp_path / "whole.npz", classes=CLASSES).is_file()
+
+
+def test_the_same_pictures_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = open_dataset(tiny_dataset(tmp_path / "a"), tiny_network())
+    assert one.fingerprint == open_dataset(tiny_dataset(tmp_path / "b"), tiny_network()).fingerprint

@@ -1,0 +1,126 @@
+"""The schedule keeps its bounds exactly, whatever happens to trials."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmark.automl.curve import predicted_accuracy
+from accelmark.automl.records import TrialStatus
+from accelmark.automl.schedule import EarlyStop, Schedule, Scheduler
+
+ENDS: list[TrialStatus] = ["finished", "finished", "crashed", "lost", "stalled", "out-of-memory"]
+
+
+def lived(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int, float]:
+    """Run a schedule to its end with trials of random length and fate; return also the starts and the peak."""
+    generator = np.random.default_rng(seed)
+    scheduler, now, peak = Scheduler(schedule), 0.0, 0
+    starts: list[int] = []
+    offered = 0
+    ends: dict[int, float] = {}
+    while not scheduler.over(now):
+        for _ in range(scheduler.wanted()):
+            scheduler.offer(offered)
+            offered += 1
+        while (assignment := scheduler.start(now)) is not None:
+            starts.append(assignment.trial)
+            ends[assignment.trial] = now + float(generator.uniform(1, 5))
+        peak = max(peak, len(scheduler.running))
+        if scheduler.must_cut(now):
+            for trial in list(scheduler.running):
+                assert not scheduler.ended(trial, "cut", now)
+            continue
+        trial = min(scheduler.running, key=lambda one: ends[one])
+        bound = schedule.max_s if schedule.max_s is not None else float("inf")
+        if ends[trial] >= bound:
+            now = bound
+            continue
+        now = ends[trial]
+        scheduler.ended(trial, ENDS[int(generator.integers(len(ENDS)))], now)
+    return scheduler, starts, peak, now
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 3), st.integers(0, 10_000))
+def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
+    concurrency: int, trials: int, attempts: int, seed: int
+) -> None:
+    schedule = Schedule(concurrency=concurrency, max_trials=trials, max_attempts=attempts)
+    scheduler, starts, peak, _ = lived(schedule, seed)
+    assert set(starts) == set(range(trials))
+    assert peak == min(concurrency, trials)
+    assert max(starts.count(trial) for trial in set(starts)) <= attempts
+    assert scheduler.finished_trials <= trials
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.floats(0.5, 60), st.integers(0, 10_000))
+def test_no_trial_starts_after_the_time_is_up_and_all_end_then(concurrency: int, max_s: float, seed: int) -> None:
+    scheduler, _, _, now = lived(Schedule(concurrency=concurrency, max_s=max_s), seed)
+    assert now == max_s
+    assert not scheduler.running
+    assert scheduler.stop_reason(now) == "time"
+
+
+def test_epochs_and_tuning_follow_the_round_to_the_end() -> None:
+    schedule = Schedule(concurrency=3)
+    assert [schedule.epochs_of(trial) for trial in range(15)] == [15] * 3 + [30] * 3 + [45] * 3 + [60] * 6
+    assert [schedule.tunes(trial) for trial in range(12)] == [False] * 9 + [True] * 3
+    assert not any(Schedule(concurrency=1, tuning_round=None).tunes(trial) for trial in range(30))
+
+
+def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
+    scheduler = Scheduler(Schedule(concurrency=1, max_trials=1, max_attempts=2))
+    scheduler.offer(0)
+    first = scheduler.start(0.0)
+    assert first is not None
+    assert scheduler.ended(0, "crashed", 1.0)
+    second = scheduler.start(1.0)
+    assert second is not None
+    assert (second.trial, second.attempt) == (0, 2)
+    assert not scheduler.ended(0, "crashed", 2.0)
+    assert scheduler.over(2.0)
+    assert (scheduler.started_trials, scheduler.finished_trials) == (1, 0)
+
+
+def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
+    scheduler = Scheduler(Schedule(concurrency=16, max_trials=17))
+    assert scheduler.wanted() == 17
+    for number in range(17):
+        scheduler.offer(number)
+    for _ in range(16):
+        scheduler.start(0.0)
+    assert scheduler.wanted() == 0
+    unbounded = Scheduler(Schedule(concurrency=16))
+    assert unbounded.wanted() == 18
+    assert unbounded.wanted(in_preparation=5) == 13
+
+
+def test_an_asked_stop_ends_the_run() -> None:
+    scheduler = Scheduler(Schedule(concurrency=1))
+    scheduler.offer(0)
+    scheduler.start(0.0)
+    scheduler.asked_to_stop = True
+    assert scheduler.must_cut(1.0)
+    scheduler.ended(0, "cut", 1.0)
+    assert scheduler.over(1.0)
+    assert scheduler.start(1.0) is None
+
+
+def test_early_stop_waits_its_patience_and_forgets_after_progress() -> None:
+    stop = EarlyStop(patience=2)
+    assert [stop.should_stop(loss) for loss in (1.0, 0.9995, 0.5, 0.4999, 0.4998)] == [False] * 4 + [True]
+    assert [EarlyStop.for_round(number).patience for number in (1, 4, 7, 30)] == [8, 14, 20, 20]
+
+
+def test_a_logarithmic_curve_is_extrapolated_and_a_prediction_is_never_below_what_was_seen() -> None:
+    true = [0.1 * np.log2(epoch + 2) + 0.2 for epoch in range(1, 61)]
+    assert predicted_accuracy(true[:10], 60) == pytest.approx(true[59], abs=0.01)
+    assert predicted_accuracy([0.5, 0.6, 0.4], 60) >= 0.6
+    assert predicted_accuracy([0.9, 0.95, 0.99, 0.995], 10_000) <= 1
+    assert predicted_accuracy([0.3, 0.4], 60) == 0.4
+    with pytest.raises(ValueError, match="at least one"):
+        predicted_accuracy([], 3)

@@ -1,0 +1,163 @@
+"""Score, errors and rules, computed by hand."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
+from accelmark.automl.rules import Facts, judge, preset
+from accelmark.automl.score import Scoreboard, regulated, utilisation
+from accelmark.spec.errors import RequestError
+
+COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
+
+
+def trial(number: int, started_s: float, ended_s: float | None, held_out: float | None = None) -> TrialRecord:
+    return TrialRecord(
+        trial=number,
+        individual=number,
+        round=1,
+        attempt=1,
+        worker=0,
+        parent=None,
+        morphs=(),
+        hyperparameters=Hyperparameters(batch_size=8, learning_rate=0.1),
+        tuned=False,
+        weights="from-scratch",
+        epochs_planned=2,
+        cost=COST,
+        parameters=25,
+        started_s=started_s,
+        ended_s=ended_s,
+        status="finished" if ended_s is not None else "running",
+        held_out_accuracy=held_out,
+        held_out_s=1.0 if held_out is not None else 0.0,
+    )
+
+
+def epoch(number: int, begun_s: float, ended_s: float, accuracy: float | None, **changes: object) -> EpochRecord:
+    fields: dict[str, object] = {
+        "trial": number,
+        "epoch": 1,
+        "begun_s": begun_s,
+        "ended_s": ended_s,
+        "trained_images": 100,
+        "evaluated_images": 20,
+        "steps": 2,
+        "training_s": (ended_s - begun_s) * 0.75,
+        "evaluating_s": (ended_s - begun_s) * 0.25,
+        "train_loss": 1.0,
+        "validation_loss": 1.0,
+        "validation_accuracy": accuracy,
+        "complete": True,
+    }
+    return EpochRecord.model_validate(fields | changes)
+
+
+FULL = 30 * 100 + 5 * 20 + 100 * 2
+BOARD = Scoreboard(
+    trials={0: trial(0, 100.0, 120.0, 0.7), 1: trial(1, 105.0, 141.0, 0.6)},
+    epochs=(epoch(0, 100.0, 110.0, 0.6), epoch(0, 110.0, 120.0, 0.8), epoch(1, 120.0, 140.0, 0.9)),
+)
+
+
+def test_the_score_is_operations_over_the_time_from_first_start_to_last_epoch() -> None:
+    final = BOARD.final()
+    assert final.operations == 3 * FULL
+    assert final.score == pytest.approx(3 * FULL / 40)
+
+
+def test_an_epoch_under_way_counts_by_its_share() -> None:
+    assert BOARD.operations_until(115.0) == pytest.approx(1.5 * FULL)
+    assert BOARD.operations_until(130.0) == pytest.approx(2.5 * FULL)
+
+
+def test_a_part_of_an_epoch_counts_the_images_really_processed() -> None:
+    part = epoch(0, 0.0, 5.0, None, trained_images=7, evaluated_images=0, steps=1, complete=False)
+    board = Scoreboard({0: trial(0, 0.0, 5.0)}, (part,))
+    assert board.final().operations == 30 * 7 + 100
+
+
+def test_the_error_is_held_out_error_of_the_network_that_validation_prefers() -> None:
+    final = BOARD.final()
+    assert final.error == pytest.approx(0.4)
+    assert final.search_error == pytest.approx(0.1)
+    early = BOARD.at(125.0)
+    assert early.error == pytest.approx(0.3)
+    assert early.search_error == pytest.approx(0.2)
+    assert final.regulated_score == pytest.approx(-log(0.4) * final.score)
+    assert final.regulated_search_score == pytest.approx(-log(0.1) * final.score)
+
+
+def test_without_an_error_there_is_no_regulated_score() -> None:
+    assert regulated(5.0, None) is None
+    assert regulated(5.0, 0.0) is None
+    assert BOARD.at(105.0).regulated_score is None
+
+
+def test_the_series_is_sampled_and_ends_with_the_final_figures() -> None:
+    points = BOARD.series(15.0)
+    assert [point.time_s for point in points] == [115.0, 130.0, 140.0]
+    assert points[-1] == BOARD.final()
+    assert Scoreboard({}, ()).series() == ()
+
+
+def test_idle_is_what_was_neither_training_nor_evaluating() -> None:
+    used = utilisation(BOARD.trials.values(), BOARD.epochs, workers=2, until_s=141.0)
+    assert used.available_s == pytest.approx(82)
+    assert used.idle_share == pytest.approx(1 - 42 / 82)
+    assert utilisation([], [], workers=2, until_s=0).idle_share is None
+
+
+GOOD = Facts(
+    duration_s=3600,
+    precisions=frozenset({"bf16"}),
+    held_out_accuracy=0.71,
+    search_accuracy=0.75,
+    dataset="imagenet",
+    pretrained=False,
+    finished_trials=3,
+    interruptions=1,
+)
+
+
+def test_a_run_that_keeps_the_rules_is_valid_and_discloses_what_it_must() -> None:
+    judged = judge(preset("aiperf-v1"), GOOD)
+    assert (judged.verdict, judged.reasons) == ("VALID", ())
+    text = " ".join(judged.disclosures)
+    assert "random weights" in text
+    assert "0.2500" in text
+    assert "interrupted" in text
+
+
+def test_every_broken_rule_is_a_reason() -> None:
+    facts = Facts(
+        duration_s=3599,
+        precisions=frozenset({"fp8", "fp32", "odd"}),
+        held_out_accuracy=0.70,
+        search_accuracy=0.99,
+        dataset="fashion-mnist",
+        pretrained=True,
+        finished_trials=0,
+        interruptions=0,
+    )
+    judged = judge(preset("aiperf-v1"), facts)
+    assert judged.verdict == "INVALID"
+    text = "\n".join(judged.reasons)
+    for told in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
+        assert told in text
+    assert "fp32" not in text
+
+
+def test_unmeasured_is_not_valid() -> None:
+    facts = Facts(3600, frozenset(), None, None, "imagenet", False, 1, 0)
+    reasons = judge(preset("aiperf-v1"), facts).reasons
+    assert "no precision was recorded" in reasons
+    assert "no held-out accuracy was measured" in reasons
+
+
+def test_unknown_rules_come_with_the_nearest_name() -> None:
+    with pytest.raises(RequestError, match="did you mean 'smoke'"):
+        preset("smok")

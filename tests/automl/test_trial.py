@@ -1,0 +1,173 @@
+"""A trial trains what it was told, reports what it did, and every hyperparameter changes what is executed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from accelmark.automl.config import TrainingConfig
+from accelmark.automl.data import Dataset, open_dataset
+from accelmark.automl.graph import Convolution, Network
+from accelmark.automl.morphs import Array, random_morph
+from accelmark.automl.records import Hyperparameters
+from accelmark.automl.trial.executor import TorchExecutor
+from accelmark.automl.trial.loop import Replica
+from accelmark.automl.trial.order import EpochReport, TrialOrder, TrialResult, digest, executed_network
+from tests.automl.pictures import tiny_dataset, tiny_network
+
+PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
+
+
+class Notes:
+    """A listener that writes down what it hears and ends the trial after so many images."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.images = 0
+        self.epochs: list[EpochReport] = []
+        self.stop_after = stop_after
+
+    def progress(self, images: int) -> None:
+        self.images += images
+
+    def epoch(self, report: EpochReport) -> None:
+        self.epochs.append(report)
+
+    def should_stop(self) -> bool:
+        return self.stop_after is not None and self.images >= self.stop_after
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return open_dataset(tiny_dataset(tmp_path_factory.mktemp("pictures")), tiny_network())
+
+
+def order(hyperparameters: Hyperparameters = PLAIN, **changes: object) -> TrialOrder:
+    plain = TrialOrder(
+        trial=0,
+        individual=0,
+        attempt=1,
+        round=1,
+        network=executed_network(tiny_network(), hyperparameters),
+        parent_network=None,
+        morphs=(),
+        hyperparameters=hyperparameters,
+        training=TrainingConfig(batch_size=32),
+        epochs=2,
+        early_stop=False,
+        seed=3,
+        limit_s=None,
+    )
+    return plain.model_copy(update=changes)
+
+
+def run(
+    data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
+) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
+    notes = Notes(stop_after)
+    result, trained = TorchExecutor(data, Replica(torch.device("cpu"))).run(given, weights, notes)
+    return result, trained, notes
+
+
+def test_a_trial_learns_and_reports_the_images_it_really_processed(data: Dataset) -> None:
+    result, weights, notes = run(data, order(epochs=6))
+    assert result.status == "finished"
+    assert result.executed == digest(tiny_network())
+    assert result.held_out_accuracy is not None
+    assert result.held_out_accuracy > 0.7
+    assert weights is not None
+    assert len(notes.epochs) == 6
+    for report in notes.epochs:
+        assert report.complete
+        assert (report.trained_images, report.steps, report.evaluated_images) == (256, 8, 64)
+        assert report.training_s + report.evaluating_s <= report.ended_s - report.begun_s + 1e-6
+    assert notes.images == 6 * (256 + 64) + 80
+
+
+def test_a_trial_repeats_itself(data: Dataset) -> None:
+    one, other = run(data, order())[1], run(data, order())[1]
+    assert one is not None
+    assert other is not None
+    assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_a_trial_that_is_cut_reports_the_part_that_it_did(data: Dataset) -> None:
+    result, _, notes = run(data, order(), stop_after=256 + 64 + 96)
+    assert result.status == "cut"
+    last = notes.epochs[-1]
+    assert (last.complete, last.trained_images, last.steps, last.evaluated_images) == (False, 96, 3, 0)
+    assert last.validation_accuracy is None
+
+
+def test_a_trial_stops_when_its_time_is_up(data: Dataset) -> None:
+    result, _, notes = run(data, order(epochs=10_000, limit_s=0.5))
+    assert result.status == "cut"
+    assert not notes.epochs[-1].complete
+
+
+def test_early_stop_ends_a_trial_as_finished(data: Dataset) -> None:
+    frozen = Hyperparameters(batch_size=32, learning_rate=1e-12)
+    result, _, notes = run(data, order(frozen, epochs=40, early_stop=True))
+    assert result.status == "finished"
+    assert len(notes.epochs) <= 14
+
+
+def test_carried_weights_start_a_child_where_its_parent_ended(data: Dataset) -> None:
+    _, trained, parent = run(data, order(epochs=5))
+    morph, child = random_morph(tiny_network(), np.random.default_rng(1), kinds=["deepen"])
+    frozen = Hyperparameters(batch_size=32, learning_rate=1e-9)
+    given = order(frozen, network=child, parent_network=tiny_network(), morphs=(morph,), epochs=1)
+    result, _, notes = run(data, given, trained)
+    best = max(report.validation_accuracy or 0 for report in parent.epochs)
+    assert result.weights == "carried"
+    assert notes.epochs[0].validation_accuracy == pytest.approx(best, abs=0.1)
+    scratch = run(data, order(frozen, network=child, epochs=1))
+    assert scratch[0].weights == "from-scratch"
+    assert (scratch[2].epochs[0].validation_accuracy or 0) < best - 0.2
+
+
+def kernels(network: Network) -> list[int]:
+    return [node.layer.kernel for node in network.nodes if isinstance(node.layer, Convolution)]
+
+
+def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
+    given = order(PLAIN.model_copy(update={"kernel": 5}), epochs=1)
+    result, weights, _ = run(data, given)
+    assert weights is not None
+    assert weights["c2_conv.weight"].shape[-1] == 5
+    assert kernels(given.network) == [3, 5]
+    assert result.executed == digest(given.network) != digest(tiny_network())
+
+
+def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
+    _, _, notes = run(data, order(PLAIN.model_copy(update={"batch_size": 64}), epochs=1))
+    assert notes.epochs[0].steps == 4
+
+
+def test_a_searched_learning_rate_and_dropout_change_the_weights(data: Dataset) -> None:
+    plain = run(data, order(epochs=1))[1]
+    for change in ({"learning_rate": 0.05}, {"dropout": 0.5}):
+        changed = run(data, order(PLAIN.model_copy(update=change), epochs=1))[1]
+        assert plain is not None
+        assert changed is not None
+        assert not np.array_equal(plain["dense.weight"], changed["dense.weight"])
+
+
+def test_the_precision_recorded_is_the_one_that_was_computed_in(data: Dataset) -> None:
+    half = TrainingConfig(batch_size=32, precision="bf16")
+    assert run(data, order(epochs=1))[0].precision == "fp32"
+    assert run(data, order(training=half, epochs=1))[0].precision == "bf16"
+
+
+def test_a_trial_that_diverges_or_breaks_is_recorded_as_crashed(data: Dataset) -> None:
+    result, weights, _ = run(data, order(Hyperparameters(batch_size=32, learning_rate=1e30)))
+    assert (result.status, weights) == ("crashed", None)
+    assert "training loss" in result.reason
+    broken = run(data, order(parent_network=tiny_network()), {"dense.weight": np.zeros((1, 1), np.float32)})[0]
+    assert broken.status == "crashed"
+    assert "KeyError" in broken.reason
+
+
+def test_a_trial_that_needs_too_much_memory_is_recorded_as_such(data: Dataset) -> None:
+    huge = tiny_network().replaced({"c2_conv": Convolution(filters=1_000_000, kernel=999, padding=499)})
+    assert run(data, order(network=huge))[0].status == "out-of-memory"

@@ -1,0 +1,157 @@
+"""``monitor``, ``vendors`` and ``doctor``, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from accelmark.cli.doctor import doctor, report
+from accelmark.cli.monitor import monitor
+from accelmark.cli.vendors import vendors
+from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.telemetry import inventory
+from accelmark.telemetry.inventory import inventory as look_around
+from accelmark.telemetry.monitor import status
+from accelmark.telemetry.reading import read_recording
+from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
+
+APP = typer.Typer(pretty_exceptions_enable=False)
+for verb in (monitor, vendors, doctor):
+    APP.command()(verb)
+
+
+def _call(*arguments: str) -> Result:
+    return CliRunner().invoke(APP, list(arguments), env={"PYTHONPATH": str(SRC)})
+
+
+def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SRC))
+    logs = str(tmp_path / "logs")
+    try:
+        assert (
+            "running as process" in _call("monitor", "start", "--vendor", "cpu", "-l", logs, "--interval", "0.1").output
+        )
+        first = json.loads(_call("monitor", "status", "--log-path", logs, "--json").output)
+        assert (first["running"], first["vendor"]) == (True, "cpu")
+        assert isinstance(_call("monitor", "start", "--vendor", "cpu", "-l", logs).exception, RequestError)
+        second = json.loads(_call("monitor", "restart", "--vendor", "cpu", "-l", logs, "--json").output)
+        assert second["running"]
+        assert second["pid"] != first["pid"]
+    finally:
+        assert "stopped" in _call("monitor", "stop", "-l", logs).output
+    assert not status(tmp_path / "logs").running
+    assert read_recording(tmp_path / "logs" / "telemetry.jsonl").footer is not None
+    assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
+    assert "no monitor writes" in _call("monitor", "stop", "-l", logs).output
+    assert "not running" in _call("monitor", "status", "-l", logs).output
+
+
+def test_a_monitor_outlives_the_command_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SRC))
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom accelmark.telemetry.monitor import start\n"
+        "start('cpu', Path(sys.argv[1]), 0.1)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    try:
+        before = num_lines(tmp_path)
+        until(lambda: num_lines(tmp_path) > before + 2)
+    finally:
+        assert "stopped" in _call("monitor", "stop", "-l", str(tmp_path)).output
+
+
+def test_a_monitor_that_was_killed_is_not_running_though_its_number_may_be_anothers(tmp_path: Path) -> None:
+    (tmp_path / "monitor.json").write_text(json.dumps({"pid": os.getpid(), "started": "1", "vendor": "cpu"}))
+    assert not status(tmp_path).running
+    _call("monitor", "stop", "-l", str(tmp_path))
+    os.kill(os.getpid(), 0)  # it is still here
+
+
+def test_a_monitor_that_cannot_write_says_so(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    found = _call("monitor", "start", "--vendor", "cpu", "-l", str(tmp_path / "logs"))
+    assert isinstance(found.exception, RunError)
+    assert str(tmp_path / "logs") in str(found.exception)
+
+
+def test_an_unknown_vendor_gets_the_nearest_name(tmp_path: Path) -> None:
+    found = _call("monitor", "start", "--vendor", "nvida", "-l", str(tmp_path / "logs"))
+    assert "did you mean 'nvidia'" in str(found.exception)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_vendors_tells_whose_chips_there_are_and_which_are_here() -> None:
+    rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
+    assert rows["cpu"]["here"]
+    assert rows["cpu"]["hardware"] == "CPU"
+    assert "H100" in rows["nvidia"]["chips"]
+    assert rows["nvidia"]["read_by"] == ["library", "nvidia-smi"]
+    assert "nvidia" in _call("vendors").output
+
+
+def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = make_vendor(tmp_path / "vendors")
+    (folder / "vendor.yaml").write_text((folder / "vendor.yaml").read_text().replace("title:", "titel:"))
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
+    assert "did you mean 'title'" in rows["acme"]["problem"]
+    assert "acme" in _call("doctor").output
+
+
+def test_doctor_tells_what_would_run_and_why_not() -> None:
+    seen = json.loads(_call("doctor", "--json").output)
+    verdicts = {verdict["what"]: verdict for verdict in seen["verdicts"]}
+    assert verdicts["pytorch on cpu (cpu)"]["works"]
+    assert "probe" in verdicts["MFU on cpu"]["why"]
+    assert seen["machine"]["cpu"]["model"]
+    text = "\n".join(report(look_around()))
+    for heading in ("Devices", "Frameworks", "Engines", "What would work"):
+        assert heading in text
+
+
+def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
+    monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
+    monkeypatch.setattr(inventory, "torch_build", dict)
+    verdicts = {verdict.what: verdict for verdict in look_around().verdicts}
+    assert not verdicts["pytorch on nvidia (cuda)"].works
+    assert "without cuda or hip" in verdicts["pytorch on nvidia (cuda)"].why
+    assert not verdicts["pytorch on ascend (npu)"].works
+    assert "torch_npu" in verdicts["pytorch on ascend (npu)"].why
+    assert not verdicts["telemetry of ascend"].works
+    assert "npu-smi is not installed" in verdicts["telemetry of ascend"].why
+
+
+def test_the_host_side_imports_no_framework_to_look_around() -> None:
+    program = (
+        "import sys\nfrom accelmark.telemetry.inventory import inventory\ninventory()\n"
+        "print([name for name in ('torch', 'onnxruntime', 'openvino', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (tmp_path / "monitor.json").write_text(json.dumps({"pid": process.pid, "started": started, "vendor": "cpu"}))
+        monkeypatch.setattr("accelmark.telemetry.monitor._STOP_PATIENCE_S", 0.2)
+        process.send_signal(signal.SIGSTOP)  # a stopped process takes no SIGTERM
+        try:
+            assert f"kill -9 {process.pid}" in str(_call("monitor", "stop", "-l", str(tmp_path)).exception)
+        finally:
+            process.kill()

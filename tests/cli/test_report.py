@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from accelmark.cli.report import report
+from accelmark.results.summary import summarise
+from accelmark.spec.errors import RequestError, RunError
+from tests.made_run import Made, make_run
+
+app = typer.Typer()
+app.command()(report)
+runner = CliRunner()
+
+
+def test_a_killed_run_is_summarised_and_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    done = runner.invoke(app, [str(run)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.strip() == str(run / "report.html")
+    assert (run / "summary.json").is_file()
+
+
+def test_the_page_goes_where_it_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    page = tmp_path / "page.html"
+    runner.invoke(app, [str(run), "-o", str(page), "--markdown"], catch_exceptions=False)
+    assert page.read_text().startswith("<!doctype html>")
+    assert not (run / "report.html").exists()
+
+
+def test_json_tells_the_page_and_the_summary(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    told = json.loads(runner.invoke(app, [str(run), "--json"], catch_exceptions=False).stdout)
+    assert told["page"].endswith("report.html")
+    assert told["summary"]["cases"][0]["verdict"] == "VALID"
+
+
+def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2))
+    summarise(run)
+    result = run / "toy-pytorch-X1x1x1" / "round1" / "result.json"
+    before = result.read_text()
+    result.write_text(before.replace("12800.0", "99999.0"))
+    runner.invoke(app, [str(run), "--recompute"], catch_exceptions=False)
+    assert result.read_text() == before
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such directory"):
+        runner.invoke(app, [str(tmp_path / "gone")], catch_exceptions=False)
+    with pytest.raises(RunError, match="is not a run"):
+        runner.invoke(app, [str(tmp_path)], catch_exceptions=False)

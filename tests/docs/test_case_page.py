@@ -1,0 +1,96 @@
+"""The page about adding a case is followed to the letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "case.md"
+_FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every file of the page, where the page says, and the data made."""
+    root = tmp_path_factory.mktemp("bench")
+    files = _FILE.findall(PAGE.read_text(encoding="utf-8"))
+    assert [name for name, _ in files] == ["cases/spirals/case.yaml", "cases/spirals/pytorch.py", "make_spirals.py"]
+    for name, content in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content, encoding="utf-8")
+    subprocess.run([sys.executable, str(root / "make_spirals.py"), str(root / "data" / "spirals")], check=True)
+    return root
+
+
+def accelmark(bench: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a person would, in ``bench``."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "ACCELMARK_PLUGINS": str(bench),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    program = "from accelmark.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=bench, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+
+def result_of(bench: Path, out: str) -> dict[str, Any]:
+    (path,) = (bench / out).glob("*/round1/result.json")
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def test_the_case_is_listed(bench: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(accelmark(bench, "cases", "--json").stdout)}
+    assert rows["spirals"]["target"] == "accuracy >= 0.95"
+    assert rows["spirals"]["frameworks"] == ["pytorch"]
+
+
+def test_it_trains_to_its_target(bench: Path) -> None:
+    ended = accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "real")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = result_of(bench, "real")
+    assert result["converged"] is True
+    assert result["marks"] in ([], ["busy_machine"])
+    assert not [finding for finding in result["findings"] if "flops" in finding["rule"]]
+
+
+def test_it_runs_on_made_up_data_and_on_two_ranks(bench: Path) -> None:
+    synthetic = ["train", "spirals", "--synthetic", "--open", "--set", "end.max_steps=20", "--out", "fast"]
+    accelmark(bench, *synthetic)
+    result = result_of(bench, "fast")
+    assert result["state"] == "succeeded"
+    assert {"open", "synthetic"} <= set(result["marks"])
+    ended = accelmark(bench, "train", "spirals:pytorch:CPU:1:2", "--data", "data/spirals", "--out", "two")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert result_of(bench, "two")["converged"] is True
+
+
+def test_a_directory_of_another_layout_is_refused_with_what_was_expected(bench: Path) -> None:
+    ended = accelmark(bench, "train", "spirals", "--data", "cases", "--out", "wrong")
+    assert ended.returncode != 0
+    assert "train/*(.npy) (2 files)" in re.sub(r"\s+", " ", ended.stdout + ended.stderr)
+    assert not list(bench.glob("wrong/*/round1/result.json")) or result_of(bench, "wrong")["state"] == "failed"
+
+
+def test_every_setting_and_file_that_the_page_names_exists() -> None:
+    from accelmark.spec.layers import driver_defaults
+
+    text = PAGE.read_text(encoding="utf-8")
+    known = {*driver_defaults(), *(key.split(".")[0] for key in driver_defaults()), "model"}
+    table = text[text.index("| Setting | Meaning |") : text.index("What is not under `mutable`")]
+    named = [name for row in table.splitlines()[2:] if row for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert set(named) <= known
+    for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
+        assert (PAGE.parent / link).exists(), link

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.infer.setup import build_case
+from accelmark.infer.steps import SevenSteps
+from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.infer_events import InferFinished
+from accelmark.spec.inference import InferJob, InferSettings, InferStep
+from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.key import CaseKey
+from accelmark.spec.model import Spec
+
+TINY = Path(__file__).parent / "tiny"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run of the seven steps told."""
+
+    finished: InferFinished
+    events: list[tuple[Event, Spec | Mapping[str, Any] | None]]
+    node_dir: Path
+
+    def of(self, event: Event) -> list[Any]:
+        return [value for name, value in self.events if name is event]
+
+    def states(self) -> dict[InferStep, str]:
+        return {end.step: end.state for end in self.of(Event.STAGE_END)}
+
+
+def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings: Any) -> JobSpec:
+    given = {"batch_size": 16, "log_freq": 2, "warmup_batches": 1, "threads": 1} | settings
+    infer = InferJob(
+        unit="image",
+        metric="top1",
+        tolerance=0.02,
+        reference=None,
+        settings=InferSettings.model_validate(given),
+        parameters={"items": 100} | (parameters or {}),
+    )
+    return JobSpec(
+        task="infer",
+        key=CaseKey(model="tiny", framework="pytorch", hardware="cpu"),
+        round=1,
+        case=FolderRef(name="tiny", path=TINY, sha256="0"),
+        case_version=1,
+        vendor="none",
+        device_type="cpu",
+        framework_module=None,
+        distributed_backend="gloo",
+        data_dirs={},
+        checkpoint_dir=tmp_path,
+        infer=infer,
+    )
+
+
+Take = Callable[..., Ran]
+MakeJob = Callable[..., JobSpec]
+InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    """Return a function that makes a job of the tiny case from settings (and ``parameters=``)."""
+
+    def make(**settings: Any) -> JobSpec:
+        return job_of(tmp_path, **settings)
+
+    return make
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Return a function that takes the seven steps of the tiny case in this process."""
+
+    def steps(job: JobSpec | None = None, **settings: Any) -> Ran:
+        events: list[tuple[Event, Spec | Mapping[str, Any] | None]] = []
+        chosen = job or job_of(tmp_path, **settings)
+        assert chosen.infer is not None
+        node_dir = tmp_path / "node"
+        node_dir.mkdir(exist_ok=True)
+        run = SevenSteps(chosen, chosen.infer, node_dir, lambda event, value: events.append((event, value)), 0.0)
+        return Ran(run.run(), events, node_dir)
+
+    return steps
+
+
+@pytest.fixture(scope="session")
+def tiny_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as ONNX, exported once."""
+    directory = tmp_path_factory.mktemp("onnx")
+    job = job_of(directory)
+    assert job.infer is not None
+    case = build_case(job, job.infer)
+    path = directory / "tiny.onnx"
+    case.export_model(case.create_model(), case.synthetic_batch(2).inputs, path)
+    return path
+
+
+@pytest.fixture
+def in_a_process(tmp_path: Path) -> InProcess:
+    """Return a function that runs a job as the node agent does: exit code, events, the rank's log."""
+
+    def process(job: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
+        node_dir = tmp_path / "node"
+        node_dir.mkdir(exist_ok=True)
+        (tmp_path / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")],
+            env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"},
+            check=False,
+            timeout=240,
+        )
+        text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
+        lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]
+        return done.returncode, [json.loads(line) for line in lines], text
+
+    return process

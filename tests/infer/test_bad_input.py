@@ -1,0 +1,155 @@
+"""What people and machines get wrong, and the end each comes to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from accelmark.infer.failures import OutOfMemoryError, Situation, UnsupportedOperatorError, explained
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
+
+
+def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
+    assert ran.finished.state == "failed"
+    assert ran.finished.end_reason == end_reason
+    assert ran.finished.failed_step is step
+    assert not ran.finished.valid
+    return str(ran.finished.message)
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("part", ["rubbish", "cut short"])
+def test_a_corrupt_onnx_file(take: Any, tmp_path: Path, tiny_onnx: Path, compiler: str, part: str) -> None:
+    path = tmp_path / "corrupt.onnx"
+    whole = tiny_onnx.read_bytes()
+    path.write_bytes(b"\x00rubbish" * 100 if part == "rubbish" else whole[: len(whole) // 2])
+    ran = take(compiler=compiler, exist_onnx_path=str(path))
+    assert "corrupt.onnx" in _failed(ran, InferStep.COMPILE, "corrupt_model")
+    assert ran.finished.p_validation_core > 0
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
+def test_an_operator_that_the_engine_lacks_is_named(take: Any, tmp_path: Path, compiler: str) -> None:
+    path = tmp_path / "odd.onnx"
+    image = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 1, 8, 8])
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 1, 8, 8])
+    node = helper.make_node("FrobnicateLinear", ["input"], ["output"], domain="com.example")
+    graph = helper.make_graph([node], "odd", [image], [output])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.example", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    ran = take(compiler=compiler, exist_onnx_path=str(path))
+    assert "FrobnicateLinear" in _failed(ran, InferStep.COMPILE, "unsupported_operator")
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
+def test_wrong_shapes(take: Any, tmp_path: Path, compiler: str) -> None:
+    path = tmp_path / "wide.onnx"
+    image = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, 32, 32])
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", 3, 32, 32])
+    graph = helper.make_graph([helper.make_node("Relu", ["input"], ["output"])], "wide", [image], [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    _failed(take(compiler=compiler, exist_onnx_path=str(path)), InferStep.INFER, "wrong_shape")
+
+
+def test_an_engine_file_that_is_not_there(take: Any) -> None:
+    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path="/nowhere/x.blob")
+    assert "/nowhere/x.blob" in _failed(ran, InferStep.INFER, "incompatible_engine")
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino", "aotinductor"])
+def test_an_engine_file_that_is_damaged(take: Any, tmp_path: Path, compiler: str) -> None:
+    path = tmp_path / "engine.bin"
+    path.write_bytes(b"not an engine" * 50)
+    ran = take(compiler=compiler, no_validation=True, exist_onnx_path="x", exist_compiler_path=str(path))
+    assert "compile it again" in _failed(ran, InferStep.INFER, "incompatible_engine")
+
+
+def test_an_engine_file_built_for_another_chip(take: Any, tiny_onnx: Path) -> None:
+    first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
+    compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
+    fingerprint = Path(f"{compiled}.json")
+    recorded = json.loads(fingerprint.read_text())
+    fingerprint.write_text(json.dumps(recorded | {"device": "Another Chip"}))
+    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path=compiled)
+    message = _failed(ran, InferStep.INFER, "incompatible_engine")
+    assert "device 'Another Chip' there" in message
+
+
+def test_an_empty_data_directory(take: Any, make_job: Any, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = take(make_job(compiler=None).model_copy(update={"data_dirs": {"data": empty}}))
+    assert str(empty) in _failed(ran, InferStep.CREATE, "bad_data")
+
+
+def test_data_without_items(take: Any, make_job: Any) -> None:
+    _failed(take(make_job(compiler=None, parameters={"items": 0})), InferStep.CREATE, "bad_data")
+
+
+def test_out_of_memory_says_batch_device_and_what_to_try() -> None:
+    situation = Situation("compiling", "tensorrt", 64, "cuda")
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("std::bad_alloc")):
+        typed = explained(error, situation)
+        assert isinstance(typed, OutOfMemoryError)
+        assert "batch 64; try batch_size 32" in str(typed)
+        assert "cuda" in str(typed)
+
+
+def test_a_real_failed_allocation_is_out_of_memory(take: Any, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(self: object, model: object, inputs: object) -> list[torch.Tensor]:
+        return [torch.empty(2**60, dtype=torch.uint8)]
+
+    monkeypatch.setattr("accelmark.infer.case.InferCase.model_forward", greedy)
+    message = _failed(take(make_job(compiler=None)), InferStep.VALIDATE, "out_of_memory")
+    assert "try batch_size 8" in message
+
+
+def test_an_engine_that_is_not_installed_says_so(take: Any, tiny_onnx: Path) -> None:
+    ran = take(compiler="tensorrt", exist_onnx_path=str(tiny_onnx))
+    assert "tensorrt is not available here" in _failed(ran, InferStep.COMPILE, "engine_missing")
+
+
+def test_a_provider_that_is_not_there_never_falls_back_to_the_cpu(take: Any, tiny_onnx: Path) -> None:
+    options = {"providers": ["CUDAExecutionProvider"]}
+    ran = take(compiler="onnxruntime", exist_onnx_path=str(tiny_onnx), engine_options=options)
+    assert "CUDAExecutionProvider" in _failed(ran, InferStep.COMPILE, "engine_missing")
+
+
+def test_an_unknown_engine_comes_with_the_nearest_name(take: Any) -> None:
+    message = _failed(take(compiler="openvinno"), InferStep.COMPILE, "bad_request")
+    assert "did you mean 'openvino'" in message
+
+
+def test_a_precision_that_the_engine_lacks(take: Any, tiny_onnx: Path) -> None:
+    ran = take(compiler="onnxruntime", precision="bf16", exist_onnx_path=str(tiny_onnx))
+    assert "it knows fp32, fp16, int8" in _failed(ran, InferStep.COMPILE, "bad_request")
+
+
+def test_an_engine_that_needs_the_model_says_so_without_one(take: Any) -> None:
+    ran = take(compiler="eager", no_validation=True, exist_onnx_path="x")
+    assert "no_validation has to be false" in _failed(ran, InferStep.COMPILE, "bad_request")
+
+
+def test_a_device_that_pytorch_cannot_reach(take: Any, make_job: Any) -> None:
+    ran = take(make_job(compiler=None).model_copy(update={"device_type": "cuda"}))
+    assert "PyTorch cannot reach device 'cuda'" in _failed(ran, InferStep.INITIALISE, "engine_missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "operator"),
+    [
+        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Celu(12) node", "Celu"),
+        ("No importer registered for op: RotaryEmbedding", "RotaryEmbedding"),
+    ],
+)
+def test_operators_are_named_from_other_runtimes_messages(text: str, operator: str) -> None:
+    typed = explained(RuntimeError(text), Situation("compiling", "x", 1, "cpu"))
+    assert isinstance(typed, UnsupportedOperatorError)
+    assert f"has no operator {operator};" in str(typed)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelmark.infer.engine import EngineRequest
+from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.registry import engine_class, own_engines
+from accelmark.infer.setup import build_case
+from accelmark.spec.errors import RunError
+
+
+def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
+    job = make_job()
+    case = build_case(job, job.infer)
+    given: dict[str, Any] = {
+        "model": case.create_model(),
+        "onnx_path": onnx,
+        "engine_path": None,
+        "example": case.synthetic_batch(4).inputs,
+        "precision": "fp32",
+        "device": torch.device("cpu"),
+        "device_type": "cpu",
+        "threads": 1,
+        "options": {},
+        "work_dir": work_dir,
+    }
+    return EngineRequest(**(given | changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "difference"),
+    [
+        ("eager", "fp32", 0.0),
+        ("eager", "bf16", 0.1),
+        ("inductor", "fp32", 1e-4),
+        ("aotinductor", "fp32", 1e-4),
+        ("onnxruntime", "fp32", 1e-4),
+        ("onnxruntime", "fp16", 0.02),
+        ("onnxruntime", "int8", 0.5),
+        ("openvino", "fp32", 1e-4),
+        ("openvino", "bf16", 0.1),
+    ],
+)
+def test_an_engine_gives_the_models_answers_for_every_batch_size(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str, precision: Any, difference: float
+) -> None:
+    request = _request(make_job, tiny_onnx, tmp_path, precision=precision)
+    engine = engine_class(name, None)(request)
+    assert request.model is not None
+    for size in (4, 3) if name == "inductor" else (4, 1, 3):
+        inputs = [request.example[0][:size]]
+        outputs, _ = engine(inputs)
+        with torch.inference_mode():
+            expected = request.model(*inputs)
+        assert [output.device.type for output in outputs] == ["cpu"]
+        assert outputs[0].shape == expected.shape
+        assert (outputs[0].float() - expected).abs().max() <= difference
+    assert engine.describe()
+    if name in ("aotinductor", "onnxruntime", "openvino") and precision == "fp32":
+        loaded = engine_class(name, None)(
+            _request(make_job, tiny_onnx, tmp_path, model=None, onnx_path=None, engine_path=engine.file)
+        )
+        assert torch.allclose(loaded(list(request.example))[0][0], engine(list(request.example))[0][0])
+    engine.close()
+
+
+def test_compiling_for_a_new_batch_size_is_reported_as_not_inference(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    request = _request(make_job, tiny_onnx, tmp_path)
+    engine = engine_class("inductor", None)(request)
+    assert engine(list(request.example))[1] == 0.0
+    assert engine([request.example[0][:2]])[1] > 0.0
+    assert engine([request.example[0][:2]])[1] == 0.0
+
+
+def test_the_seven_engines_are_there() -> None:
+    assert own_engines() >= {
+        "eager", "inductor", "aotinductor", "onnxruntime", "openvino", "tensorrt", "torch_tensorrt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "torch_tensorrt"])
+def test_an_engine_whose_package_is_absent_says_what_to_do(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str
+) -> None:
+    if find_spec(name) is not None:
+        pytest.skip(f"{name} is installed here")
+    with pytest.raises(EngineMissingError, match=f"{name} cannot be imported.*install it"):
+        engine_class(name, None)(_request(make_job, tiny_onnx, tmp_path))
+
+
+_VENDOR_ENGINE = '''
+"""A vendor's engine: its runtime is played by the model's own framework."""
+
+from accelmark.infer.engines.eager import Engine as Eager
+
+
+class Engine(Eager):
+    def describe(self):
+        return {"acme_compiler": "1.0"}
+'''
+
+
+def test_a_vendor_adds_an_engine_as_one_file(make_job: Any, tiny_onnx: Path, tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "acmert.py").write_text(_VENDOR_ENGINE)
+    engine = engine_class("acmert", tmp_path)(_request(make_job, tiny_onnx, tmp_path))
+    assert engine.name == "acmert"
+    assert engine.describe() == {"acme_compiler": "1.0"}
+
+
+def test_a_file_without_an_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "hollow.py").write_text("VALUE = 1\n")
+    with pytest.raises(RunError, match="holds no class Engine"):
+        engine_class("hollow", tmp_path)
+
+
+def test_an_installed_package_adds_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme_engines.py").write_text(_VENDOR_ENGINE)
+    metadata = tmp_path / "acme_engines-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-engines\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[accelmark.engines]\nacmepkg = acme_engines:Engine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert engine_class("acmepkg", None).__module__ == "acme_engines"

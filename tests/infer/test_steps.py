@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
+
+_ALL = dict.fromkeys(InferStep, "done")
+
+
+def test_the_standard_case_takes_all_seven_steps_and_keeps_its_accuracy(take: Any) -> None:
+    ran = take(compiler="onnxruntime")
+    assert ran.states() == _ALL
+    finished = ran.finished
+    assert finished.state == "completed"
+    assert finished.valid
+    assert 0.9 < finished.val_average_acc < 1.0
+    assert finished.infer_average_acc == pytest.approx(finished.val_average_acc, abs=0.02)
+    assert finished.p_inference_core > finished.p_inference_whole > 0
+    assert finished.compile_time > 0
+    assert (ran.node_dir / "engine" / "model.onnx").is_file()
+
+
+def test_each_step_is_timed_and_shown_in_its_order(take: Any) -> None:
+    ends = take(compiler=None).of(Event.STAGE_END)
+    assert [end.number for end in ends] == list(range(1, 8))
+    assert all(end.duration_s > 0 for end in ends if end.state == "done")
+
+
+def test_without_a_compiler_the_inference_figures_are_null(take: Any) -> None:
+    ran = take(compiler=None)
+    skipped = {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}
+    assert ran.states() == _ALL | dict.fromkeys(skipped, "skipped")
+    assert ran.finished.p_inference_core is None
+    assert ran.finished.p_validation_core > 0
+    assert {end.reason for end in ran.of(Event.STAGE_END) if end.state == "skipped"} == {"compiler is null"}
+
+
+def test_without_validation_its_figures_are_null_and_the_onnx_file_is_compiled(take: Any, tiny_onnx: Path) -> None:
+    ran = take(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx))
+    assert ran.states() == _ALL | {InferStep.VALIDATE: "skipped", InferStep.EXPORT: "skipped"}
+    assert ran.finished.p_validation_core is None
+    assert ran.finished.val_average_acc is None
+    assert ran.finished.infer_average_acc > 0.9
+
+
+def test_an_existing_engine_goes_from_the_data_to_inference(take: Any, tiny_onnx: Path) -> None:
+    first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
+    compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
+    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="foo", exist_compiler_path=compiled)
+    skipped = {InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE}
+    assert ran.states() == _ALL | dict.fromkeys(skipped, "skipped")
+    assert ran.finished.compile_time is None
+    assert ran.finished.infer_average_acc == first.finished.infer_average_acc
+
+
+def test_repeat_goes_over_the_data_again(take: Any) -> None:
+    windows = take(compiler=None, repeat=3).of(Event.FORWARD)
+    assert {window.pass_number for window in windows} == {1, 2, 3}
+    assert sum(sum(window.items) for window in windows) == 300
+
+
+def test_a_window_closes_every_log_freq_batches(take: Any) -> None:
+    windows = take(compiler=None, log_freq=3).of(Event.FORWARD)
+    assert [len(window.items) for window in windows] == [3, 3, 1]
+
+
+def test_warming_up_is_shown_and_counts_for_nothing(take: Any) -> None:
+    ran = take(compiler=None, warmup_batches=4)
+    (warmed,) = ran.of(Event.WARMUP)
+    assert len(warmed.calls_ms) == 4
+    assert sum(sum(window.items) for window in ran.of(Event.FORWARD)) == 100
+
+
+def test_made_up_data_measures_speed_only(take: Any) -> None:
+    ran = take(compiler="eager", synthetic=True)
+    assert ran.finished.infer_average_acc is None
+    assert ran.finished.p_inference_core > 0
+    assert ran.finished.valid
+
+
+def test_nan_in_the_outputs_makes_the_run_invalid(take: Any, make_job: Any) -> None:
+    ran = take(make_job(compiler="eager", parameters={"nan": True}))
+    assert ran.finished.state == "completed"
+    assert not ran.finished.valid
+    assert "NaN" in ran.finished.invalid_reasons[0]
+
+
+def test_an_accuracy_outside_the_tolerance_makes_the_run_invalid(take: Any, make_job: Any, tiny_onnx: Path) -> None:
+    # The exported model is another than the case's, as when a wrong file is named.
+    job = make_job(compiler="onnxruntime", exist_onnx_path=str(_other_model(tiny_onnx)))
+    finished = take(job).finished
+    assert not finished.valid
+    assert "differ by more than 0.02" in finished.invalid_reasons[0]
+
+
+def _other_model(path: Path) -> Path:
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(path)
+    for weights in model.graph.initializer:
+        values = numpy_helper.to_array(weights)
+        if values.ndim > 1:
+            weights.CopyFrom(numpy_helper.from_array(-values.astype(np.float32), weights.name))
+    other = path.with_name("other.onnx")
+    onnx.save(model, other)
+    return other
+
+
+def test_an_accuracy_far_from_the_reference_makes_the_run_invalid(take: Any, make_job: Any) -> None:
+    job = make_job(compiler=None)
+    reference = {"value": 0.5, "within": 0.01, "source": "made up for this test"}
+    infer = job.infer.model_validate(job.infer.model_dump() | {"reference": reference})
+    finished = take(job.model_copy(update={"infer": infer})).finished
+    assert not finished.valid
+    assert "the reference is 0.5" in finished.invalid_reasons[0]
+
+
+def test_the_process_ends_with_finished_and_its_prints_in_the_log(in_a_process: Any, make_job: Any) -> None:
+    code, events, text = in_a_process(make_job(compiler="eager"))
+    assert code == 0
+    assert events[-1]["event"] == "FINISHED"
+    assert events[-1]["value"]["valid"] is True
+    assert events[0]["event"] == "INIT_START"
+    assert text.rstrip().splitlines()[-1].startswith("[PerfLog]")
+
+
+def test_a_failed_process_keeps_the_earlier_results(in_a_process: Any, make_job: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    code, events, _ = in_a_process(make_job(compiler="onnxruntime", exist_onnx_path=str(broken)))
+    assert code == 1
+    finished = events[-1]["value"]
+    assert (finished["state"], finished["end_reason"]) == ("failed", "corrupt_model")
+    assert finished["p_validation_core"] > 0
+    assert finished["val_average_acc"] > 0.9
+
+
+def test_a_cancelled_process_says_so_and_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:
+    node_dir = tmp_path / "node"
+    node_dir.mkdir()
+    job_file = tmp_path / "job.json"
+    job_file.write_text(make_job(compiler=None, repeat=10_000_000).model_dump_json(), encoding="utf-8")
+    environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
+    process = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
+    log = node_dir / "rank0.out.log"
+    deadline = time.monotonic() + 120
+    while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    last = log.read_text(encoding="utf-8").splitlines()[-1]
+    assert '"state": "cancelled"' in last
+    assert '"failed_step": "validate"' in last

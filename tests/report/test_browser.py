@@ -1,0 +1,172 @@
+"""The page in a real browser: Chromium, headless, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from accelmark.report.page import write_page
+from accelmark.results.summary import summarise, write_round
+from tests.made_run import Made, make_run
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@dataclass
+class Seen:
+    """A page, and everything the browser complained of or asked the network for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Made(rounds=2, nproc=2, windows=60, jitter=1.0, eval_windows=(20, 40, 60), metrics=(0.5, 0.92, 0.94))
+    run = make_run(tmp_path_factory.mktemp("browser") / "run", made)
+    summarise(run)
+    return write_page(run)
+
+
+def see(browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> Seen:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if scheme == "dark" else "light",
+        offline=True,
+    )
+    seen = Seen(context.new_page())
+    seen.page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+    seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    seen.page.on("request", lambda request: seen.requests.append(request.url))
+    seen.page.goto(path.as_uri())
+    seen.page.wait_for_selector("html[data-drawn]")
+    return seen
+
+
+def paper(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_the_plots_are_there_and_nothing_complains(browser: Browser, report: Path) -> None:
+    seen = see(browser, report)
+    assert seen.complaints == []
+    assert seen.page.locator(".plot .main-svg").count() >= 3
+    progress = seen.page.locator('[data-kind="progress"]')
+    assert progress.locator(".scatterlayer .trace").count() == 3 * 2  # loss, accuracy, throughput of two rounds
+    telemetry = seen.page.locator('[data-kind="telemetry"]')
+    assert telemetry.locator(".scatterlayer .trace").count() == 5 * 2 + 2  # of two devices, of one host
+    for kind in ("progress", "telemetry", "bars"):
+        box = seen.page.locator(f'[data-kind="{kind}"]').bounding_box()
+        assert box is not None
+        assert box["height"] > 200
+        assert box["width"] > 700
+    seen.page.context.close()
+
+
+def test_nothing_is_asked_of_a_network(browser: Browser, report: Path) -> None:
+    seen = see(browser, report)
+    assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    seen.page.context.close()
+
+
+def test_light_and_dark_follow_the_system_and_the_button(browser: Browser, report: Path) -> None:
+    light, dark = see(browser, report), see(browser, report, scheme="dark")
+    assert paper(light.page) == "rgb(255, 255, 255)"
+    assert paper(dark.page) == "rgb(17, 20, 23)"
+    light.page.get_by_role("button", name="Switch between light and dark").click()
+    assert paper(light.page) == paper(dark.page)
+    fill = light.page.evaluate("document.querySelector('.plot').layout.paper_bgcolor")
+    assert fill == "#111417"
+    assert light.complaints == dark.complaints == []
+    light.page.context.close()
+    dark.page.context.close()
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Browser, report: Path) -> None:
+    seen = see(browser, report, width=390)
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert seen.complaints == []
+    seen.page.context.close()
+
+
+def test_zooming_one_strip_zooms_the_telemetry_too(browser: Browser, report: Path) -> None:
+    seen = see(browser, report)
+    seen.page.evaluate("Plotly.relayout(document.querySelector('[data-kind=progress]'), "
+                       "{'xaxis.range[0]': 1, 'xaxis.range[1]': 3})")  # fmt: skip
+    seen.page.wait_for_function("document.querySelector('[data-kind=telemetry]').layout.xaxis.range[1] === 3")
+    assert seen.complaints == []
+    seen.page.context.close()
+
+
+def test_it_prints_in_light_with_everything_open(browser: Browser, report: Path) -> None:
+    seen = see(browser, report, scheme="dark")
+    seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert paper(seen.page) == "rgb(255, 255, 255)"
+    assert seen.page.locator("details:not([open])").count() == 0
+    assert len(seen.page.pdf(format="A4")) > 20_000
+    seen.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert paper(seen.page) == "rgb(17, 20, 23)"
+    seen.page.context.close()
+
+
+def test_tables_have_heads_and_captions_and_text_has_contrast(browser: Browser, report: Path) -> None:
+    for scheme in ("light", "dark"):
+        seen = see(browser, report, scheme=scheme)
+        assert seen.page.locator("table:not(:has(caption))").count() == 0
+        assert seen.page.locator("th:not([scope])").count() == 0
+        assert seen.page.locator(".plot:not([aria-label])").count() == 0
+        weak = seen.page.evaluate(CONTRAST)
+        assert weak == [], scheme
+        seen.page.context.close()
+
+
+def test_a_failed_run_shows_its_reason_and_runs_no_script_of_it(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(telemetry=False))
+    hostile = "</script><script>window.hacked = 1</script>"
+    write_round(run / "toy-pytorch-X1x1x1" / "round1", state="failed", reason=hostile)
+    summarise(run)
+    seen = see(browser, write_page(run))
+    assert seen.page.evaluate("window.hacked") is None
+    assert hostile in (seen.page.locator(".note.bad").text_content() or "")
+    assert seen.complaints == []
+    seen.page.context.close()
+
+
+CONTRAST = """() => {
+  const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const back = light(getComputedStyle(document.body).backgroundColor);
+  const weak = new Set();
+  for (const element of document.querySelectorAll("body *:not(script):not(style):not(svg *)")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
+    const own = light(getComputedStyle(element).color);
+    const ratio = (Math.max(own, back) + 0.05) / (Math.min(own, back) + 0.05);
+    if (ratio < 4.5) weak.add(`${element.className || element.tagName}: ${ratio.toFixed(2)}`);
+  }
+  return [...weak];
+}"""

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from accelmark.report.page import render_page, script_json, write_page
+from accelmark.results.store import check_manifest, load_run
+from accelmark.results.summary import summarise, write_round
+from accelmark.spec.errors import RunError
+from tests.made_run import Made, make_run
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+def page_of(run: Path) -> str:
+    summarise(run)
+    return render_page(load_run(run))
+
+
+def visible(page: str) -> str:
+    """The text of a page without its scripts and styles."""
+    found: list[str] = []
+
+    class Text(HTMLParser):
+        inside = ""
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.inside = tag if tag in {"script", "style"} else self.inside
+
+        def handle_endtag(self, tag: str) -> None:
+            self.inside = "" if tag == self.inside else self.inside
+
+        def handle_data(self, data: str) -> None:
+            if not self.inside:
+                found.append(data)
+
+    Text().feed(page)
+    return re.sub(r"\s+", " ", " ".join(found))
+
+
+def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
+    text = visible(page_of(make_run(tmp_path / "run", Made(rounds=2))))
+    order = [
+        text.index(word) for word in ("VALID", "Throughput, training", "Progress", "Telemetry", "Figures", "Rounds")
+    ]
+    assert order == sorted(order)
+    assert "12,800" in text
+    assert "6.40" in text  # MFU in percent
+
+
+def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
+    text = visible(page_of(make_run(tmp_path / "run", Made(chip=None))))
+    assert "Not measured, and why" in text
+    assert "is no chip that vendor acme describes" in text
+
+
+def test_settings_stand_with_their_provenance(tmp_path: Path) -> None:
+    text = visible(page_of(make_run(tmp_path / "run")))
+    assert re.search(r"batch_size 8 command line 4 \(case\.yaml\)", text)
+
+
+def test_reasons_warnings_and_findings_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2, telemetry=False))
+    write_round(run / "toy-pytorch-X1x1x1" / "round2", state="lost", reason="host node00 went away")
+    text = visible(page_of(run))
+    assert "round 2 was lost: host node00 went away" in text
+    assert "telemetry-present" in text
+    assert "INVALID" in text
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    log = run / "toy-pytorch-X1x1x1" / "round1" / "node00_noderank0" / "rank0.out.log"
+    log.write_text(log.read_text().replace('"accuracy"', json.dumps(HOSTILE)))
+    write_round(run / "toy-pytorch-X1x1x1" / "round1", state="failed", reason=HOSTILE)
+    page = page_of(run)
+    assert HOSTILE not in page
+    assert "<img src=x" not in page
+    assert HOSTILE in visible(page)
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    hostile = {"</script>": "<!-- & \u2028 ]]>"}
+    text = script_json(hostile)
+    assert not set(text) & set("<>&\u2028")
+    assert json.loads(text) == hostile
+    with pytest.raises(ValueError, match="Out of range"):
+        script_json(float("nan"))
+
+
+def test_the_page_stands_alone_and_stays_small(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", Made(rounds=3, nproc=4, windows=300, jitter=1.0)))
+    assert len(page.encode()) < 7_000_000
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", own)
+    assert "default-src 'none'" in own
+
+
+def test_the_page_is_written_into_the_run_and_covered_by_its_manifest(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    summarise(run)
+    assert write_page(run) == run / "report.html"
+    assert "report.html" in (run / "MANIFEST.sha256").read_text()
+    assert check_manifest(run) == []
+
+
+def test_a_round_that_cannot_be_read_is_named_and_the_page_still_comes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(rounds=2))
+    summarise(run)
+    (run / "toy-pytorch-X1x1x1" / "round2" / "result.json").write_text("{")
+    text = visible(render_page(load_run(run)))
+    assert "Could not be read" in text
+    assert "round2/result.json" in text
+
+
+def test_a_case_that_never_started_has_a_page_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "toy-pytorch-X1x1x1" / "round1" / "job.json").unlink()
+    assert "No round left a result" in visible(page_of(run))
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    summarise(run)
+    with pytest.raises(RunError, match="nowhere"):
+        write_page(run, tmp_path / "nowhere" / "page.html")

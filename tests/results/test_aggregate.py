@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmark.results.aggregate import rounds_needed, spread, student_t
+from accelmark.results.schema import Figure
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216), (29, 2.04523), (100, 1.98397)]
+)
+def test_the_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
+    assert student_t(degrees) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_an_interval_is_the_one_worked_out_by_hand() -> None:
+    found = spread([Figure(value=value) for value in (98.0, 100.0, 102.0)])
+    half = 4.30265 * 2 / math.sqrt(3)
+    assert found.mean == 100
+    assert found.stdev == pytest.approx(2)
+    assert found.ci95 == pytest.approx((100 - half, 100 + half), rel=1e-5)
+
+
+def test_how_many_rounds_it_takes_is_the_least_that_do() -> None:
+    needed = rounds_needed(100, 2)
+    assert needed == 18  # t(17) x 2 / sqrt(18) = 0.9946, t(16) x 2 / sqrt(17) = 1.0283
+    assert student_t(17) * 2 / math.sqrt(18) <= 1 < student_t(16) * 2 / math.sqrt(17)
+
+
+def test_one_round_has_no_interval() -> None:
+    found = spread([Figure(value=5.0)])
+    assert (found.mean, found.stdev, found.ci95, found.rounds_needed, found.num_rounds) == (5.0, None, None, None, 1)
+
+
+def test_a_figure_nobody_measured_keeps_its_reason() -> None:
+    found = spread([Figure(value=None, reason="no counter")] * 2)
+    assert (found.mean, found.num_rounds, found.reason) == (None, 0, "no counter")
+
+
+def test_no_rounds_at_all_say_so() -> None:
+    assert spread([]).reason == "no round succeeded"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=20))
+def test_mean_and_spread_are_those_of_the_statistics_module(values: list[float]) -> None:
+    found = spread([Figure(value=value) for value in values])
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert found.stdev == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-9 * max(values))
+    assert found.ci95 is not None
+    assert found.mean is not None
+    assert found.ci95[0] <= found.mean <= found.ci95[1]
+
+
+def test_equal_rounds_need_no_more_than_two() -> None:
+    assert rounds_needed(5.0, 0.0) == 2
+    assert rounds_needed(0.0, 1.0) is None

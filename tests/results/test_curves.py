@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmark.results.curves import histogram, thin
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5000), st.integers(10, 500), st.randoms(use_true_random=False))
+def test_thinning_keeps_the_ends_and_the_peaks(count: int, most: int, rng: object) -> None:
+    values = np.random.default_rng(rng.randrange(2**32)).normal(size=count)  # type: ignore[attr-defined]
+    kept = thin(values, most)
+    assert len(kept) <= max(most, 2)
+    assert kept[0] == 0
+    assert kept[-1] == count - 1
+    assert (np.diff(kept) > 0).all()
+    assert values[kept].max() == values.max()
+    assert values[kept].min() == values.min()
+
+
+def test_a_histogram_holds_every_step() -> None:
+    steps = np.concatenate([np.linspace(1, 2, 990), np.full(10, 50.0)]).astype(np.float32)
+    bins = histogram(steps)
+    assert sum(count for _, count in bins) == 1000
+    assert bins[0] == (1.0, 0)
+    assert bins[-1][0] == 50.0
+
+
+def test_equal_steps_make_one_bin() -> None:
+    assert histogram(np.full(7, 3.0, dtype=np.float32)) == ((3.0, 0), (3.0, 7))
+    assert histogram(np.zeros(0, dtype=np.float32)) == ()
+
+
+def test_a_stretch_without_numbers_stays_a_gap() -> None:
+    values = np.concatenate([np.ones(500), np.full(1000, np.nan), np.ones(500)])
+    shown = values[thin(values, 100)]
+    assert np.isnan(shown).any()
+    assert np.nanmax(shown) == pytest.approx(1)

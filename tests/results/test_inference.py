@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.results.inference import invalid_reasons, mfu, percentile, phase_figures
+from accelmark.results.schema import Figure
+from accelmark.spec.infer_events import ForwardWindow, RepeatCheck
+from accelmark.spec.inference import Reference
+
+
+def _window(
+    items: tuple[int, ...], latency_ms: tuple[float, ...], wall_ms: float, other_ms: float = 0
+) -> ForwardWindow:
+    return ForwardWindow(
+        phase="inference",
+        pass_number=1,
+        items=items,
+        latency_ms=latency_ms,
+        not_inference_ms=(other_ms,) + (0.0,) * (len(items) - 1),
+        wall_ms=wall_ms,
+        nonfinite_batches=0,
+    )
+
+
+def test_core_is_computation_and_whole_is_everything_but_compilation() -> None:
+    figures = phase_figures([_window((8, 8), (10, 30), 100), _window((8, 4), (20, 20), 700, other_ms=400)], 8, "")
+    assert figures.core.value == pytest.approx(28 / 0.080)
+    assert figures.whole.value == pytest.approx(28 / 0.400)
+
+
+def test_latency_is_that_of_full_batches() -> None:
+    figures = phase_figures([_window((8, 8, 4), (10, 30, 1), 100)], 8, "")
+    assert figures.latency_ms["p50"].value == 10
+
+
+def test_what_was_skipped_is_null_with_its_reason() -> None:
+    figures = phase_figures([], 8, "compiler is null")
+    assert figures.core == Figure(value=None, reason="compiler is null")
+    assert figures.latency_ms["p99"].reason == "compiler is null"
+
+
+def test_a_percentile_that_too_few_batches_were_measured_for_is_null() -> None:
+    assert percentile([1.0] * 999, 0.999).value is None
+    assert percentile([float(index) for index in range(1, 1001)], 0.999).value == 999
+    assert percentile([float(index) for index in range(1, 101)], 0.99).value == 99
+
+
+@given(st.lists(st.floats(0.001, 1000), min_size=10, max_size=300), st.sampled_from([0.5, 0.9]))
+def test_a_percentile_is_a_measured_value_that_its_share_does_not_exceed(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    found = percentile(ordered, share).value
+    assert found in ordered
+    assert found is not None
+    assert sum(value <= found for value in ordered) >= share * len(ordered) - 1e-9
+    assert sum(value < found for value in ordered) < share * len(ordered) + 1e-9
+
+
+def test_mfu_needs_flops_and_a_peak() -> None:
+    speed = Figure(value=1000.0)
+    assert mfu(speed, 4.12e9, 312).value == pytest.approx(1000 * 4.12e9 / 312e12)
+    assert mfu(speed, None, 312).value is None
+    assert "peak" in str(mfu(speed, 1.0, None).reason)
+
+
+def _reasons(**changed: object) -> tuple[str, ...]:
+    given: dict[str, object] = {
+        "metric": "top1",
+        "validation": 0.9,
+        "inference": 0.899,
+        "tolerance": 0.005,
+        "reference": None,
+        "nonfinite_batches": 0,
+        "repeat_check": None,
+    }
+    return invalid_reasons(**(given | changed))  # type: ignore[arg-type]
+
+
+def test_nothing_speaks_against_an_accuracy_within_the_tolerance() -> None:
+    assert _reasons() == ()
+    assert _reasons(validation=None) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"inference": 0.89}, "differ by more than 0.005"),
+        ({"inference": math.nan}, "not a finite number"),
+        ({"nonfinite_batches": 2}, "outputs of 2 batches"),
+        ({"reference": Reference(value=0.95, within=0.01, source="a paper")}, "(a paper)"),
+        (
+            {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},
+            "cached",
+        ),
+    ],
+)
+def test_each_reason_makes_a_run_invalid(changed: dict[str, object], words: str) -> None:
+    assert any(words in reason for reason in _reasons(**changed))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmark.results import perflog
+from accelmark.results.perflog import PerfLog, Record
+from accelmark.spec.errors import RunError
+from tests.made_run import perflog as line_of
+
+NOISE = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from([b"[PerfLog]", b"[PerfLog] ", b"[PerfLog] {", b'[PerfLog] {"event": 1}', b"\xff\xfe[PerfLog] []"]),
+    st.text(max_size=40).map(str.encode),
+).map(lambda noise: noise.replace(b"\n", b" "))
+
+
+def read(path: Path) -> tuple[list[Record], perflog.ReadReport]:
+    log = PerfLog(path)
+    return list(log), log.report
+
+
+@settings(max_examples=150, deadline=None)
+@given(noise=st.lists(NOISE, max_size=12), values=st.lists(st.integers(0, 9), max_size=12), torn=st.integers(1, 40))
+def test_every_record_is_found_whatever_stands_between(
+    tmp_path_factory: pytest.TempPathFactory, noise: list[bytes], values: list[int], torn: int
+) -> None:
+    lines = [line_of("STEP_END", {"n": n}, 1000.0 + i, 0).encode() for i, n in enumerate(values)]
+    mixed: list[bytes] = []
+    for i in range(max(len(lines), len(noise))):
+        mixed += [noise[i] + b"\n"] if i < len(noise) else []
+        mixed += [lines[i]] if i < len(lines) else []
+    last = line_of("FINISHED", {}, 9e6, 0).encode()
+    path = tmp_path_factory.mktemp("log") / "rank0.out.log"
+    path.write_bytes(b"".join(mixed) + last[: max(len(last) - 1 - torn, 0)])
+    records, report = read(path)
+    assert [record.value["n"] for record in records if record.event == "STEP_END"] == values
+    assert not any(record.event == "FINISHED" for record in records)
+    assert report.records == len(values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_no_bytes_can_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("log") / "rank0.out.log"
+    path.write_bytes(content)
+    records, report = read(path)
+    assert report.records == len(records)
+    assert report.malformed <= report.lines
+
+
+def test_a_torn_last_line_is_told_and_not_called_malformed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    whole = line_of("TRAIN_START", {}, 1.0, 0)
+    path.write_text(whole + whole[:50])
+    records, report = read(path)
+    assert (len(records), report.malformed, report.torn) == (1, 0, True)
+
+
+def test_a_whole_last_line_without_its_newline_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(line_of("TRAIN_END", {}, 1.0, 0).rstrip("\n"))
+    records, report = read(path)
+    assert (len(records), report.torn) == (1, False)
+
+
+def test_malformed_lines_are_counted_and_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bad = (
+        '[PerfLog] {"event": "STEP_END", "value": {"loss": NaN}, "metadata": {"time_ms": 1, "mono_ms": 1, "rank": 0}}\n'
+    )
+    path.write_text("hello\n" + bad + line_of("TRAIN_START", {}, 1.0, 0) + "[PerfLog] {}\n")
+    records, report = read(path)
+    assert (len(records), report.malformed, report.malformed_lines) == (1, 2, (2, 4))
+
+
+def test_two_records_in_one_line_are_both_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    one, two = line_of("TRAIN_START", {}, 1.0, 0), line_of("TRAIN_END", {}, 2.0, 1)
+    path.write_text("progress 5% " + one.rstrip("\n") + two)
+    assert [record.event for record in read(path)[0]] == ["TRAIN_START", "TRAIN_END"]
+
+
+def test_a_message_may_quote_the_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(line_of("WARNING", {"message": "saw [PerfLog] {} in a log"}, 1.0, 0))
+    assert read(path)[0][0].value == {"message": "saw [PerfLog] {} in a log"}
+
+
+def test_an_endless_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perflog, "LONGEST_LINE", 1024)
+    path = tmp_path / "log"
+    path.write_bytes(b"\0" * 10_000 + b"\n" + line_of("TRAIN_START", {}, 1.0, 0).encode())
+    records, report = read(path)
+    assert (len(records), report.lines) == (1, 2)
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"rank9\.out\.log"):
+        list(PerfLog(tmp_path / "rank9.out.log"))
+
+
+def test_what_the_job_side_writes_is_json(tmp_path: Path) -> None:
+    line = line_of("INIT_END", {"text": "a\nb"}, 1.0, 3)
+    assert line.count("\n") == 1
+    assert json.loads(line.removeprefix("[PerfLog] "))["metadata"]["rank"] == 3

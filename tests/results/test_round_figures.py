@@ -1,0 +1,193 @@
+"""Every figure against numbers that can be worked out by hand from ``Made``'s defaults.
+
+100 steps of 9 ms and 1 ms of waiting: 1 s of training. Two evaluations of 0.5 s: 2 s raw. 2 s before TRAIN_START,
+0.1 s after TRAIN_END. 100 steps x 8 samples x 16 tokens = 12 800 tokens a rank.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accelmark.results.figures import FigureName as F
+from accelmark.results.rounds import round_result
+from accelmark.results.schema import RoundResult
+from accelmark.spec.case import Target
+from tests.made_run import Made, make_run
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def result_of(tmp_path: Path, made: Made) -> RoundResult:
+    run = make_run(tmp_path / "run", made)
+    return round_result(run / made.key.slug / "round1")
+
+
+def reason(result: RoundResult, name: F) -> str:
+    figure = result.figures[name]
+    assert figure.value is None
+    return figure.reason or ""
+
+
+def test_every_figure_of_one_rank_is_what_a_calculator_says(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made())
+    expected = {
+        F.E2E_TIME: 4.1,
+        F.INIT_TIME: 2.0,
+        F.RAW_TRAIN_TIME: 2.0,
+        F.TRAIN_NO_EVAL_TIME: 1.0,
+        F.PURE_COMPUTE_TIME: 0.9,
+        F.TIME_TO_TARGET: 2.0,
+        F.THROUGHPUT_WHOLE: 6400.0,
+        F.THROUGHPUT_TRAIN: 12800.0,
+        F.THROUGHPUT_CORE: 12800 / 0.9,
+        F.THROUGHPUT_PER_DEVICE: 12800.0,
+        F.STEP_P50: 9.0,
+        F.STEP_P90: 9.0,
+        F.STEP_P99: 9.0,
+        F.DATA_WAIT_SHARE: 0.1,
+        F.FINAL_METRIC: 0.95,
+        F.FLOPS_PER_SAMPLE: 8e9,
+        F.ACHIEVED_TFLOPS: 6.4,
+        F.MFU: 0.064,
+        F.PEAK_DEVICE_MEMORY: 512.0,
+        F.PEAK_HOST_MEMORY: 2048.0,
+        F.DEVICE_UTILISATION: 0.9,
+        F.CPU_UTILISATION: 0.25,
+        F.MEAN_POWER: 200.0,
+        F.ENERGY: 400.0,
+        F.ENERGY_PER_UNIT: 400 / 12800,
+        F.UNITS_PER_JOULE: 32.0,
+        F.TELEMETRY_CPU_TIME: 0.125,
+    }
+    assert {name: result.figures[name].value for name in expected} == pytest.approx(expected)
+    assert (result.state, result.converged, result.num_steps, result.num_samples) == ("succeeded", True, 100, 800)
+    assert set(result.figures) == set(F)
+
+
+def test_more_ranks_and_hosts_add_up(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(nnodes=2, nproc=2))
+    values = {name: figure.value for name, figure in result.figures.items()}
+    assert values[F.THROUGHPUT_TRAIN] == pytest.approx(4 * 12800)
+    assert values[F.THROUGHPUT_PER_DEVICE] == pytest.approx(12800)
+    assert values[F.MFU] == pytest.approx(0.064)
+    assert values[F.MEAN_POWER] == pytest.approx(800)
+    assert values[F.ENERGY] == pytest.approx(1600)
+    assert values[F.TELEMETRY_CPU_TIME] == pytest.approx(0.25)
+
+
+def test_figures_agree_with_what_a_real_rank_counted_itself() -> None:
+    result = round_result(RECORDED / "1rank")
+    own = {
+        F.RAW_TRAIN_TIME: 0.025311, F.TRAIN_NO_EVAL_TIME: 0.023519, F.PURE_COMPUTE_TIME: 0.0142313,
+        F.THROUGHPUT_WHOLE: 7585.55, F.THROUGHPUT_TRAIN: 8163.56, F.THROUGHPUT_CORE: 13491.39,
+        F.FINAL_LOSS: 0.3351525, F.FINAL_METRIC: 0.980198, F.FLOPS_PER_SAMPLE: 3968.0,
+    }  # fmt: skip
+    assert {name: result.figures[name].value for name in own} == pytest.approx(own, rel=2e-3)
+    assert (result.num_steps, result.num_samples, result.converged) == (12, 192, True)
+
+
+def test_two_real_ranks_are_one_round() -> None:
+    result = round_result(RECORDED / "2ranks")
+    assert result.num_devices == 2
+    assert result.figures[F.STEP_P50].value is not None
+    assert not [finding for finding in result.findings if finding.rule == "ranks-present"]
+
+
+def test_an_unknown_chip_has_no_mfu_and_says_so(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(chip=None))
+    assert "'Acme X1 Pod'" in reason(result, F.MFU)
+    assert result.figures[F.ACHIEVED_TFLOPS].value == pytest.approx(6.4)
+
+
+def test_a_precision_without_a_peak_has_no_mfu(tmp_path: Path) -> None:
+    assert reason(result_of(tmp_path, Made(precision="fp16")), F.MFU) == "no dense fp16 peak is stated for X1 Pod"
+
+
+def test_flops_that_could_not_be_counted_leave_mfu_open(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(flops_per_sample=None))
+    assert "could not be counted" in reason(result, F.MFU)
+    assert "could not be counted" in reason(result, F.FLOPS_PER_SAMPLE)
+
+
+def test_a_target_never_reached_has_no_time_to_it(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(metrics=(0.5, 0.6)))
+    assert result.converged is False
+    assert reason(result, F.TIME_TO_TARGET) == "no evaluation reached accuracy ≥ 0.9"
+
+
+def test_time_to_target_is_that_of_the_first_evaluation_that_met_it(tmp_path: Path) -> None:
+    assert result_of(tmp_path, Made(metrics=(0.91, 0.4))).figures[F.TIME_TO_TARGET].value == pytest.approx(1.0)
+
+
+def test_a_case_without_a_target_is_neither_converged_nor_not(tmp_path: Path) -> None:
+    assert result_of(tmp_path, Made(target=None)).converged is None
+
+
+def test_synthetic_data_has_no_accuracy(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(synthetic=True))
+    assert result.converged is None
+    assert "synthetic" in result.marks
+    assert reason(result, F.FINAL_METRIC) == "synthetic data has no accuracy"
+
+
+def test_a_metric_may_have_to_be_small(tmp_path: Path) -> None:
+    target = Target(metric="accuracy", direction="at_most", value=0.96, why="made up")
+    assert result_of(tmp_path, Made(target=target)).figures[F.TIME_TO_TARGET].value == pytest.approx(1.0)
+
+
+def test_no_telemetry_leaves_its_figures_null_with_the_reason(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(telemetry=False))
+    for name in (F.ENERGY, F.MEAN_POWER, F.DEVICE_UTILISATION, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME):
+        assert "no telemetry.jsonl" in reason(result, name)
+    assert [finding.rule for finding in result.findings] == ["telemetry-present"]
+
+
+def test_energy_of_a_cpu_is_that_of_its_packages(tmp_path: Path) -> None:
+    result = result_of(tmp_path, Made(device_type="cpu", rapl=True))
+    assert result.figures[F.ENERGY].value == pytest.approx(100.0)
+    assert result.figures[F.DEVICE_UTILISATION].value == pytest.approx(0.25)
+
+
+def test_a_cpu_without_an_energy_counter_says_why(tmp_path: Path) -> None:
+    assert reason(result_of(tmp_path, Made(device_type="cpu")), F.ENERGY) == "there is no powercap interface"
+
+
+def test_a_silence_of_telemetry_leaves_energy_open(tmp_path: Path) -> None:
+    made = Made(windows=200, steps_per_window=10, eval_windows=(), metrics=())
+    run = make_run(tmp_path / "run", made)
+    path = run / made.key.slug / "round1" / "node00_noderank0" / "telemetry.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:20] + lines[60:]))
+    result = round_result(run / made.key.slug / "round1")
+    assert "not read for too long" in reason(result, F.ENERGY)
+    assert "telemetry is silent for 10.2 s" in reason(result, F.DEVICE_UTILISATION)
+
+
+def test_power_that_its_counter_contradicts_is_warned_of(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made())
+    path = run / "toy-pytorch-X1x1x1" / "round1" / "node00_noderank0" / "telemetry.jsonl"
+    lines = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        for device in entry.get("devices", ()):
+            device["energy_j"] = 300.0 * entry["t"]
+        lines.append(json.dumps(entry) + "\n")
+    path.write_text("".join(lines))
+    result = round_result(run / "toy-pytorch-X1x1x1" / "round1")
+    assert result.figures[F.ENERGY].value == pytest.approx(400)
+    assert [finding.rule for finding in result.findings] == ["energy-cross-check"]
+
+
+def test_precision_is_the_one_that_ran(tmp_path: Path) -> None:
+    assert result_of(tmp_path, Made(precision="fp32")).figures[F.MFU].value == pytest.approx(0.64)
+
+
+def test_curves_are_thinned_and_figures_are_not(tmp_path: Path) -> None:
+    made = Made(windows=100, steps_per_window=50, eval_windows=(), metrics=(), target=None, interval_s=5)
+    result = result_of(tmp_path, made)
+    assert len(result.curves["loss"]) <= 1000
+    assert result.num_steps == 5000
+    assert sum(count for _, count in result.step_ms_histogram) == 5000

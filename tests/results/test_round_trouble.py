@@ -1,0 +1,210 @@
+"""Rounds that did not end well still give everything that can be known of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accelmark.results.figures import FigureName as F
+from accelmark.results.rounds import round_result
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import NodeExit, RankExit
+from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made(nproc=2)
+
+
+@pytest.fixture
+def round_dir(tmp_path: Path, made: Made) -> Path:
+    return make_run(tmp_path / "run", made) / made.key.slug / "round1"
+
+
+def node(round_dir: Path) -> Path:
+    return round_dir / "node00_noderank0"
+
+
+def cut(path: Path, keep: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:keep]))
+
+
+def forget(round_dir: Path) -> None:
+    (round_dir.parents[1] / "events.jsonl").unlink()
+
+
+def end_as(round_dir: Path, state: str, **changes: object) -> None:
+    path = node(round_dir) / "exit.json"
+    end = NodeExit.model_validate_json(path.read_bytes())
+    path.write_text(end.model_copy(update={"state": state, **changes}).model_dump_json())
+
+
+def test_a_rank_that_died_fails_the_round_with_its_reason(round_dir: Path) -> None:
+    dead = RankExit(rank=1, local_rank=1, state="signaled", exit_code=-9, signal="SIGKILL", reason="killed by SIGKILL")
+    end_as(round_dir, "failed", ranks=(dead,))
+    for rank in (0, 1):
+        cut(node(round_dir) / f"rank{rank}.out.log", 7)
+    result = round_result(round_dir)
+    assert (result.state, result.reason) == ("failed", "node00, rank 1: killed by SIGKILL")
+    assert "partial" in result.marks
+    assert result.num_steps == 40
+    assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(0.4)
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(40 * 8 * 2 * 16 / 0.4)
+    assert "did not get to FINISHED" in (result.figures[F.MFU].reason or "")
+
+
+def test_a_host_without_an_exit_is_lost(round_dir: Path) -> None:
+    forget(round_dir)
+    (node(round_dir) / "exit.json").unlink()
+    result = round_result(round_dir)
+    assert result.state == "lost"
+    assert "node00" in (result.reason or "")
+
+
+def test_a_host_that_left_nothing_is_lost(tmp_path: Path) -> None:
+    made = Made(nnodes=2)
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    forget(round_dir)
+    for file in (round_dir / "node01_noderank1").iterdir():
+        file.unlink()
+    (round_dir / "node01_noderank1").rmdir()
+    assert round_result(round_dir).state == "lost"
+
+
+def test_what_the_coordinator_saw_wins(round_dir: Path) -> None:
+    result = round_result(round_dir, state="timed_out", reason="no end after 10 s")
+    assert (result.state, result.reason) == ("timed_out", "no end after 10 s")
+
+
+def test_the_coordinators_log_is_read_when_nobody_tells(round_dir: Path) -> None:
+    name = f"{round_dir.parent.name}/{round_dir.name}"
+    with (round_dir.parents[1] / "events.jsonl").open("a") as log:
+        log.write(
+            json.dumps({"at": "", "kind": "state", "job": name, "state": "cancelled", "reason": "Ctrl-C"}) + "\n{tor"
+        )
+    assert round_result(round_dir).state == "cancelled"
+
+
+def test_a_rank_that_says_it_failed_fails_a_round_that_looks_well(round_dir: Path) -> None:
+    log = node(round_dir) / "rank1.out.log"
+    log.write_text(log.read_text().replace('"state": "completed"', '"state": "failed"'))
+    assert round_result(round_dir).state == "failed"
+
+
+def test_a_round_that_never_started_is_queued(tmp_path: Path) -> None:
+    round_dir = tmp_path / "toy" / "round1"
+    make_round(round_dir, Made())
+    for file in (round_dir / "node00_noderank0").iterdir():
+        file.unlink()
+    (round_dir / "node00_noderank0").rmdir()
+    result = round_result(round_dir)
+    assert result.state == "queued"
+    assert all(figure.value is None and figure.reason for figure in result.figures.values())
+
+
+def test_training_that_never_began_has_no_rates(round_dir: Path) -> None:
+    for rank in (0, 1):
+        cut(node(round_dir) / f"rank{rank}.out.log", 2)
+    result = round_result(round_dir)
+    assert result.figures[F.RAW_TRAIN_TIME].reason == "training did not begin"
+    assert result.figures[F.THROUGHPUT_TRAIN].reason == "training did not begin"
+    assert result.figures[F.E2E_TIME].value == pytest.approx(1.9)
+
+
+def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None:
+    log = node(round_dir) / "rank0.out.log"
+    lines = log.read_text().splitlines(keepends=True)
+    record = json.loads(lines[-4].removeprefix("[PerfLog] "))
+    assert record["event"] == "STEP_END"
+    record["value"]["losses"][-1] = None
+    record["value"]["loss"] = None
+    record["value"]["nonfinite"] = ["loss", "losses"]
+    lines[-4] = perflog("STEP_END", record["value"], record["metadata"]["mono_ms"], 0)
+    log.write_text("".join(lines))
+    result = round_result(round_dir)
+    assert result.figures[F.FINAL_LOSS].reason == "the loss of step 100 is not finite"
+    assert [finding.actual for finding in result.findings if finding.rule == "loss-finite"] == ["step 100 has none"]
+
+
+def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
+    (node(round_dir) / "rank1.out.log").unlink()
+    assert ("ranks-present", "error") in {(f.rule, f.severity) for f in round_result(round_dir).findings}
+
+
+def test_bad_lines_are_told_and_the_rest_counts(round_dir: Path) -> None:
+    log = node(round_dir) / "rank0.out.log"
+    text = log.read_text()
+    log.write_text('[PerfLog] {"event": oops\n\x00\x01noise\n' + text)
+    result = round_result(round_dir)
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(25600)
+    assert [finding.actual for finding in result.findings] == ["rank 0: 1 bad lines (lines 1)"]
+
+
+def test_a_resumed_round_counts_the_time_of_all_its_attempts(tmp_path: Path) -> None:
+    made = Made(eval_windows=(), metrics=(), target=None)
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    later = 100_000.0
+    again = "".join(
+        perflog(event, value, mono_ms + later, 0)
+        for event, value, mono_ms in rank_events(made, 0)
+        if event != "STEP_END" or value["global_steps"] > 50
+    )
+    log = node(round_dir) / "rank0.out.log"
+    first = "".join(log.read_text().splitlines(keepends=True)[:10])  # killed after window 7
+    log.write_text(first + again)
+    result = round_result(round_dir)
+    assert "resumed" in result.marks
+    assert result.num_steps == 100
+    assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(0.7 + 1.0)
+    assert result.figures[F.E2E_TIME].value == pytest.approx(2.7 + 3.1)
+    assert result.figures[F.PURE_COMPUTE_TIME].value == pytest.approx(0.63 + 0.45)
+    times = [point.time_s for point in result.curves["throughput"]]
+    assert times == sorted(times)
+
+
+def test_the_start_of_the_process_is_taken_where_it_is_told(round_dir: Path) -> None:
+    log = node(round_dir) / "rank0.out.log"
+    lines = log.read_text().splitlines(keepends=True)
+    lines[0] = perflog("INIT_START", {"process_start_mono_ms": BOOT_MS - 500}, BOOT_MS, 0)
+    log.write_text("".join(lines))
+    assert round_result(round_dir).figures[F.E2E_TIME].value == pytest.approx(4.6)
+
+
+def test_a_busy_machine_is_marked(round_dir: Path) -> None:
+    path = node(round_dir) / "sys_info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"load1_at_start": 6.0}))
+    assert "busy_machine" in round_result(round_dir).marks
+
+
+def test_a_foreign_process_on_a_device_is_marked_and_found(round_dir: Path) -> None:
+    with (node(round_dir) / "telemetry.jsonl").open("a") as file:
+        file.write(json.dumps({"note": {"t": 1.0, "what": "foreign process 12 (python) on device 0"}}) + "\n")
+    result = round_result(round_dir)
+    assert "busy_machine" in result.marks
+    assert "foreign-process" in {finding.rule for finding in result.findings}
+
+
+def test_only_the_devices_that_ranks_had_count(round_dir: Path) -> None:
+    path = node(round_dir) / "telemetry.jsonl"
+    lines = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if "devices" in entry:
+            entry["devices"].append(entry["devices"][0] | {"index": 2, "utilisation": 0.0, "power_w": 50.0})
+        lines.append(json.dumps(entry) + "\n")
+    path.write_text("".join(lines))
+    result = round_result(round_dir)
+    assert result.figures[F.DEVICE_UTILISATION].value == pytest.approx(0.9)
+    assert result.figures[F.MEAN_POWER].value == pytest.approx(400)
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"task": "train"}'])
+def test_a_bad_job_file_is_named(tmp_path: Path, content: str | None) -> None:
+    (tmp_path / "round1").mkdir()
+    if content is not None:
+        (tmp_path / "round1" / "job.json").write_text(content)
+    with pytest.raises(RunError, match=r"round1/job\.json"):
+        round_result(tmp_path / "round1")

@@ -1,0 +1,88 @@
+"""Progress from what rank 0 and the recorder wrote, read while they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from accelmark.run.progress import Progress, ProgressReader
+from accelmark.run.ranklog import parse_perflog, printable
+from accelmark.run.screen import Board, draw
+from accelmark.run.states import JobStatus
+from accelmark.spec.settings import EndSettings
+from tests.run.fakes import job_spec, make_plan
+
+
+def line(event: str, **value: Any) -> str:
+    return f"[PerfLog] {json.dumps({'event': event, 'value': value, 'metadata': {'rank': 0}})}\n"
+
+
+def window(step: int, loss: float | None = 1.0) -> str:
+    return line("STEP_END", global_steps=step, epoch=0, num_trained_samples=8 * step, loss=loss, wall_ms=100.0 * 10)
+
+
+def reader(node_dir: Path, **end: Any) -> ProgressReader:
+    job = job_spec().train
+    assert job is not None
+    settings = job.settings.model_copy(update={"end": EndSettings(**end)})
+    return ProgressReader(node_dir, job.model_copy(update={"settings": settings}))
+
+
+def test_progress_follows_a_log_that_grows_in_the_middle_of_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.out.log"
+    follow = reader(tmp_path, max_steps=100)
+    assert follow.read().phase == "starting"
+    text = line("TRAIN_START") + window(10)
+    log.write_text(text[:-20])
+    assert follow.read().step == 0
+    log.write_text(text + "a print in between\n" + window(20, None))
+    seen = follow.read()
+    assert (seen.phase, seen.step, seen.total_steps, seen.loss) == ("training", 20, 100, None)
+    assert seen.throughput == pytest.approx(8 * 10 * 16 / 1.0)
+    assert seen.eta_s == pytest.approx(8.0)
+    assert seen.share == pytest.approx(0.2)
+
+
+def test_a_bound_on_time_gives_the_eta(tmp_path: Path) -> None:
+    (tmp_path / "rank0.out.log").write_text(line("TRAIN_START") + window(10))
+    seen = reader(tmp_path, max_steps=100000, max_duration_s=4.0).read()
+    assert seen.eta_s == pytest.approx(3.0)
+    assert seen.share == pytest.approx(0.25)
+
+
+def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> None:
+    devices = [{"utilisation": 0.5, "power_w": 100.0}, {"utilisation": 1.0, "power_w": None}]
+    sample = {"t": 1.0, "host": {"cpu": 0.25, "power_w": None}, "devices": devices}
+    (tmp_path / "telemetry.jsonl").write_text(f'{{"header": {{}}}}\n{json.dumps(sample)}\n')
+    seen = reader(tmp_path, max_steps=1).read().devices
+    assert (seen.utilisation, seen.power_w, seen.memory_used_mib, seen.cpu) == (0.75, 100.0, None, 0.25)
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_never_an_event_and_always_printable(noise: bytes) -> None:
+    text = noise.decode("utf-8", errors="backslashreplace")
+    assert parse_perflog(text) is None
+    assert all(c.isprintable() or c == "\t" for c in printable(text))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_display_never_wraps(width: int) -> None:
+    plan = make_plan(*((),) * 12, repeat=2)
+    names = [job.directory for job in plan.jobs]
+    statuses = {name: JobStatus() for name in names}
+    statuses[names[0]] = JobStatus("failed", "a reason that is much longer than any terminal is wide " * 4)
+    statuses[names[1]] = JobStatus("running")
+    progress = Progress("training", 123456, 10**6, 3, 10**7, 0.1234, ("accuracy", 0.5), 1e6, 10.0, 1e5, 0.12)
+    board = Board(plan, "run", statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(board, width))
+    lines = capture.get().splitlines()
+    assert all(len(shown) <= width for shown in lines)
+    assert len(lines) <= 16

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from accelmark.spec.errors import SpecError
+from accelmark.spec.infer_layers import ResolvedInference, resolve_inference
+from accelmark.spec.inference import InferCaseSpec, InferSettings, InferStep, planned_steps
+from accelmark.spec.layers import Layer
+
+_CONFIGURATIONS: dict[str, Any] = {
+    "batch_size": 256,
+    "flops": "4.12e9",
+    "fp16": True,
+    "compiler": "tensorrt",
+    "num_workers": 8,
+    "log_freq": 30,
+    "repeat": 5,
+    "no_validation": False,
+    "exist_onnx_path": None,
+    "exist_compiler_path": None,
+}
+
+
+def _case(**changed: Any) -> InferCaseSpec:
+    given: dict[str, Any] = {
+        "unit": "image",
+        "metric": "top1",
+        "tolerance": 0.005,
+        "tolerance_why": "test",
+        "configurations": _CONFIGURATIONS,
+        "parameters": {"image_size": 224},
+    }
+    return InferCaseSpec.model_validate(given | changed)
+
+
+def _resolve(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> ResolvedInference:
+    layer = None if vendor is None else Layer.of("vendor.yaml", vendor)
+    over = [] if run_file is None else [Layer.of("run.yaml", run_file)]
+    return resolve_inference(_case(), "case.yaml", vendor=layer, over=over)
+
+
+def _problem(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> str:
+    with pytest.raises(SpecError) as caught:
+        _resolve(vendor, run_file)
+    return str(caught.value)
+
+
+def test_the_configurations_of_the_specification_are_read() -> None:
+    settings = _resolve().settings
+    assert (settings.batch_size, settings.flops, settings.precision) == (256, 4.12e9, "fp16")
+    assert (settings.compiler, settings.num_workers, settings.repeat) == ("tensorrt", 8, 5)
+
+
+def test_flops_may_be_arithmetic_and_never_code() -> None:
+    assert _resolve(run_file={"flops": "2*512*0.33e9"}).settings.flops == 2 * 512 * 0.33e9
+    assert "only numbers" in _problem(run_file={"flops": "__import__('os').getpid()"})
+
+
+def test_a_vendor_cannot_override_a_parameter() -> None:
+    assert "vendor.yaml: image_size: is a parameter" in _problem({"image_size": 192})
+
+
+def test_a_run_file_cannot_override_a_parameter_either() -> None:
+    assert "is a parameter" in _problem(run_file={"parameters": {"image_size": 192}})
+
+
+@pytest.mark.parametrize("key", ["perf_dir", "data_dir", "log_dir", "vendor", "case", "framework", "hosts"])
+def test_names_of_the_framework_are_reserved(key: str) -> None:
+    assert f"{key}: is a name that the framework sets itself" in _problem({key: "x"})
+
+
+def test_a_new_key_of_a_vendor_is_a_warning_and_reaches_the_engine() -> None:
+    resolved = _resolve({"tensorrt_tmp_path": "/tmp/trt"})
+    assert resolved.settings.engine_options == {"tensorrt_tmp_path": "/tmp/trt"}
+    assert [(note.severity, note.key) for note in resolved.notes] == [("warning", "tensorrt_tmp_path")]
+    assert resolved.provenance["engine_options.tensorrt_tmp_path"].layer == "vendor.yaml"
+
+
+def test_a_changed_value_is_noted_with_old_and_new() -> None:
+    resolved = _resolve({"batch_size": 64})
+    (note,) = resolved.notes
+    assert note.severity == "info"
+    assert "256" in note.what
+    assert "64" in note.what
+    assert resolved.provenance["batch_size"].replaced == (("case.yaml", 256),)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [{"batch_size": 256}, {"fp16": True}, {"precision": "fp16"}, {"flops": 4.12e9}, {"flops": "4.12*1e9"},
+     {"warmup_batches": 5}, {"exist_onnx_path": None}],
+)  # fmt: skip
+def test_an_override_without_effect_is_an_error(same: dict[str, Any]) -> None:
+    assert "overrides nothing" in _problem(same)
+
+
+def test_a_run_file_may_repeat_a_value() -> None:
+    assert _resolve(run_file={"batch_size": 256}).settings.batch_size == 256
+
+
+def test_a_run_file_cannot_invent_a_key() -> None:
+    assert "did you mean 'batch_size'" in _problem(run_file={"batchsize": 1})
+
+
+def test_all_problems_come_at_once() -> None:
+    text = _problem({"image_size": 1, "batch_size": 256, "case": "x"}, {"repeat": 0})
+    assert text.count("\n") == 3
+
+
+def test_fp16_beside_precision_is_refused() -> None:
+    assert "beside precision" in _problem({"fp16": False, "precision": "bf16"})
+
+
+def test_a_parameter_cannot_bear_the_name_of_a_configuration() -> None:
+    with pytest.raises(SpecError, match=r"parameters\.batch_size"):
+        resolve_inference(_case(parameters={"batch_size": 1}), "case.yaml")
+
+
+def _skipped(**switches: Any) -> set[InferStep]:
+    given = {"batch_size": 1, "compiler": "tensorrt"} | switches
+    return {planned.step for planned in planned_steps(InferSettings.model_validate(given)) if planned.skipped}
+
+
+def test_the_standard_case_goes_through_all_seven_steps() -> None:
+    assert _skipped() == set()
+
+
+def test_without_a_compiler_the_run_goes_from_validation_to_the_summary() -> None:
+    assert _skipped(compiler=None) == {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}
+
+
+def test_without_validation_the_export_is_left_out_too() -> None:
+    assert _skipped(no_validation=True, exist_onnx_path="foo") == {InferStep.VALIDATE, InferStep.EXPORT}
+
+
+def test_an_existing_onnx_file_leaves_out_the_export_only() -> None:
+    assert _skipped(exist_onnx_path="m.onnx") == {InferStep.EXPORT}
+
+
+def test_an_existing_engine_leaves_out_the_compilation_only() -> None:
+    assert _skipped(exist_compiler_path="m.plan") == {InferStep.COMPILE}
+
+
+def test_an_existing_engine_without_validation_goes_from_the_data_to_inference() -> None:
+    skipped = _skipped(no_validation=True, exist_onnx_path="foo", exist_compiler_path="m.plan")
+    assert skipped == {InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE}
+
+
+def test_no_validation_needs_an_onnx_path() -> None:
+    with pytest.raises(ValidationError, match="needs exist_onnx_path"):
+        InferSettings(batch_size=1, compiler="tensorrt", no_validation=True)
+
+
+def test_the_server_scenario_needs_its_bound() -> None:
+    with pytest.raises(ValidationError, match="server_latency_bound_ms"):
+        InferSettings(batch_size=1, scenarios=("server",))

@@ -1,0 +1,173 @@
+"""What is on a machine is found from evidence, quickly, and without a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, load_vendor
+from accelmark.spec.errors import SpecError
+from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
+from accelmark.telemetry.rule import Detect, ScriptRule
+from accelmark.telemetry.script import ScriptSource, read_block
+from accelmark.telemetry.source import SourceError, read_vendor, source_of, telemetry_of
+from accelmark.telemetry.tool import ToolSource
+from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
+
+ALL = (
+    "amd", "ascend", "cambricon", "cpu", "hexaflake", "hygon", "iluvatar", "intel", "kunlunxin", "metax", "mthreads",
+    "nvidia", "tsingmicro", "zixiao",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_vendor_has_all_that_a_vendor_needs(name: str) -> None:
+    spec, folder = load_vendor(name), folders("vendors")[name]
+    telemetry_of(spec, name)
+    assert (folder.path / "README.md").read_text().startswith("# ")
+    for image in folder.path.glob("images/*"):
+        assert (image / "Dockerfile").is_file()
+    for chip in spec.chips:
+        assert chip.source
+    names = [(chip.name, chip.variant) for chip in spec.chips]
+    assert len(set(names)) == len(names)
+
+
+def test_no_device_name_in_the_lists_means_two_chips() -> None:
+    for name in ALL:
+        spec = load_vendor(name)
+        for chip in spec.chips:
+            plain = chip.device_name.replace("(NVIDIA )?", "NVIDIA ").replace("\\", "")
+            matching = [other for other in spec.chips if other.matches(plain, 40.0)]
+            assert len(matching) <= 1, plain
+
+
+def test_devices_are_found_by_their_files_and_by_pci(tmp_path: Path) -> None:
+    rule = Detect(device_files=("davinci[0-9]*",), pci=("0x19e5:0x1200",))
+    assert evidence_of(rule, [], tmp_path) is None
+    assert evidence_of(rule, ["0x19e5:0x120000"], tmp_path) == "PCI device 0x19e5:0x1200"
+    (tmp_path / "davinci_manager").touch()
+    assert evidence_of(rule, ["0x19e5:0x020000"], tmp_path) is None  # Huawei's network card is no chip
+    (tmp_path / "davinci0").touch()
+    assert evidence_of(rule, [], tmp_path) == f"device file {tmp_path / 'davinci0'}"
+
+
+def test_pci_devices_are_read_as_sysfs_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "0000:07:00.0").mkdir()
+    (tmp_path / "0000:07:00.0" / "vendor").write_text("0x10de\n")
+    (tmp_path / "0000:07:00.0" / "class").write_text("0x030200\n")
+    (tmp_path / "0000:08:00.0").mkdir()
+    assert pci_ids(tmp_path) == {"0x10de:0x030200"}
+    assert pci_ids(tmp_path / "nowhere") == frozenset()
+
+
+def test_a_machine_without_accelerators_is_measured_on_its_cpu() -> None:
+    found = detect(["cpu"])
+    assert [entry.vendor for entry in found] == ["cpu"]
+    assert (found[0].hardware, found[0].chips) == ("CPU", (None,))
+    assert found[0].devices[0].memory_total_mib
+    assert default_vendor() in ALL
+
+
+def test_a_vendor_that_is_not_known_or_broken_keeps_no_other_from_being_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = make_vendor(tmp_path / "vendors")
+    (folder / "vendor.yaml").write_text("name: acme\ntitel: typo\n")
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    assert "cpu" in [entry.vendor for entry in detect(read=False)]
+    with pytest.raises(SpecError, match="did you mean 'title'"):
+        load_vendor("acme")
+
+
+def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:
+    program = (
+        "import sys\nimport accelmark.telemetry.detect, accelmark.telemetry.record, accelmark.telemetry.energy\n"
+        "from accelmark.telemetry.detect import detect\ndetect()\n"
+        "print([name for name in ('torch', 'numpy', 'scipy', 'plotly', 'transformers') if name in sys.modules])"
+    )
+    environment = {"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_typo_in_the_telemetry_section_is_named_with_its_place(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(text.replace("rows:", "rowz:"))
+    with pytest.raises(SpecError) as error:
+        read_vendor(folder)
+    assert "telemetry.tool" in str(error.value)
+    assert "did you mean 'rows'" in str(error.value)
+
+
+def test_an_unknown_field_in_a_rule_is_named(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(text.replace("(?P<power_w>", "(?P<power>"))
+    with pytest.raises(SpecError, match="unknown field 'power'"):
+        read_vendor(folder)
+
+
+def test_a_vendor_without_a_way_to_read_says_why() -> None:
+    folder = folders("vendors")["zixiao"].path
+    with pytest.raises(SourceError, match="no recording of zx-smi"):
+        source_of(folder, telemetry_of(load_vendor("zixiao"), "zixiao"))
+
+
+def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> None:
+    recorded = Path(__file__).parent / "recorded"
+    for vendor, file, leader in (
+        ("iluvatar", "ixsmi-4.3.8.txt", {0: 1, 1: None}),
+        ("ascend", "npu-smi-26.0.rc2.txt", {0: None, 1: 0}),
+    ):
+        tool = telemetry_of(load_vendor(vendor), vendor).tool
+        assert tool is not None
+        source = ToolSource(tool.model_copy(update={"command": ("cat", str(recorded / vendor / file))}))
+        assert {info.index: info.power_in for info in source.open()} == leader
+        assert source.sample()[0].memory_used_mib
+
+
+def test_a_flagperf_monitor_script_is_a_source_as_it_is(tmp_path: Path) -> None:
+    script, pid_file = tmp_path / "acme_monitor.py", tmp_path / "pid"
+    script.write_text(FLAGPERF_SCRIPT.format(pid_file=str(pid_file)))
+    source = ScriptSource(script, tmp_path, ScriptRule(file="acme_monitor.py"))
+    infos = source.open()
+    try:
+        assert [info.memory_total_mib for info in infos] == [32768, 32768]
+        first, second = source.sample()
+        assert (first.temperature_c, first.power_w, first.memory_used_mib, first.utilisation) == (40, 114, 28653, 0.94)
+        assert second.power_w == 74
+        assert source.sample()[0].power_w == 114
+    finally:
+        source.close()
+    assert not pid_file.exists()
+
+
+def test_a_script_that_writes_nothing_gives_a_reason(tmp_path: Path) -> None:
+    script = tmp_path / "acme_monitor.py"
+    script.write_text("")
+    with pytest.raises(SourceError, match=r"wrote nothing to acme_monitor\.log"):
+        ScriptSource(script, tmp_path, ScriptRule(file=script.name), first_block_s=0.3).open()
+    with pytest.raises(SourceError, match="does not exist"):
+        ScriptSource(tmp_path / "none.py", tmp_path, ScriptRule(file="none.py")).open()
+
+
+@given(st.text(max_size=200))
+def test_no_block_of_a_script_crashes(block: str) -> None:
+    for text in (block, "2023-03-24-10:13:48\n" + block):
+        with contextlib.suppress(SourceError):
+            read_block(text, ScriptRule(file="x.py"))
+
+
+def test_the_seeds_block_is_read() -> None:
+    devices = read_block(
+        "2023-03-24-10:13:48\n26C 50W 513MiB 32768MiB 0%\n26C 51W 513MiB 32768MiB 0%", ScriptRule(file="x")
+    )
+    assert [device["power_w"] for device in devices] == [50, 51]

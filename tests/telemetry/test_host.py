@@ -1,0 +1,196 @@
+"""Host, RAPL, IPMI, foreign processes and the machine's description."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.telemetry.command import CommandError, run_command
+from accelmark.telemetry.foreign import busy_reasons, descendants, foreign, parents
+from accelmark.telemetry.host import HostSampler, busy_host, pressure_avg10
+from accelmark.telemetry.ipmi import IpmiError, parse_dcmi, parse_sdr, read_power_w
+from accelmark.telemetry.rapl import Rapl, RaplError
+from accelmark.telemetry.sample import DeviceSample, HostSample
+from accelmark.telemetry.sysinfo import collect, cpu_model
+from accelmark.vendors.cpu.telemetry import Source
+from tests.telemetry.recordings import text_of
+
+
+def _zone(root: Path, number: int, name: str, energy_uj: int, range_uj: int = 262_143_328_850) -> Path:
+    zone = root / f"intel-rapl:{number}"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text(f"{name}\n")
+    (zone / "energy_uj").write_text(f"{energy_uj}\n")
+    (zone / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return zone
+
+
+def test_rapl_sums_packages_and_unwraps_their_counters(tmp_path: Path) -> None:
+    first = _zone(tmp_path, 0, "package-0", 262_143_000_000)
+    second = _zone(tmp_path, 1, "package-1", 10)
+    _zone(tmp_path, 2, "psys", 5)
+    rapl = Rapl(tmp_path)
+    assert rapl.num_packages == 2
+    (first / "energy_uj").write_text("671150\n")  # wrapped: 328_850 to the end, 671_150 after
+    (second / "energy_uj").write_text("2000010\n")
+    assert rapl.energy_j() == pytest.approx(3.0)
+
+
+def test_rapl_says_why_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(RaplError, match="does not exist"):
+        Rapl(tmp_path / "nowhere")
+    with pytest.raises(RaplError, match="names no CPU package"):
+        Rapl(tmp_path)
+
+
+def test_a_cpu_with_all_its_sensors_is_read_in_full(tmp_path: Path) -> None:
+    """Mock: files as a kernel lays them out on bare metal, since this machine may be a virtual one."""
+    zone = _zone(tmp_path / "class/powercap", 0, "package-0", 1_000_000)
+    chip = tmp_path / "class/hwmon/hwmon3"
+    chip.mkdir(parents=True)
+    entries = (("name", "coretemp"), ("temp1_label", "Package id 0"), ("temp1_input", "54000"),
+               ("temp2_label", "Core 0"), ("temp2_input", "61000"))  # fmt: skip
+    for name, text in entries:
+        (chip / name).write_text(text + "\n")
+    clock = tmp_path / "devices/system/cpu/cpu0/cpufreq"
+    clock.mkdir(parents=True)
+    (clock / "scaling_cur_freq").write_text("2600123\n")
+    source = Source(tmp_path)
+    (info,) = source.open()
+    source.sample()
+    time.sleep(0.1)
+    (zone / "energy_uj").write_text("21000000\n")
+    (sample,) = source.sample()
+    assert (sample.temperature_c, sample.sm_clock_mhz, sample.energy_j) == (54, 2600.123, 20)
+    assert sample.power_w is not None
+    assert 20 < sample.power_w < 200  # 20 J in the tenth of a second, or however long it really took
+    assert {"power_w", "temperature_c", "sm_clock_mhz"}.isdisjoint(info.reasons)
+
+
+def test_a_package_that_cannot_be_read_makes_the_sum_unknown(tmp_path: Path) -> None:
+    _zone(tmp_path, 0, "package-0", 1)
+    (_zone(tmp_path, 1, "package-1", 1) / "energy_uj").write_text("garbage")
+    with pytest.raises(RaplError, match="intel-rapl:1"):
+        Rapl(tmp_path)
+
+
+def test_the_controllers_power_is_the_instantaneous_one() -> None:
+    assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
+
+
+def test_one_sensor_has_to_stand_for_the_whole_system() -> None:
+    assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
+    with pytest.raises(IpmiError, match="no sensor"):
+        parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
+    with pytest.raises(IpmiError, match="2 sensors that differ"):
+        parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
+
+
+@given(st.text(max_size=300))
+def test_no_answer_of_the_controller_crashes(text: str) -> None:
+    for parse in (parse_dcmi, parse_sdr):
+        with contextlib.suppress(IpmiError):
+            parse(text)
+
+
+def test_a_host_without_ipmitool_says_so() -> None:
+    with pytest.raises(IpmiError, match="no-such-ipmitool is not installed"):
+        read_power_w("no-such-ipmitool")
+
+
+def test_pressure_is_read_as_the_kernel_writes_it() -> None:
+    assert (
+        pressure_avg10("some avg10=3.01 avg60=0.61 avg300=0.27 total=8295676\nfull avg10=9.00 avg60=0 total=0") == 3.01
+    )
+    with pytest.raises(ValueError, match="avg10"):
+        pressure_avg10("full avg10=1.0")
+
+
+def test_the_busy_share_and_the_ranks_memory_follow_a_process_that_works() -> None:
+    with subprocess.Popen([sys.executable, "-c", "x = bytearray(64 << 20)\nwhile True: pass"]) as process:
+        try:
+            sampler = HostSampler([process.pid])
+            sampler.sample(time.monotonic())
+            time.sleep(0.5)
+            sample = sampler.sample(time.monotonic())
+        finally:
+            process.kill()
+    assert sample.cpu is not None
+    assert sample.cpu > 0
+    assert sample.rank_rss_mib is not None
+    assert sample.rank_rss_mib > 60
+
+
+def test_a_host_without_procfs_has_reasons(tmp_path: Path) -> None:
+    sampler = HostSampler(proc=tmp_path)
+    sample = sampler.sample(0.0)
+    assert sample.psi_cpu is None
+    assert "cannot be read" in sampler.reasons["psi_cpu"]
+    assert sampler.reasons["rank_rss_mib"] == "no processes were named to watch"
+
+
+def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
+    devices = [DeviceSample(0, pids=(11, 30)), DeviceSample(1, pids=(12,)), DeviceSample(2)]
+    found = foreign(devices, [10], {11: 10, 12: 11, 30: 1}, Path("/nowhere"))
+    assert [(process.device, process.pid) for process in found] == [(0, 30)]
+    assert str(found[0]) == "process 30 (not visible from here) is on device 0"
+
+
+def test_descendants_are_those_of_the_kernel() -> None:
+    with subprocess.Popen(["sleep", "30"]) as child:
+        assert {os.getpid(), child.pid} <= descendants([os.getpid()], parents())
+        child.kill()
+
+
+def test_a_loop_among_parents_ends() -> None:
+    assert descendants([1], {1: 2, 2: 1, 3: 2}) == {1, 2, 3}
+
+
+def test_a_busy_machine_is_told_with_reasons_and_a_quiet_one_is_not() -> None:
+    assert busy_reasons(HostSample(cpu=0.03, psi_cpu=0.5, psi_memory=0.0, psi_io=1.0, load1=9.0), 2) == ()
+    reasons = busy_reasons(HostSample(cpu=0.8, psi_cpu=40.0), 2)
+    assert len(reasons) == 2
+    assert "80%" in reasons[0]
+    assert busy_reasons(HostSample(load1=3.0), 2)
+
+
+def test_this_machine_is_looked_at_before_a_run() -> None:
+    command = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(command) as first, subprocess.Popen(command) as second:
+        try:
+            busy = busy_host()
+        finally:
+            first.kill()
+            second.kill()
+    # Two busy processes are more than a fifth of up to nine cores.
+    assert any("cores are busy" in reason for reason in busy) or (os.cpu_count() or 1) > 9
+
+
+def test_the_machines_description_holds_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_TOKEN", "hunter2-secret")
+    text = json.dumps(collect())
+    assert "hunter2-secret" not in text
+    assert json.loads(text)["cpu"]["logical_cores"] >= 1
+    assert cpu_model()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["no-such-tool-anywhere"], "is not installed"), (["sh", "-c", "exit 7"], "exit status 7"),
+        (["sh", "-c", "kill -9 $$"], "SIGKILL"), (["sleep", "20"], "did not answer within 0.3 s"),
+        (["sh", "-c", "yes"], "wrote more than"), (["sh", "-c", "exec >&-; sleep 20"], "did not end within 0.3 s"),
+    ],
+)  # fmt: skip
+def test_a_tool_that_fails_gives_a_reason(command: list[str], reason: str) -> None:
+    with pytest.raises(CommandError, match=reason):
+        run_command(command, 0.3, limit_bytes=10_000)

@@ -1,0 +1,311 @@
+"""The recorder as the real process it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelmark.telemetry.append import LineFile
+from accelmark.telemetry.energy import energy_of
+from accelmark.telemetry.reading import parse_recording, read_recording
+from accelmark.telemetry.record import next_deadline
+from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor, num_lines, run, start, stop, until, write_tool
+
+CPU = SRC / "accelmark" / "vendors" / "cpu"
+
+
+def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, '"power_w": 57.0') >= 6)
+    recording = stop(process, tmp_path)
+    assert recording.footer is not None
+    assert recording.num_broken == 0
+    assert [info["index"] for info in recording.header["devices"]] == [0, 1]
+    assert recording.header["devices"][0]["reasons"]["throttle"] == f"not read from {tmp_path / 'acme-smi'}"
+    assert recording.footer["samples"] == len(recording.samples)
+    assert recording.footer["cpu_time_s"] > 0
+    device = next(sample["devices"] for sample in recording.samples if sample["devices"])[1]
+    assert (device["power_w"], device["temperature_c"], device["utilisation"]) == (58, 32, 0.07)
+    start_s, end_s = recording.device_series(0, "power_w")[0][0], recording.device_series(0, "power_w")[-1][0]
+    found = energy_of(recording, start_s, end_s)
+    assert found.energy_j == pytest.approx((57 + 58) * (end_s - start_s), rel=0.02)
+
+
+def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
+    process = start(tmp_path, CPU)
+    until(lambda: num_lines(tmp_path) >= 15)
+    recording = stop(process, tmp_path)
+    assert recording.footer is not None
+    times = [sample["t"] for sample in recording.samples[:-1]]  # the last is taken when it is told to end
+    steps = [(t - times[0]) / 0.1 for t in times]
+    # However late single samples are on a busy machine, those that are missing were counted as missed.
+    assert abs(recording.footer["missed"] - (math.floor(steps[-1] + 0.01) + 1 - len(steps))) <= 1
+    assert all(after - before > 0 for before, after in itertools.pairwise(times))
+
+
+def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> None:
+    process = start(tmp_path, CPU, detached=True)
+    until(lambda: num_lines(tmp_path) >= 8)
+    recording = stop(process, tmp_path)
+    host = recording.samples[-2]["host"]
+    assert host["mem_total_mib"] > host["mem_used_mib"] > 0
+    assert host["rank_rss_mib"] > 0
+    assert recording.host_series("cpu")
+    for name in ("power_w", "rapl_j", "psi_cpu"):
+        assert recording.host_series(name) or recording.reasons[name]
+    info = json.loads((tmp_path / "sys_info.json").read_text())
+    assert info["cpu"]["model"]
+    assert info["devices"][0]["name"] == info["cpu"]["model"]
+
+
+def test_logs_have_flagperfs_names_and_line_formats(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    process = start(tmp_path, folder)
+    until(lambda: (tmp_path / "acme_monitor.log").exists() and bool((tmp_path / "acme_monitor.log").read_text()))
+    stop(process, tmp_path)
+    block = (tmp_path / "acme_monitor.log").read_text().split("\n\n")[0].splitlines()
+    time.strptime(block[0], "%Y-%m-%d-%H:%M:%S")
+    assert block[1:] == ["31C 57W 15MiB 40536MiB 0%", "32C 58W 16MiB 40536MiB 7%"]
+    stamp, fraction = (tmp_path / "mem_monitor.log").read_text().splitlines()[0].split("\t")
+    time.strptime(stamp, "%Y-%m-%d-%H:%M:%S")
+    assert 0 < float(fraction) < 1
+    power = (tmp_path / "pwr_monitor.log").read_text()
+    assert power.count("\n") >= 1
+    assert shutil.which("ipmitool") or "not available: ipmitool is not installed" in power
+
+
+def test_a_tool_that_disappears_mid_run_is_a_reason_and_the_host_goes_on(tmp_path: Path) -> None:
+    folder, tool = make_vendor(tmp_path)
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, "57.0") >= 3)
+    tool.unlink()
+    until(lambda: num_lines(tmp_path, "is not installed") >= 1)
+    before = num_lines(tmp_path)
+    until(lambda: num_lines(tmp_path) >= before + 3)
+    recording = stop(process, tmp_path)
+    assert recording.footer is not None
+    (note,) = [note for note in recording.footer["notes"] if "is not installed" in note["what"]]
+    assert note["count"] >= 1
+    assert recording.samples[-1]["devices"] == []
+
+
+def test_a_tool_that_prints_garbage_is_not_readable_and_gives_no_number(tmp_path: Path) -> None:
+    folder, tool = make_vendor(tmp_path)
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, "57.0") >= 2)
+    write_tool(tool, "#!/bin/sh\nhead -c 5000 /dev/urandom\n")
+    until(lambda: num_lines(tmp_path, "is not readable") >= 1)
+    recording = stop(process, tmp_path)
+    assert {power for _, power in recording.device_series(0, "power_w")} == {57}
+
+
+def test_a_tool_whose_columns_move_mid_run_is_not_readable(tmp_path: Path) -> None:
+    folder, tool = make_vendor(tmp_path)
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, "57.0") >= 2)
+    write_tool(tool, "#!/bin/sh\necho 'ID Power Temp Used Total Util'\necho '0 57W 31C 15MiB 40536MiB 0%'\n")
+    until(lambda: num_lines(tmp_path, "a column may have moved") >= 1)
+    recording = stop(process, tmp_path)
+    assert {value for _, value in recording.device_series(0, "temperature_c")} == {31}
+
+
+def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Path) -> None:
+    folder, tool = make_vendor(tmp_path, timeout_s=0.5)
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, "57.0") >= 2)
+    marker = f"{os.getpid()}.25"
+    write_tool(tool, f"#!/bin/sh\nsleep {marker} & sleep {marker}\n")
+    before = num_lines(tmp_path)
+    until(lambda: num_lines(tmp_path, "did not answer within 0.5 s") >= 1)
+    assert num_lines(tmp_path) > before
+    write_tool(tool, "#!/bin/sh\nexit 3\n")
+    until(lambda: num_lines(tmp_path, "ended with exit status 3") >= 1)
+    stop(process, tmp_path)
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"sleep {marker}" not in left
+
+
+def test_a_vendor_folder_that_is_wrong_costs_the_devices_and_not_the_host(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(text.replace("timeout_s", "timeout"))
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path) >= 4)
+    recording = stop(process, tmp_path)
+    assert "telemetry.tool.timeout" in recording.reasons["devices"]
+    assert "timeout_s" in recording.reasons["devices"]  # the name that was meant
+    assert recording.host_series("mem_used_mib")
+
+
+def test_a_vendors_own_reader_that_raises_costs_the_devices_and_not_the_host(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    (folder / "telemetry.py").write_text("raise ValueError('broken by its maker')\n")
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path) >= 4)
+    recording = stop(process, tmp_path)
+    assert "ValueError: broken by its maker" in recording.reasons["devices"]
+
+
+def test_a_recorder_that_is_killed_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:
+    process = start(tmp_path, CPU)
+    until(lambda: num_lines(tmp_path) >= 5)
+    process.kill()
+    process.communicate()
+    recording = read_recording(tmp_path / "telemetry.jsonl")
+    assert recording.footer is None
+    assert len(recording.samples) >= 3
+
+
+def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.json").write_text(
+        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
+    )
+    starter = textwrap.dedent("""
+        import subprocess, sys, time
+        print(subprocess.Popen([sys.executable, "-m", "accelmark.telemetry.record", sys.argv[1]]).pid, flush=True)
+        time.sleep(60)
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        recorder = int(parent.stdout.readline())
+        until(lambda: num_lines(tmp_path) >= 3)
+        parent.kill()
+    until(lambda: num_lines(tmp_path, "footer") == 1)
+    until(lambda: not _alive(recorder))
+    recording = read_recording(tmp_path / "telemetry.jsonl")
+    assert any("has ended" in note["what"] for note in recording.notes)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU)}))
+    (tmp_path / "telemetry.jsonl").mkdir()  # stands for a read-only directory: root may write those
+    process = run(tmp_path)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert str(tmp_path) in errors
+
+
+def test_a_request_with_a_typo_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.json").write_text(json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "intervals": 1}))
+    process = run(tmp_path)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "did you mean 'interval_s'" in errors
+
+
+def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
+    """Time is stepped inside the process, since the machine's own clock is not ours to set."""
+    (tmp_path / "telemetry.json").write_text(
+        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
+    )
+    program = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        real, stepped = time.time, Path(sys.argv[1], "stepped")
+        time.time = lambda: real() - (7200 if stepped.exists() else 0)
+        from accelmark.telemetry.record import main
+        sys.exit(main(sys.argv[1:]))
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SRC)},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: num_lines(tmp_path) >= 5)
+    (tmp_path / "stepped").touch()
+    until(lambda: num_lines(tmp_path) >= 12)
+    recording = stop(process, tmp_path)
+    walls = [sample["wall"] for sample in recording.samples]
+    assert min(after - before for before, after in itertools.pairwise(walls)) < -7000
+    times = [sample["t"] for sample in recording.samples]
+    assert times == sorted(times)
+    assert all(sample["host"]["mem_used_mib"] for sample in recording.samples)
+
+
+def test_a_full_disk_loses_lines_and_is_counted_but_joins_no_two_lines() -> None:
+    """``/dev/full`` refuses every write as a full disk does."""
+    full = LineFile(Path("/dev/full"))
+    assert not full.write("x")
+    assert (full.num_lost, full.last_error) == (1, "No space left on device")
+    full.close()
+
+
+def test_a_disk_that_is_full_does_not_end_the_recorder(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.jsonl").symlink_to("/dev/full")
+    process = start(tmp_path, CPU)
+    until(lambda: (tmp_path / "cpu_monitor.log").exists() and bool((tmp_path / "cpu_monitor.log").read_text()))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert errors.count("cannot be written: No space left on device") == 1
+
+
+def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_log(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    head = text[: text.index("telemetry:")]
+    (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
+    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid")))
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, '"power_w": 114') >= 2)
+    recording = stop(process, tmp_path)
+    assert recording.samples[-1]["devices"] or recording.device_series(1, "power_w")
+    assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
+    until(lambda: not (tmp_path / "pid").exists())
+
+
+def test_a_line_that_was_cut_off_is_closed_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LineFile(tmp_path / "lines")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))  # a disk that fills up in the middle
+        assert not file.write('{"t": 1}')
+    assert file.write('{"note": {}}')
+    file.close()
+    assert (tmp_path / "lines").read_text().splitlines() == ['{"t":', '{"note": {}}']
+    assert read_recording(tmp_path / "lines").num_broken == 1
+
+
+@given(due=st.floats(0, 1e6), interval=st.floats(0.01, 100), late=st.floats(0, 1e4))
+def test_the_next_deadline_lies_ahead_on_the_grid(due: float, interval: float, late: float) -> None:
+    following, missed = next_deadline(due, interval, due + late)
+    assert following > due + late - interval * 1e-6
+    assert following - (due + late) <= interval * 1.001
+    assert (following - due) / interval == pytest.approx(missed + 1, rel=1e-6)
+
+
+@given(st.lists(st.text(max_size=60), max_size=8))
+def test_no_line_crashes_the_reading_of_a_record(lines: list[str]) -> None:
+    parse_recording(lines)
+
+
+def test_an_interrupt_meant_for_the_ranks_does_not_end_the_recorder(tmp_path: Path) -> None:
+    process = start(tmp_path, CPU)
+    until(lambda: num_lines(tmp_path) >= 3)
+    process.send_signal(signal.SIGINT)
+    before = num_lines(tmp_path)
+    until(lambda: num_lines(tmp_path) >= before + 3)
+    assert stop(process, tmp_path).footer is not None
