@@ -31,7 +31,10 @@ class RayCrew:
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         self._ray: Final = ray
         options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-        ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+        try:
+            ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+        except Exception as error:
+            raise RunError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self._hired = False
