@@ -59,13 +59,21 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
     server.wait()
 
 
-def rays() -> set[int]:
-    names = ("raylet", "gcs_server", "ray::", "ray_host")
-    return {
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if any(name in " ".join(process.info["cmdline"] or []) for name in names)
-    }
+def parts_of(port: int) -> set[int]:
+    """Processes of the Ray cluster at that port; other tests may have theirs at the same time."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if str(port) in words and ("raylet" in words or "gcs_server" in words or "ray.scripts" in words):
+            found.add(process.pid)
+    return found
+
+
+def wait_until_gone(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while parts_of(port) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not parts_of(port)
 
 
 def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
@@ -80,31 +88,26 @@ def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
 
 
 def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ssh_config: Path) -> None:
-    before = rays()
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = AutomlConfig(
         network=str(tmp_path / "net.json"),
         dataset=tiny_dataset(tmp_path),
         schedule=ScheduleConfig(concurrency=1, max_trials=1, round_epochs=(1,)),
         training=TrainingConfig(batch_size=32),
-        cluster=cluster(ssh_config, "node1"),
+        cluster=(nodes := cluster(ssh_config, "node1")),
     )
-    session = start_run(config, tmp_path / "runs")
+    seen: set[int] = set()
+    session = start_run(config, tmp_path / "runs", announce=lambda run: seen.update(parts_of(nodes.port)))
+    assert len(seen) >= 2
     assert session.ended.reason == "trials"
     assert {record.status for record in session.run.state().trials.values()} == {"finished"}
-    deadline = time.monotonic() + 20
-    while rays() - before and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not rays() - before
+    wait_until_gone(nodes.port)
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_the_others_are_put_down(ssh_config: Path) -> None:
-    before = rays()
+    nodes = cluster(ssh_config, "node2")
     ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     told = r"node2: Ray could not be started there: .*refused"
-    with pytest.raises(RunError, match=told), ssh_cluster(cluster(ssh_config, "node2")):
+    with pytest.raises(RunError, match=told), ssh_cluster(nodes):
         pytest.fail("a host that is not there cannot be part of a cluster")
-    deadline = time.monotonic() + 20
-    while rays() - before and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not rays() - before
+    wait_until_gone(nodes.port)
