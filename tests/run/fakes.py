@@ -20,10 +20,10 @@ from accelmark.spec.settings import EndSettings, TrainSettings
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 
 
-def job_spec(model: str = "toy", repeat: int = 1, number: int = 1) -> JobSpec:
+def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
     return JobSpec(
         task="train",
-        key=CaseKey(model=model, framework="pytorch", hardware="X1", repeat=repeat),
+        key=CaseKey(model=model, framework="pytorch", hardware="X1", nnodes=nnodes, repeat=repeat),
         round=number,
         case=FolderRef(name=model, path=Path("/nowhere"), sha256="0" * 64),
         case_version=1,
@@ -43,15 +43,20 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1) -> JobSpec:
     )
 
 
-def make_plan(*cases: tuple[str, ...], repeat: int = 1, **changed: object) -> Plan:
-    """Make a plan of one key for each of ``cases``, whose ranks behave as its modes say."""
+def make_plan(
+    *cases: tuple[str, ...], repeat: int = 1, hosts: tuple[str, ...] = ("localhost",), **changed: object
+) -> Plan:
+    """Make a plan of one key for each of ``cases``, one rank a host, whose ranks behave as its modes say."""
     jobs = []
     for index, modes in enumerate(cases):
         for number in range(1, repeat + 1):
-            spec = job_spec(f"toy{index}", repeat, number)
+            spec = job_spec(f"toy{index}", repeat, number, len(hosts))
             command = ("python", str(FAKE_RANK), "job.json", *modes)
-            node = PlannedNode(host="localhost", noderank=0, nproc=1, command=command)
-            jobs.append(PlannedJob(directory=f"{spec.key.slug}/round{number}", job=spec, nodes=(node,)))
+            nodes = tuple(
+                PlannedNode(host=host, noderank=noderank, nproc=1, command=command)
+                for noderank, host in enumerate(hosts)
+            )
+            jobs.append(PlannedJob(directory=f"{spec.key.slug}/round{number}", job=spec, nodes=nodes))
     plan = Plan(
         name="test",
         created_at="2026-01-01T00:00:00Z",

@@ -40,7 +40,7 @@ def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
 
 
 def _commands(directory: RunDirectory, job: PlannedJob) -> dict[str, list[list[str]]]:
-    launcher = launcher_for(directory.plan)
+    launcher = launcher_for(directory.plan, directory.path)
     spec = job_on_hosts(directory, job, go_on=False)
     job_file = str(directory.round_dir(job) / JOB_FILE)
     return {

@@ -121,7 +121,7 @@ def _carry_out(
     *,
     as_json: bool,
 ) -> Outcome:
-    launcher = launcher_for(directory.plan)
+    launcher = launcher_for(directory.plan, directory.path)
 
     async def body(shown: Display) -> tuple[Summary, StopRequest]:
         stop_request = StopRequest()
@@ -142,7 +142,7 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
         if at_once:
             stop_request.ask("the run was stopped")
         nothing: FetchData = lambda *_: None  # noqa: E731
-        await Coordinator(directory, launcher_for(directory.plan), Silence(), nothing, stop_request).end()
+        await Coordinator(directory, launcher_for(directory.plan, directory.path), Silence(), nothing, stop_request).end()
 
     with directory.held():
         asyncio.run(body())

@@ -1,0 +1,22 @@
+"""The end of a node that left no word of its own."""
+
+from __future__ import annotations
+
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.spec.job import NodeExit
+
+
+def lost_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
+    """Return the end of a node that nobody saw."""
+    return ended_node(work, "lost", reason, started_at)
+
+
+def failed_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
+    """Return the end of a node whose agent could never begin."""
+    return ended_node(work, "failed", reason, started_at)
+
+
+def ended_node(work: NodeWork, state: str, reason: str, started_at: str) -> NodeExit:
+    """Return an end that the coordinator judged itself."""
+    values = {"host": work.task.host, "noderank": work.task.noderank, "state": state, "reason": reason}
+    return NodeExit.model_validate({**values, "started_at": started_at, "duration_s": 0.0, "ranks": ()})
