@@ -93,7 +93,7 @@ def test_a_killed_coordinator_is_resumed_and_the_agents_went_on(plan: MakePlan, 
     process = drive("start", run, plan=plan(("steps=120", "pace=0.05"), (), num_hosts=2))
     wait_for(lambda: stepping(run), "a step that came home")
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    done(process)
     code, out, err = done(drive("resume", run))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
     assert [status.attempt for status in statuses(run)] == [1, 1]
@@ -106,7 +106,7 @@ def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp
     process = drive("start", run, plan=plan((ENDLESS,), num_hosts=2))
     wait_for(lambda: stepping(run), "a step that came home")
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    done(process)
     code, out, err = done(drive("end", run))
     assert (code, statuses(run)[0].state) == (0, "cancelled"), out + err
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
+from accelmark.run.environment import rank_command
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
@@ -46,7 +47,7 @@ class EnclosedLauncher:
         return [
             *images,
             enclosure.sandbox.command("python3", agent_here(self._run, work)),
-            list(work.task.command),
+            rank_command(work.task, self._plan.cluster.container.python if self._plan.cluster.container else "python3"),
         ]
 
     def master_address(self, host: HostSpec) -> str:

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from pydantic import ValidationError
 
+from accelmark.run.environment import rank_command
 from accelmark.run.files import make_directory, naming_the_disk, write_atomic
 from accelmark.run.launchers.lastword import lost_node
 from accelmark.run.launchers.launcher import NodeWork
@@ -41,7 +42,7 @@ class LocalLauncher:
 
     def describe(self, work: NodeWork) -> list[list[str]]:
         """Return the command that starts the agent, and the one that the agent starts."""
-        return [agent_command(work), list(work.task.command)]
+        return [agent_command(work), rank_command(work.task)]
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: all ranks are here."""

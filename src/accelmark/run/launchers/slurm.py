@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
+from accelmark.run.environment import rank_command
 from accelmark.run.files import write_atomic
 from accelmark.run.launchers.enclosed import agent_here, enclosure_here, make_image
 from accelmark.run.launchers.launcher import NodeWork
@@ -89,7 +90,7 @@ class SlurmLauncher:
         start = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, self._agent(work))]
         salloc = ["salloc", "--no-shell", f"--nodes={len(self._plan.cluster.hosts)}"]
         first = [] if self._job_id or work.task.noderank else [[*salloc, *self._plan.cluster.slurm_options]]
-        return [*first, start, list(work.task.command)]
+        return [*first, start, rank_command(work.task)]
 
     def _agent(self, work: NodeWork) -> Inside:
         return agent_here(self._run, work)

@@ -12,6 +12,7 @@ from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.delivery import vendor_path, wheel
+from accelmark.run.environment import rank_command
 from accelmark.run.files import write_atomic
 from accelmark.run.launchers.lastword import failed_node, lost_node
 from accelmark.run.launchers.launcher import NodeWork
@@ -75,7 +76,7 @@ class SshLauncher:
         enclosure = self.enclosure(work)
         commands = [recipe.make for recipe in [enclosure.recipe] if recipe is not None and recipe.make]
         commands.append(enclosure.sandbox.command(cluster.python, self.agent(work)))
-        return [*([*remote, shlex.join(command)] for command in commands), list(work.task.command)]
+        return [*([*remote, shlex.join(command)] for command in commands), rank_command(self.layout.task(work), cluster.python)]
 
     def agent(self, work: NodeWork) -> Inside:
         """Return the agent of a job's part as a command for its sandbox."""

@@ -91,9 +91,9 @@ class SshHost:
             connection: asyncssh.SSHClientConnection = await asyncssh.connect(
                 self.host.address,
                 self._cluster.port_of(self.host),
-                connect_timeout=CONNECT_TIMEOUT_S,
+                connect_timeout=min(CONNECT_TIMEOUT_S, self._cluster.reconnect_s),
                 login_timeout=CONNECT_TIMEOUT_S,
-                keepalive_interval=_KEEPALIVE_S,
+                keepalive_interval=min(_KEEPALIVE_S, self._cluster.reconnect_s / _KEEPALIVES),
                 keepalive_count_max=_KEEPALIVES,
                 **options,
             )
