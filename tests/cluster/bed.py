@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ MaxStartups 500:30:1000
 MaxSessions 200
 PrintMotd no
 Subsystem sftp internal-sftp
-SetEnv PATH={path}
+SetEnv {environment}
 """
 _START: Final = """\
 hostname "$1"
@@ -52,6 +53,24 @@ def run(*argv: str, check: bool = True) -> str:
     if check and done.returncode != 0:
         raise RuntimeError(f"{argv}: {done.stderr or done.stdout}")
     return done.stdout
+
+
+def podman_environment(home: Path) -> dict[str, str]:
+    """Write podman's configuration of one host, and return the variables that name it."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pids = Path("/proc/sys/kernel/pid_max").read_text().strip()
+    (home / "containers.conf").write_text(
+        f'[containers]\ndefault_ulimits=["nofile={most_files}:{most_files}", "nproc={pids}:{pids}"]\n'
+        '[engine]\nruntime="runc"\ncgroup_manager="cgroupfs"\nevents_logger="file"\n'
+    )
+    (home / "storage.conf").write_text(
+        f'[storage]\ndriver="overlay"\ngraphroot="{home}/podman"\nrunroot="{home}/podman-run"\n'
+    )
+    return {
+        "CONTAINERS_CONF": str(home / "containers.conf"),
+        "CONTAINERS_STORAGE_CONF": str(home / "storage.conf"),
+        "TMPDIR": "/var/tmp",
+    }
 
 
 @dataclass(frozen=True)
@@ -103,8 +122,9 @@ class Bed:
             public = (home / "host_key.pub").read_text().split()
             known.append(f"{self.address(number)} {public[0]} {public[1]}")
             (home / "authorized_keys").write_text((self.root / "key.pub").read_text())
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            (home / "sshd_config").write_text(_SSHD.format(home=home, path=path))
+            variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **self.environment(home)}
+            environment = " ".join(f"{name}={value}" for name, value in variables.items())
+            (home / "sshd_config").write_text(_SSHD.format(home=home, environment=environment))
             self._wire(number)
             self.sshd(number)
         (self.root / "known_hosts").write_text("\n".join(known) + "\n")
@@ -113,6 +133,10 @@ class Bed:
             if time.monotonic() > deadline:
                 raise RuntimeError("sshd does not start: " + (self.home(1) / "sshd.log").read_text())
             time.sleep(0.05)
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Variables of every login on a host: where its container engines are."""
+        return {"DOCKER_HOST": f"unix://{home}/docker/docker.sock", **podman_environment(home)}
 
     def _wire(self, number: int) -> None:
         space, veth = self.namespace(number), f"am{self.mark}v{number}"

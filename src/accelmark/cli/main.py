@@ -12,6 +12,7 @@ import typer
 import accelmark
 from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
+from accelmark.cli.import_files import import_files
 from accelmark.cli.monitor import monitor
 from accelmark.cli.report import report
 from accelmark.cli.resume import resume
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 for _verb in (train, run, resume, status, stop, report, cases, vendors, doctor, monitor):
     app.command()(_verb)
+app.command(name="import")(import_files)
 
 
 def _print_version(wanted: bool) -> None:

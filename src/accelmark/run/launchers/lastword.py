@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.ranklog import tail
 from accelmark.spec.job import NodeExit
 
 
@@ -20,3 +23,10 @@ def ended_node(work: NodeWork, state: str, reason: str, started_at: str) -> Node
     """Return an end that the coordinator judged itself."""
     values = {"host": work.task.host, "noderank": work.task.noderank, "state": state, "reason": reason}
     return NodeExit.model_validate({**values, "started_at": started_at, "duration_s": 0.0, "ranks": ()})
+
+
+def said(log: Path) -> str:
+    """Return ``; it last said: …`` with the last line of a log that names an error, else its last line, else nothing."""
+    lines = [line.strip() for line in tail(log) if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()] or lines
+    return f"; it last said: {telling[-1]}" if telling else ""

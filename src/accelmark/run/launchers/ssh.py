@@ -14,11 +14,10 @@ from accelmark.plan.plan import Plan
 from accelmark.run.delivery import vendor_path, wheel
 from accelmark.run.environment import rank_command
 from accelmark.run.files import write_atomic
-from accelmark.run.launchers.lastword import failed_node, lost_node
+from accelmark.run.launchers.lastword import failed_node, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.onhost import command, start_command
-from accelmark.run.ranklog import tail
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost, Unreachable
 from accelmark.run.ssh.deliver import deliver, put_files
@@ -259,8 +258,7 @@ class SshLink:
             except (OSError, ValueError) as error:
                 reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_swept = await self._clean_up()
-        said = [line for line in tail(node_dir / AGENT_LOG) if line.strip()]
-        last = f"; it last said: {said[-1].strip()}" if said else ""
+        last = said(node_dir / AGENT_LOG)
         if end == "dead" and not (node_dir / IDENTITY_FILE).exists():
             return self._keep(failed_node(self._work, f"the node agent could not begin{last}", self._started_at))
         if num_swept:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.run.files import make_directory, naming_the_disk, write_atomic
-from accelmark.run.launchers.lastword import failed_node, lost_node
+from accelmark.run.launchers.lastword import failed_node, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.onhost.follow import is_locked
-from accelmark.run.ranklog import tail
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE
 from accelmark.spec.errors import RunError
@@ -115,8 +114,7 @@ class StepLink:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, 15)
-        said = [line for line in tail(self._work.node_dir / AGENT_LOG) if line.strip()]
-        last = f"; it last said: {said[-1].strip()}" if said else ""
+        last = said(self._work.node_dir / AGENT_LOG)
         if (self._work.node_dir / IDENTITY_FILE).exists():
             end = lost_node(self._work, reason + last, self._started_at)
         else:

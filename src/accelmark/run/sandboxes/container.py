@@ -38,7 +38,7 @@ class ContainerSandbox:
     def command(self, python: str, inside: Inside) -> list[str]:
         """Return the engine's command; the host's ``python`` plays no part in it."""
         spec, defaults = self._spec, self._vendor.container
-        command = [spec.engine, "run", "--rm", "--init", "--name", inside.name, "--network", "host", "--ipc"]
+        command = [spec.engine, "run", "--rm", "--name", inside.name, "--network", "host", "--ipc"]
         command += ["private", "--shm-size", spec.shm_size] if spec.shm_size else ["host"]
         if spec.privileged:
             command.append("--privileged")
