@@ -12,12 +12,15 @@ import pytest
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.processes import RUN_MARKER, all_processes
+from accelmark.spec.catalog import find, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import EndSettings, TrainSettings
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
+CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
+"""Stands for the folder of a case: fake ranks read none."""
 
 
 def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
@@ -25,7 +28,7 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
         task="train",
         key=CaseKey(model=model, framework="pytorch", hardware="X1", nnodes=nnodes, repeat=repeat),
         round=number,
-        case=FolderRef(name=model, path=Path("/nowhere"), sha256="0" * 64),
+        case=FolderRef(name=model, path=CASE, sha256=tree_hash(CASE)),
         case_version=1,
         vendor="acme",
         device_type="cpu",
@@ -61,9 +64,9 @@ def make_plan(
         name="test",
         created_at="2026-01-01T00:00:00Z",
         accelmark_version=accelmark.__version__,
-        source_sha256="0" * 64,
+        source_sha256=tree_hash(Path(accelmark.__file__).parent),
         vendor="acme",
-        vendor_sha256="0" * 64,
+        vendor_sha256=tree_hash(find("vendors", "acme").path),
         open=False,
         strict=False,
         fail_fast=False,
