@@ -171,4 +171,3 @@ def test_a_trial_that_diverges_or_breaks_is_recorded_as_crashed(data: Dataset) -
 def test_a_trial_that_needs_too_much_memory_is_recorded_as_such(data: Dataset) -> None:
     huge = tiny_network().replaced({"c2_conv": Convolution(filters=1_000_000, kernel=999, padding=499)})
     assert run(data, order(network=huge))[0].status == "out-of-memory"
-

@@ -28,7 +28,7 @@ def cases(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
                     {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
                 ),
                 "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
-                "data": [str(data.get("name")) for data in case.data],
+                "data": list(case.data_names),
                 "from": folder.origin,
             }
         )

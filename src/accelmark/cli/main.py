@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 import accelmark
+from accelmark.cli.automl import app as automl
 from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
 from accelmark.cli.import_files import import_files
+from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
 from accelmark.cli.report import report
 from accelmark.cli.resume import resume
@@ -31,9 +33,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.command(name="import")(import_files)
+app.add_typer(automl, name="automl")
 
 
 def _print_version(wanted: bool) -> None:

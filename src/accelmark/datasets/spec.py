@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
-from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, parse
 from accelmark.spec.yaml_file import read_yaml
 
+_KNOWN: Final = Path(__file__).parent / "known"
 IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 
 
@@ -181,8 +182,21 @@ class DatasetSpec(Spec):
         return self
 
 
-def dataset_specs(data: Iterable[Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
-    """Check the entries of a case's ``data``.
+def known_dataset(name: str, where: str) -> DatasetSpec:
+    """Return a data set that several cases share: ``known/<name>.yaml`` beside this file.
+
+    Raises:
+        SpecError: there is none of that name; the nearest is suggested.
+    """
+    path = _KNOWN / f"{name}.yaml"
+    names = {file.stem for file in _KNOWN.glob("*.yaml")}
+    if name not in names:
+        raise SpecError([Problem(where, "", f"unknown data set {name!r}", nearest(name, names))])
+    return parse(DatasetSpec, read_yaml(path), str(path))
+
+
+def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
+    """Check the entries of a case's ``data``: names of known data sets, or data sets of its own.
 
     Raises:
         SpecError: with all problems of all entries; ``where`` names the file.
@@ -191,7 +205,7 @@ def dataset_specs(data: Iterable[Mapping[str, Any]], where: str) -> tuple[Datase
     problems: list[Problem] = []
     for index, entry in enumerate(data):
         try:
-            specs.append(parse(DatasetSpec, entry, where))
+            specs.append(known_dataset(entry, where) if isinstance(entry, str) else parse(DatasetSpec, entry, where))
         except SpecError as error:
             problems += [
                 Problem(item.where, ".".join(filter(None, [f"data.{index}", item.key])), item.what, item.hint)
@@ -214,6 +228,6 @@ def load_dataset_specs(path: Path) -> tuple[DatasetSpec, ...]:
         SpecError: the file is not readable or an entry is wrong.
     """
     data = read_yaml(path).get("data") or []
-    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
-        raise SpecError([Problem(str(path), "data", "must be a list of data sets, each a mapping")])
+    if not isinstance(data, list) or not all(isinstance(entry, str | dict) for entry in data):
+        raise SpecError([Problem(str(path), "data", "must be a list of data sets, each a name or a mapping")])
     return dataset_specs(data, str(path))

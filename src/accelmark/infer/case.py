@@ -57,6 +57,9 @@ class InferCase(ABC):
     """Whether ``create_model`` has trained weights to load; a case sets it False in ``__init__`` where it finds none,
     and the run then measures speed only."""
 
+    partial: bool = False
+    """Set by ``build_dataloader`` where the data is a stand-in, so that its accuracy is no more than a sanity check."""
+
     def __init__(
         self, settings: InferSettings, parameters: Mapping[str, Scalar], data_dirs: Mapping[str, Path]
     ) -> None:

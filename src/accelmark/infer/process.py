@@ -33,7 +33,7 @@ def run_job(job_file: Path, node_dir: Path, rank: int, started: float) -> int:
         RequestError: the job itself cannot be read.
     """
     log = PerfLog(rank)
-    log.event(Event.INIT_START, {"pid": os.getpid(), "job": str(job_file)})
+    log.event(Event.INIT_START, {"pid": os.getpid(), "job": str(job_file), "process_start_mono_ms": started * 1000})
     job, infer = _read(job_file)
     steps = SevenSteps(job, infer, node_dir, log.event, started)
 

@@ -151,6 +151,7 @@ class SevenSteps:
         self.found.case = case
         self.found.batches = checked(setup.batches_of(case), f"case {self.job.case.name}")
         self.found.details["items"] = self.found.batches.num_items
+        self.found.details["partial"] = case.partial
         if not self.settings.no_validation:
             self.found.model = case.create_model().eval()
             self.found.details["parameters"] = setup.num_parameters(self.found.model)
@@ -263,7 +264,7 @@ class SevenSteps:
             validation=validation,
             inference=inference,
             tolerance=self.infer.tolerance,
-            reference=self.infer.reference,
+            reference=None if found.case is not None and found.case.partial else self.infer.reference,
             nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
             repeat_check=found.check,
         )

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import accelmark
+from accelmark.plan.data import DataDirs
+from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.spec.case import CaseSpec, TrainCaseSpec
 from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.inference import InferJob
+from accelmark.spec.job import JobSpec, Provenance, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.vendor import Chip, VendorSpec
-
-DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
-"""From a case and the directory a person named (or None): data set name -> where it is or will be fetched to."""
 
 
 @final
@@ -119,7 +119,10 @@ class _Planner:
         """Plan all rounds of one key, or note its problems."""
         try:
             key = CaseKey.parse(request.key, hardware=self.detected.hardware, where=self.where)
-            self._check_scale(key, request.key)
+            if request.task == "infer":
+                self.jobs.extend(self._inference(key, request))
+                return
+            self._check_scale(key, request.key, key.slug)
             folder, case, train = _training_case(key, self.where)
             resolved = self._resolve(key, folder, train, request)
             self.jobs.extend(self._rounds(key, folder, case, train, resolved, request.data))
@@ -148,13 +151,52 @@ class _Planner:
         resolved: Resolved,
         data: Path | None,
     ) -> list[PlannedJob]:
-        adaptation = self._adaptation(key)
-        extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
         units = train.units_per_sample
         if train.units_per_sample_key is not None:
             units = int(str(resolved.settings.model[train.units_per_sample_key]))
-        first = JobSpec(
-            task="train",
+        side = TrainJob(
+            unit=train.unit,
+            units_per_sample=units,
+            target=train.target,
+            reference_loss=train.reference_loss,
+            min_repeats=train.min_repeats,
+            settings=resolved.settings,
+        )
+        data_dirs = {} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data))
+        first = self._job(key, folder, case, data_dirs, resolved.provenance, train=side)
+        return self._repeated(key, key.slug, [_round(first, number) for number in range(1, key.repeat + 1)])
+
+    def _inference(self, key: CaseKey, request: CaseRequest) -> list[PlannedJob]:
+        folder = find("cases", key.model, self.where)
+        case = load_case(key.model)
+        side = inference_side(key, folder, case, self.where)
+        requests = [Layer.of(self.where, request.settings), command_line_layer(self.command_line)]
+        resolved = resolve_layers(side, folder, self._adaptation(key), self.vendor.name, requests)
+        directory = slug(key, resolved.settings)
+        self._check_scale(key, request.key, directory)
+        data_dirs, warnings = inference_data(side, case, resolved.settings, self.data_dirs, request.data)
+        self.warnings += [f"{key}: {note.what}" for note in resolved.notes if note.severity == "warning"]
+        self.warnings += [f"{key}: {warning}" for warning in warnings]
+        first = self._job(key, folder, case, data_dirs, resolved.provenance, infer=job_of(side, resolved))
+        rounds = [first.model_copy(update={"round": number}) for number in range(1, key.repeat + 1)]
+        return self._repeated(key, directory, rounds)
+
+    def _job(
+        self,
+        key: CaseKey,
+        folder: Folder,
+        case: CaseSpec,
+        data_dirs: dict[str, Path],
+        provenance: Mapping[str, Provenance],
+        *,
+        train: TrainJob | None = None,
+        infer: InferJob | None = None,
+    ) -> JobSpec:
+        """Return the first round of a key."""
+        adaptation = self._adaptation(key)
+        extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
+        return JobSpec(
+            task="train" if infer is None else "infer",
             key=key,
             round=1,
             case=folder.ref(),
@@ -165,24 +207,17 @@ class _Planner:
             distributed_backend=self.vendor.distributed_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             chip=self._chip(key),
-            data_dirs={} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data)),
+            data_dirs=data_dirs,
             checkpoint_dir=Path("checkpoints"),
             open=self.is_open,
-            train=TrainJob(
-                unit=train.unit,
-                units_per_sample=units,
-                target=train.target,
-                reference_loss=train.reference_loss,
-                min_repeats=train.min_repeats,
-                settings=resolved.settings,
-            ),
-            provenance=dict(resolved.provenance),
+            train=train,
+            infer=infer,
+            provenance=dict(provenance),
         )
-        nodes = _nodes(key, self.cluster)
-        return [
-            PlannedJob(directory=f"{key.slug}/round{number}", job=_round(first, number), nodes=nodes)
-            for number in range(1, key.repeat + 1)
-        ]
+
+    def _repeated(self, key: CaseKey, directory: str, rounds: list[JobSpec]) -> list[PlannedJob]:
+        nodes = _nodes(key, self.cluster, rounds[0].task)
+        return [PlannedJob(directory=f"{directory}/round{job.round}", job=job, nodes=nodes) for job in rounds]
 
     def _chip(self, key: CaseKey) -> Chip | None:
         """Return the detected chip where the key means it, else the one chip of that name; never one of several."""
@@ -195,7 +230,7 @@ class _Planner:
             self.warnings.append(f"{key}: {self.vendor.name} describes no chip {key.hardware}; MFU will be null")
         return named[0] if len(named) == 1 else None
 
-    def _check_scale(self, key: CaseKey, written: str) -> None:
+    def _check_scale(self, key: CaseKey, written: str, directory: str) -> None:
         problems: list[Problem] = []
         if key.nnodes > len(self.cluster.hosts):
             what = f"asks for {key.nnodes} hosts, the cluster {self.cluster.name!r} has {len(self.cluster.hosts)}"
@@ -205,12 +240,12 @@ class _Planner:
         if devices is not None and key.nproc > devices:
             what = f"asks for {key.nproc} devices a host, this one has {devices}"
             problems.append(Problem(self.where, written, what))
-        if key.slug in self.planned:
-            what = f"stands twice (also as {self.planned[key.slug]!r})"
+        if directory in self.planned:
+            what = f"stands twice (also as {self.planned[directory]!r})"
             problems.append(Problem(self.where, written, what, "raise its repeat instead"))
         if problems:
             raise SpecError(problems)
-        self.planned[key.slug] = written
+        self.planned[directory] = written
 
 
 def _training_case(key: CaseKey, where: str) -> tuple[Folder, CaseSpec, TrainCaseSpec]:
@@ -238,8 +273,8 @@ def _round(first: JobSpec, number: int) -> JobSpec:
     return first.model_copy(update={"round": number, "train": first.train.model_copy(update={"settings": seeded})})
 
 
-def _nodes(key: CaseKey, cluster: ClusterSpec) -> tuple[PlannedNode, ...]:
-    module = "accelmark.train" if key.world_size == 1 else "accelmark.train.launch"
+def _nodes(key: CaseKey, cluster: ClusterSpec, task: Literal["train", "infer"]) -> tuple[PlannedNode, ...]:
+    module = f"accelmark.{task}" if key.world_size == 1 else "accelmark.train.launch"
     command = ("python", "-m", module, "job.json")
     return tuple(
         PlannedNode(host=host.name, noderank=noderank, nproc=key.nproc, command=command)

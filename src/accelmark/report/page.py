@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from accelmark.report.inference import inference_view
 from accelmark.report.view import case_views
 from accelmark.results.store import LoadedRun, load_run, write_atomic, write_manifest
 
@@ -31,6 +32,7 @@ def render_page(run: LoadedRun) -> str:
         run=run,
         summary=run.summary,
         cases=cases,
+        inference=inference_view(run),
         style=Markup((page / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup((page / "page.js").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         plotly=Markup(_plotly()),  # noqa: S704 - the library as it was packaged

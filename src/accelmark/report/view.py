@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, digits, figure, percent, quantity, scale_of, title_of, unit_of
@@ -17,7 +18,8 @@ from accelmark.spec.job import RankExit
 F = FigureName
 HEADLINES: Final = (
     F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.MFU, F.ENERGY_PER_UNIT, F.PEAK_DEVICE_MEMORY, F.STEP_P50,
-    F.DATA_WAIT_SHARE, F.RAW_TRAIN_TIME, F.PEAK_HOST_MEMORY, F.FINAL_LOSS,
+    F.DATA_WAIT_SHARE, F.RAW_TRAIN_TIME, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50, F.LATENCY_P99,
+    F.VALIDATION_CORE, F.COMPILE_TIME, F.PEAK_HOST_MEMORY, F.FINAL_LOSS,
 )  # fmt: skip
 """Figures for the tiles, most wanted first; those that were not measured give way to the next."""
 NUM_TILES: Final = 6
@@ -25,10 +27,16 @@ NUM_TILES: Final = 6
 GROUPS: Final = (
     ("Outcome", (F.FINAL_METRIC, F.FINAL_LOSS, F.TIME_TO_TARGET)),
     ("Throughput", (F.THROUGHPUT_WHOLE, F.THROUGHPUT_TRAIN, F.THROUGHPUT_CORE, F.THROUGHPUT_PER_DEVICE)),
-    ("Time", (F.E2E_TIME, F.INIT_TIME, F.RAW_TRAIN_TIME, F.TRAIN_NO_EVAL_TIME, F.PURE_COMPUTE_TIME, F.STEP_P50,
+    ("Inference", (F.INFERENCE_CORE, F.INFERENCE_WHOLE, F.VALIDATION_CORE, F.VALIDATION_WHOLE)),
+    ("Accuracy", (F.INFERENCE_METRIC, F.VALIDATION_METRIC, F.METRIC_DIFFERENCE, F.REPEAT_SPEEDUP)),
+    ("Latency", (F.LATENCY_P50, F.LATENCY_P90, F.LATENCY_P99, F.LATENCY_P999, F.FIRST_CALL)),
+    ("Scenarios", (F.OFFLINE_RATE, F.SINGLE_STREAM_LATENCY, F.MULTI_STREAM_LATENCY, F.SERVER_RATE)),
+    ("Time", (F.E2E_TIME, F.VALIDATION_TIME, F.EXPORT_TIME, F.COMPILE_TIME, F.INFERENCE_TIME,
+              F.INIT_TIME, F.RAW_TRAIN_TIME, F.TRAIN_NO_EVAL_TIME, F.PURE_COMPUTE_TIME, F.STEP_P50,
               F.STEP_P90, F.STEP_P99, F.DATA_WAIT_SHARE)),
-    ("Computation", (F.MFU, F.MFU_MEASURED, F.ACHIEVED_TFLOPS, F.FLOPS_PER_SAMPLE)),
-    ("Memory and utilisation", (F.PEAK_DEVICE_MEMORY, F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION)),
+    ("Computation", (F.MFU, F.MFU_MEASURED, F.ACHIEVED_TFLOPS, F.FLOPS_PER_SAMPLE, F.FLOPS_PER_ITEM)),
+    ("Memory and utilisation", (F.PEAK_DEVICE_MEMORY, F.DEVICE_MEMORY_TOTAL, F.PEAK_HOST_MEMORY,
+                                F.DEVICE_UTILISATION, F.CPU_UTILISATION)),
     ("Power and energy", (F.MEAN_POWER, F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME)),
 )  # fmt: skip
 
@@ -162,7 +170,7 @@ def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult]) -> CaseV
         anchor=f"case-{number}",
         title=case.key.model,
         scale=f"{case.key.framework}{version} · {case.key.hardware} · {case.key.nnodes} {hosts} · "
-        f"{case.key.world_size} {ranks}",
+        f"{case.key.world_size} {ranks}" + (f" · {case.variant}" if case.variant else ""),
         key=str(case.key),
         verdict=case.verdict,
         state=case.state,
@@ -324,7 +332,7 @@ def _settings(result: RoundResult) -> Iterable[Setting]:
             layer=setting.layer,
             replaced=", ".join(f"{_plain(value)} ({layer})" for layer, value in reversed(setting.replaced)),
             forced=setting.forced,
-            changed=bool(setting.replaced),
+            changed=setting.layer != "default" and PurePath(setting.layer).name != "case.yaml",
         )
 
 

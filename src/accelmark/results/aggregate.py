@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.figures import FIGURES, TRAIN_FIGURES, FigureName
 from accelmark.results.schema import Figure, RoundResult, Spread
 
 NARROW: Final = 0.01
 """Half the width of a narrow interval over the mean."""
-WATCHED: Final = (FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY)
+WATCHED: Final = (
+    FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY,
+    FigureName.INFERENCE_CORE,
+)  # fmt: skip
 """Figures whose wide interval is warned of."""
 
 
@@ -61,17 +64,20 @@ def rounds_needed(mean: float, stdev: float) -> int | None:
 def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     """Return every figure over the rounds that succeeded."""
     good = [result for result in rounds if result.state == "succeeded"]
-    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in FigureName}
+    known = TRAIN_FIGURES
+    if rounds:
+        known = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
+    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in known}
 
 
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     """Tell of intervals that are wide, and of a single round, which has none."""
     warnings: list[str] = []
-    if figures[FigureName.RAW_TRAIN_TIME].num_rounds == 1:
+    if max((found.num_rounds for found in figures.values()), default=0) == 1:
         warnings.append("one round has no spread: repeat the case to learn how far its figures can be trusted")
     for name in WATCHED:
-        found = figures[name]
-        if found.ci95 is None or not found.mean or found.rounds_needed is None:
+        found = figures.get(name)
+        if found is None or found.ci95 is None or not found.mean or found.rounds_needed is None:
             continue
         half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
         if half > NARROW:

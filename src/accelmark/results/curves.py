@@ -86,7 +86,8 @@ def _rounded(value: float) -> float | None:
 def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float, int], ...]:
     """Return (upper edge in ms, steps) of bins of equal width up to p99.5, then one up to the slowest step.
 
-    The first entry holds the lower edge of the first bin, with no steps.
+    The first entry holds the lower edge of the first bin, with no steps. Their number follows Rice's rule, at most
+    ``bins``.
     """
     import numpy as np
 
@@ -95,7 +96,7 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
     low, high, slowest = float(step_ms.min()), float(np.quantile(step_ms, 0.995)), float(step_ms.max())
     if high <= low:
         return ((low, 0), (slowest, len(step_ms)))
-    edges = np.linspace(low, high, bins + 1)
+    edges = np.linspace(low, high, min(bins, max(8, round(2 * len(step_ms) ** (1 / 3)))) + 1)
     if slowest > high:
         edges = np.append(edges, slowest)
     counts, _ = np.histogram(step_ms, bins=edges.astype(np.float64))

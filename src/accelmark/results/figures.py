@@ -40,6 +40,31 @@ class FigureName(StrEnum):
     UNITS_PER_JOULE = "performance_per_watt"
     TELEMETRY_CPU_TIME = "telemetry_cpu_time_s"
 
+    # Inference.
+    INFERENCE_CORE = "inference_core"
+    INFERENCE_WHOLE = "inference_whole"
+    VALIDATION_CORE = "validation_core"
+    VALIDATION_WHOLE = "validation_whole"
+    INFERENCE_METRIC = "inference_metric"
+    VALIDATION_METRIC = "validation_metric"
+    METRIC_DIFFERENCE = "metric_difference"
+    LATENCY_P50 = "latency_p50_ms"
+    LATENCY_P90 = "latency_p90_ms"
+    LATENCY_P99 = "latency_p99_ms"
+    LATENCY_P999 = "latency_p999_ms"
+    FIRST_CALL = "first_call_ms"
+    VALIDATION_TIME = "validation_time_s"
+    EXPORT_TIME = "export_time_s"
+    COMPILE_TIME = "compile_time_s"
+    INFERENCE_TIME = "inference_time_s"
+    FLOPS_PER_ITEM = "flops_per_item"
+    REPEAT_SPEEDUP = "repeat_speedup"
+    DEVICE_MEMORY_TOTAL = "device_memory_total_mib"
+    OFFLINE_RATE = "offline_samples_per_second"
+    SINGLE_STREAM_LATENCY = "single_stream_latency_p90_ms"
+    MULTI_STREAM_LATENCY = "multi_stream_latency_p99_ms"
+    SERVER_RATE = "server_queries_per_second"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -98,4 +123,59 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
     FigureName.ENERGY_PER_UNIT: _info("Energy per {unit}", "J", "lower", "energy over the units trained"),
     FigureName.UNITS_PER_JOULE: _info("Performance per watt", "{unit}s/J", "higher", "units per joule"),
     FigureName.TELEMETRY_CPU_TIME: _info("CPU time of telemetry", "s", "lower", "user and system time of the sampler"),
+    FigureName.INFERENCE_CORE: _info(
+        "Inference, core", "{unit}s/s", "higher", "in the engine: computation and the copies to and from the device"
+    ),
+    FigureName.INFERENCE_WHOLE: _info(
+        "Inference, whole", "{unit}s/s", "higher", "in the engine, with loading the data and evaluation"
+    ),
+    FigureName.VALIDATION_CORE: _info(
+        "Validation, core", "{unit}s/s", "higher", "in the framework: computation and the copies to and from the device"
+    ),
+    FigureName.VALIDATION_WHOLE: _info(
+        "Validation, whole", "{unit}s/s", "higher", "in the framework, with loading the data and evaluation"
+    ),
+    FigureName.INFERENCE_METRIC: _info("Accuracy in the engine", "", "neither", "the case's metric over all items"),
+    FigureName.VALIDATION_METRIC: _info("Accuracy in the framework", "", "neither", "the case's metric over all items"),
+    FigureName.METRIC_DIFFERENCE: _info(
+        "Difference of accuracies",
+        "",
+        "neither",
+        "in the engine less in the framework; the case bounds it",
+    ),
+    FigureName.LATENCY_P50: _info("Latency, median", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    FigureName.LATENCY_P90: _info("Latency, p90", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    FigureName.LATENCY_P99: _info("Latency, p99", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    FigureName.LATENCY_P999: _info("Latency, p99.9", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    FigureName.FIRST_CALL: _info("First call", "ms", "lower", "of the engine, before warming up; counts nowhere else"),
+    FigureName.VALIDATION_TIME: _info("Validation step", "s", "lower", "the third step"),
+    FigureName.EXPORT_TIME: _info("Export step", "s", "lower", "the fourth step: to ONNX"),
+    FigureName.COMPILE_TIME: _info("Compilation", "s", "lower", "the fifth step; in no throughput"),
+    FigureName.INFERENCE_TIME: _info("Inference step", "s", "lower", "the sixth step, scenarios included"),
+    FigureName.FLOPS_PER_ITEM: _info("Model FLOPs per item", "FLOP", "neither", "forward pass, as the case states it"),
+    FigureName.REPEAT_SPEEDUP: _info(
+        "Same items over fresh", "ratio", "neither", "how much faster the same items again run; above 1.1 is suspicious"
+    ),
+    FigureName.DEVICE_MEMORY_TOTAL: _info("Device memory", "MiB", "neither", "what the device has, from telemetry"),
+    FigureName.OFFLINE_RATE: _info("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),
+    FigureName.SINGLE_STREAM_LATENCY: _info(
+        "SingleStream scenario, p90", "ms", "lower", "LoadGen: one query after another"
+    ),
+    FigureName.MULTI_STREAM_LATENCY: _info(
+        "MultiStream scenario, p99", "ms", "lower", "LoadGen: queries of several samples"
+    ),
+    FigureName.SERVER_RATE: _info(
+        "Server scenario", "queries/s", "higher", "LoadGen: the highest rate at which 99 % hold the latency bound"
+    ),
 }
+
+_SHARED: Final = (
+    FigureName.E2E_TIME, FigureName.MFU, FigureName.ACHIEVED_TFLOPS, FigureName.PEAK_DEVICE_MEMORY,
+    FigureName.PEAK_HOST_MEMORY, FigureName.DEVICE_UTILISATION, FigureName.CPU_UTILISATION, FigureName.MEAN_POWER,
+    FigureName.ENERGY, FigureName.ENERGY_PER_UNIT, FigureName.UNITS_PER_JOULE, FigureName.TELEMETRY_CPU_TIME,
+)  # fmt: skip
+_NAMES: Final = tuple(FigureName)
+INFER_FIGURES: Final = (*_NAMES[_NAMES.index(FigureName.INFERENCE_CORE) :], *_SHARED)
+"""The figures of an inference round."""
+TRAIN_FIGURES: Final = _NAMES[: _NAMES.index(FigureName.INFERENCE_CORE)]
+"""The figures of a training round."""

@@ -69,13 +69,20 @@ def state_of(
         timeline: what its ranks said.
         ledger: the state that the coordinator knows, if any.
     """
+    return state_from(job, nodes, _told_by_ranks(timeline), timeline is not None, ledger)
+
+
+def state_from(
+    job: JobSpec, nodes: list[NodeDir], words: str | None, has_events: bool, ledger: tuple[JobState, str | None] | None
+) -> tuple[JobState, str | None]:
+    """Return the same as :func:`state_of`, from what the first rank that did not complete says of itself."""
     if ledger is not None and ledger[0] in _ENDS and ledger[0] != "succeeded":
-        return ledger[0], ledger[1] or _told_by_ranks(timeline) or f"the coordinator ended it as {ledger[0]}"
+        return ledger[0], ledger[1] or words or f"the coordinator ended it as {ledger[0]}"
     told = [(node, node.exit) for node in nodes if node.exit is not None]
     for state in _WORST_FIRST:
         for node, end in told:
             if end.state == state:
-                return state, _reason(node, end, timeline)
+                return state, _reason(node, end, words)
     if len(told) < job.key.nnodes:
         if ledger is not None and ledger[0] not in _ENDS:
             return ledger[0], ledger[1] or "it has not ended"
@@ -83,19 +90,18 @@ def state_of(
             return "queued", "it was not started"
         missing = [node.problem for node in nodes if node.problem]
         return "lost", missing[0] if missing else f"{job.key.nnodes - len(told)} of its hosts left nothing"
-    if timeline is None:
+    if not has_events:
         return "failed", "no rank wrote an event"
-    words = _told_by_ranks(timeline)
     return ("failed", words) if words else ("succeeded", None)
 
 
-def _reason(node: NodeDir, end: NodeExit, timeline: Timeline | None) -> str:
+def _reason(node: NodeDir, end: NodeExit, words: str | None) -> str:
     if end.reason:
         return end.reason
     for rank in end.ranks:
         if rank.state != "succeeded":
             return f"{node.host}, rank {rank.rank}: {rank.reason or rank.state}"
-    return _told_by_ranks(timeline) or f"{node.host} ended as {end.state}"
+    return words or f"{node.host} ended as {end.state}"
 
 
 def _told_by_ranks(timeline: Timeline | None) -> str | None:

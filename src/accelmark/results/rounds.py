@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from accelmark.results.consumption import HostSamples, consumption_figures
 from accelmark.results.curves import curves_of, histogram
-from accelmark.results.figures import FigureName
+from accelmark.results.figures import TRAIN_FIGURES, FigureName
 from accelmark.results.measure import (
     FLOPS_TOLERANCE,
     Figures,
@@ -47,11 +47,16 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
     """
     job = read_job(round_dir)
     nodes = node_dirs(round_dir)
+    if job.infer is not None:
+        from accelmark.results.infer_rounds import infer_round  # it builds on this module
+
+        known = (state, reason) if state else ledger_states(round_dir.parents[1]).get(_job_name(round_dir))
+        return infer_round(job, job.infer, nodes, known)
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(_job_name(round_dir))
     ended, why = state_of(job, nodes, timeline, ledger)
     findings: list[Finding] = []
-    hosts, no_telemetry = _telemetry(nodes, timeline, findings)
+    hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
     figures = _figures(job, timeline, hosts, no_telemetry or "telemetry left no samples", findings)
     if timeline is not None:
         findings += _log_findings(job, timeline)
@@ -112,14 +117,17 @@ def _precision(job: JobSpec, timeline: Timeline | None) -> str:
     return job.train.settings.precision if job.train else "unknown"
 
 
-def _telemetry(
-    nodes: list[NodeDir], timeline: Timeline | None, findings: list[Finding]
+def read_telemetry(
+    nodes: list[NodeDir], all_spans: Mapping[str, tuple[tuple[float, float], ...]], findings: list[Finding]
 ) -> tuple[HostSamples, str | None]:
-    """Read the samples of every host that trained; the reason why there are none, else None."""
+    """Read the samples of every host that worked; the reason why there are none, else None.
+
+    ``all_spans``: node directory -> when the measured work went on, on that host's monotonic clock.
+    """
     hosts: dict[str, tuple[Samples, tuple[tuple[float, float], ...]]] = {}
     missing: list[str] = []
     for node in nodes:
-        spans = timeline.train_spans.get(str(node.path), ()) if timeline else ()
+        spans = all_spans.get(str(node.path), ())
         path = node.path / "telemetry.jsonl"
         if not path.is_file():
             missing.append(f"{node.host}: there is no telemetry.jsonl")
@@ -140,16 +148,17 @@ def _telemetry(
 
 def _devices_of(node: NodeDir) -> tuple[list[int] | None, int]:
     """Return the indices of the devices that the ranks of a host were given (None: not told) and their number."""
-    task = _json(node.path / "agent.json")
+    task = read_json(node.path / "agent.json")
     num_ranks = int(task.get("nproc") or len(node.rank_logs()))
     visible = task.get("visible_devices") or {}
-    told = (_json(node.path / "sys_info.json").get("environment") or {}).get(visible.get("variable"))
+    told = (read_json(node.path / "sys_info.json").get("environment") or {}).get(visible.get("variable"))
     if isinstance(told, str) and all(part.strip().isdigit() for part in told.split(",")):
         return [int(part) for part in told.split(",")][:num_ranks], num_ranks
     return None, num_ranks
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where the file is missing or broken."""
     try:
         loaded = from_json(path.read_bytes())
     except (OSError, ValueError):
@@ -161,7 +170,7 @@ def _figures(
     job: JobSpec, timeline: Timeline | None, hosts: HostSamples, no_telemetry: str, findings: list[Finding]
 ) -> Figures:
     if timeline is None:
-        return {name: Figure(value=None, reason="no rank wrote an event") for name in FigureName}
+        return {name: Figure(value=None, reason="no rank wrote an event") for name in TRAIN_FIGURES}
     work = work_of(job, timeline)
     figures = time_figures(timeline, work) | outcome_figures(timeline, work, job.train)
     per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
@@ -170,7 +179,7 @@ def _figures(
     consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
     findings += [_finding("warning", "energy-cross-check", "power and counter agree", what) for what in warnings]
     ordered = figures | consumed
-    return {name: ordered[name] for name in FigureName}
+    return {name: ordered[name] for name in TRAIN_FIGURES}
 
 
 def _marks(
@@ -183,27 +192,29 @@ def _marks(
         "synthetic": bool(settings and settings.loader.synthetic),
         "partial": state != "succeeded",
         "partial_evaluation": bool(settings and settings.evaluate.max_batches),
-        "busy_machine": any(_is_busy(node) for node in nodes)
-        or any(_foreign(samples) for samples, _ in hosts.values()),
+        "busy_machine": any(is_busy(node) for node in nodes)
+        or any(has_foreign(samples) for samples, _ in hosts.values()),
         "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
 
 
-def _is_busy(node: NodeDir) -> bool:
-    info = _json(node.path / "sys_info.json")
+def is_busy(node: NodeDir) -> bool:
+    """Tell whether a host had other work when the round began."""
+    info = read_json(node.path / "sys_info.json")
     load, cpu = info.get("load1_at_start"), info.get("cpu")
     cores = cpu.get("usable_cores") if isinstance(cpu, dict) else None
     return isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load / cores > BUSY_LOAD
 
 
-def _foreign(samples: Samples) -> list[str]:
+def has_foreign(samples: Samples) -> list[str]:
+    """Return what the sampler remarked of processes of others."""
     return [note for note in samples.notes if note.startswith("foreign ")]
 
 
 def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
     started = timeline.lead_end.started if timeline else None
-    hosts = [{"host": node.host} | _json(node.path / "sys_info.json") for node in nodes]
+    hosts = [{"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes]
     return Environment(hosts=tuple(hosts), started=started.model_dump() if started else {})
 
 

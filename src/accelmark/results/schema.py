@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures import FigureName
+from accelmark.spec.infer_events import RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit, Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
@@ -69,6 +70,21 @@ class Finding(Spec):
     actual: str
 
 
+class InferenceRound(Spec):
+    """What an inference round has besides figures."""
+
+    compiler: str | None
+    batch_size: int
+    metric: str
+    tolerance: float
+    stages: tuple[StageEnd, ...] = ()
+    """The seven steps as they ended."""
+    repeat_check: RepeatCheck | None = None
+    scenarios: tuple[ScenarioResult, ...] = ()
+    latency_curve: tuple[tuple[float, float], ...] = ()
+    """(share of the full batches, latency in ms that they do not exceed), for the eye."""
+
+
 class RoundResult(Spec):
     """One round of one case."""
 
@@ -101,6 +117,8 @@ class RoundResult(Spec):
     num_devices: int = 1
     min_rounds: int = 1
     """Rounds that the case wants for a valid result."""
+    inference: InferenceRound | None = None
+    """null for training."""
     nodes: tuple[NodeExit, ...] = ()
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
@@ -126,6 +144,8 @@ class CaseResult(Spec):
     key: CaseKey
     task: Literal["train", "infer"]
     unit: str
+    variant: str | None = None
+    """What tells inference runs of one key apart: engine, precision and batch."""
     state: JobState
     """``succeeded`` only when every round did."""
     converged: bool | None

@@ -155,7 +155,7 @@ def _case(
         decision = "INVALID"
     warnings = [*spread_warnings(figures), *_mark_warnings(marks)]
     warnings += dict.fromkeys(
-        f"{finding.rule}: {finding.actual}"
+        f"{finding.rule}: expected {finding.expected}, found {finding.actual}"
         for result in results
         for finding in result.findings
         if finding.severity == "warning"
@@ -168,6 +168,7 @@ def _case(
         key=key,
         task=task,
         unit=results[0].unit if results else "sample",
+        variant=_variant(results[0]) if results else None,
         state=worst(states),
         converged=_all([result.converged for result in results]),
         verdict=decision,
@@ -177,6 +178,13 @@ def _case(
         rounds=tuple(rounds),
         warnings=tuple(warnings),
     )
+
+
+def _variant(result: RoundResult) -> str | None:
+    inference = result.inference
+    if inference is None:
+        return None
+    return f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"
 
 
 def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:

@@ -19,6 +19,10 @@ from accelmark.run.wording import count, duration, percent
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
 
 
+_SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
+_TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
+
+
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
     """Print the table of what a run came to, with why anything is invalid, and where its page is."""
     console = console or Console(highlight=False)
@@ -45,11 +49,13 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
 def _row(case: CaseResult) -> tuple[Text, ...]:
     sign, style = SIGNS[case.state]
     name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
+    if case.variant:
+        name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
     return (
         Text.assemble((f"{sign} ", style), name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
         Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: "-"}[case.converged]),
-        Text(_figure(case, FigureName.THROUGHPUT_TRAIN, f" {case.unit}s/s")),
+        Text(_figure(case, _SPEED[case.task], f" {case.unit}s/s")),
         Text(_time(case)),
         Text(_figure(case, FigureName.MEAN_POWER, " W")),
     )
@@ -71,7 +77,7 @@ def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
 
 
 def _time(case: CaseResult) -> str:
-    spread = _spread(case, FigureName.RAW_TRAIN_TIME)
+    spread = _spread(case, _TIME[case.task])
     return "-" if spread is None or spread.mean is None else duration(spread.mean)
 
 

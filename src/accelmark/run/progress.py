@@ -11,9 +11,22 @@ from typing import Any, Final, Literal, final
 
 from accelmark.run.ranklog import PerfLogLine, parse_perflog
 from accelmark.spec.events import Event
+from accelmark.spec.inference import InferStep
 from accelmark.spec.job import TrainJob
 
-Phase = Literal["starting", "initialising", "training", "evaluating", "finished"]
+Phase = Literal[
+    "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
+    "compiling", "inferring", "summarising",
+]  # fmt: skip
+_STEPS: Final[dict[InferStep, Phase]] = {
+    InferStep.INITIALISE: "initialising",
+    InferStep.CREATE: "creating",
+    InferStep.VALIDATE: "validating",
+    InferStep.EXPORT: "exporting",
+    InferStep.COMPILE: "compiling",
+    InferStep.INFER: "inferring",
+    InferStep.SUMMARISE: "summarising",
+}
 
 _WINDOWS_OF_RATE: Final = 10
 _MOST_BYTES: Final = 4 * 2**20
@@ -123,6 +136,14 @@ class ProgressReader:
                 self.now = replace(now, phase="evaluating")
             case Event.STEP_END:
                 self._take_window(value)
+            case Event.STAGE_BEGIN if value.get("step") in list(InferStep):
+                phase = _STEPS[InferStep(str(value["step"]))]
+                self.now = replace(now, phase=phase, samples=0, throughput=None)
+                self._recent.clear()
+            case Event.FORWARD:
+                self._take_forward(value)
+            case Event.EVALUATE if "phase" in value:
+                self.now = replace(now, metric=self._metric(value) or now.metric)
             case Event.EVALUATE:
                 elapsed = _number(value.get("elapsed_s")) or now.elapsed_s
                 self.now = replace(now, phase="training", metric=self._metric(value) or now.metric, elapsed_s=elapsed)
@@ -153,6 +174,17 @@ class ProgressReader:
             throughput=units / seconds if seconds > 0 else None,
             elapsed_s=self.now.elapsed_s + wall_s,
         )
+
+    def _take_forward(self, value: dict[str, Any]) -> None:
+        """Count a window of inference: items, and items per second of wall-clock time."""
+        items = value.get("items")
+        wall_s = (_number(value.get("wall_ms")) or 0.0) / 1000
+        if not isinstance(items, list) or not all(isinstance(count, int) for count in items):
+            return
+        self._recent.append((sum(items), wall_s))
+        seconds = sum(wall for _, wall in self._recent)
+        rate = sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
+        self.now = replace(self.now, samples=self.now.samples + sum(items), throughput=rate)
 
     def _metric(self, value: dict[str, Any]) -> tuple[str, float] | None:
         metrics = value.get("metrics")

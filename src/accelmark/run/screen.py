@@ -122,6 +122,8 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
 
 
 def _how_far(progress: Progress, job: PlannedJob) -> str:
+    if not progress.step:
+        return f"{count(progress.samples)} items" if progress.samples else ""
     steps = f"{count(progress.step)}" + (f"/{count(progress.total_steps)}" if progress.total_steps else "")
     epochs = job.job.train.settings.end.max_epochs if job.job.train else None
     parts = [f"step {steps}", f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else "")]
@@ -134,8 +136,7 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
-        unit = job.job.train.unit if job.job.train else "sample"
-        line.append(f"{count(progress.throughput)} {unit}s/s  ", style="bold")
+        line.append(f"{count(progress.throughput)} {job.job.unit}s/s  ", style="bold")
     if progress.loss is not None:
         line.append(f"loss {progress.loss:.4g} ")
         line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")

@@ -38,6 +38,12 @@ class Display(Watcher, Protocol):
         ...
 
 
+_HEADLINES: Final = (
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
+    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.MFU,
+)  # fmt: skip
+
+
 @contextmanager
 def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[Display]:
     """Show a run in the way that suits where the output goes."""
@@ -58,7 +64,7 @@ def headline(result: RoundResult) -> str:
     parts = []
     if result.converged is not None:
         parts.append("converged" if result.converged else "not converged")
-    for name in (FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.MFU):
+    for name in _HEADLINES:
         figure = result.figures.get(name)
         if figure is None or figure.value is None:
             continue
@@ -66,6 +72,8 @@ def headline(result: RoundResult) -> str:
         if name is FigureName.FINAL_METRIC:
             metric = str((result.target or {}).get("metric", "metric"))
             parts.append(f"{metric} {figure.value:.4g}")
+        elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
+            parts.append(f"{result.inference.metric} {figure.value:.4g}")
         elif unit == "ratio":
             parts.append(f"{FIGURES[name].title} {percent(figure.value)}")
         else:
@@ -188,7 +196,7 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
     if progress.metric is not None:
         parts.append(f"{progress.metric[0]} {progress.metric[1]:.4g}")
     if progress.throughput is not None:
-        parts.append(f"{count(progress.throughput)} {job.job.train.unit if job.job.train else 'sample'}s/s")
+        parts.append(f"{count(progress.throughput)} {job.job.unit}s/s")
     if progress.devices.utilisation is not None:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:

@@ -67,7 +67,12 @@ class CaseSpec(Spec):
     """Licence of the model definition and any packaged weights."""
     size: Literal["mini", "standard"]
     """``mini`` runs on two CPU cores in minutes; ``standard`` wants an accelerator."""
-    data: tuple[dict[str, Any], ...] = ()
-    """Data sets and weights, each an ``accelmark.datasets.DatasetSpec``."""
+    data: tuple[str | dict[str, Any], ...] = ()
+    """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Names of the data sets, in order."""
+        return tuple(entry if isinstance(entry, str) else str(entry.get("name")) for entry in self.data)

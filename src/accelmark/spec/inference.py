@@ -122,6 +122,12 @@ class InferCaseSpec(Spec):
     """Largest difference between the metric in the engine and in the framework; beyond it the run is invalid."""
     tolerance_why: str
     reference: Reference | None = None
+    data: tuple[str, ...] = ()
+    """Which of the case's data sets inference needs; none of them for made-up data."""
+    optional_data: tuple[str, ...] = ()
+    """Data sets that are used where the directory that a person names holds them."""
+    weights: str | None = None
+    """Path of trained weights below the directory that a person names; without them a run measures speed only."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)

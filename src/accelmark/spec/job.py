@@ -80,6 +80,12 @@ class JobSpec(Spec):
     infer: InferJob | None = None
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        side = self.train or self.infer
+        return side.unit if side is not None else "sample"
+
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]
 

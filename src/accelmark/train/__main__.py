@@ -34,7 +34,8 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0])
     log = PerfLog(rank)
     try:
-        log.event(Event.INIT_START, {"pid": os.getpid(), "job": str(path)})
+        began = {"pid": os.getpid(), "job": str(path), "process_start_mono_ms": round(_START * 1e3, 3)}
+        log.event(Event.INIT_START, began)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

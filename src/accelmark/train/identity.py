@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.train.synthetic import on_meta
@@ -73,7 +74,8 @@ def count_flops(case: TrainCase, model: nn.Module) -> float | None:
                 given = on_meta(batch) if empty else batch
                 duplicate.train()
                 counter = FlopCounterMode(display=False)
-                with counter:
+                # The counter knows fused attention on some devices only, and its parts on all.
+                with sdpa_kernel(SDPBackend.MATH), counter:
                     torch.autograd.backward(case.loss(duplicate, given))
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue

@@ -81,7 +81,7 @@ class PyTorchBackend:
             self.clock = DeviceClock(device)
             self.losses = DeviceLosses(self.clock)
         self._control = join_ranks(self._job, ranks, device, needed=settings.parallelism == "fsdp2")
-        shared_seed = settings.seed + self._job.round - 1
+        shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
         hooks_class = load_hooks(self._job.extern)
         records = hook_records(hooks_class)

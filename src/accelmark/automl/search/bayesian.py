@@ -58,7 +58,7 @@ class BayesianSearch:
     annealing: Annealing = field(default_factory=Annealing)
     memory: int = 300
     name: str = "bayesian"
-    _sketches: dict[int, Sketch] = field(default_factory=dict, repr=False)
+    _sketches: dict[int, tuple[Network, Sketch]] = field(default_factory=dict, repr=False)
     _rows: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
 
     def propose(self, family: Family) -> Individual:
@@ -123,11 +123,16 @@ class BayesianSearch:
         return best[1]
 
     def _sketch(self, one: Individual) -> Sketch:
-        if one.id not in self._sketches:
-            self._sketches[one.id] = sketch(one.network)
-        return self._sketches[one.id]
+        known = self._sketches.get(one.id)
+        if known is None or known[0] is not one.network:
+            if known is not None:  # its hyperparameters were written into it since
+                self._rows = {pair: value for pair, value in self._rows.items() if one.id not in pair}
+            self._sketches[one.id] = known = (one.network, sketch(one.network))
+        return known[1]
 
     def _distances(self, one: Individual, others: list[Individual]) -> Vector:
+        for each in (one, *others):
+            self._sketch(each)
         missing = [other for other in others if (one.id, other.id) not in self._rows]
         new = distances(self._sketch(one), [self._sketch(other) for other in missing])
         for other, value in zip(missing, new, strict=True):

@@ -28,6 +28,17 @@ def pick_device(index: int = 0) -> torch.device:
     return torch.device("cpu")
 
 
+def warm_up() -> None:
+    """Make this process load what a first training step would, so that no trial's time is spent on it."""
+    device = pick_device()
+    model = torch.nn.Conv2d(1, 1, 3).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        loss = model(torch.zeros(1, 1, 8, 8, device=device)).float().sum()
+    loss.backward()
+    optimizer.step()
+
+
 class TorchExecutor:
     """Trains trials with PyTorch on the device of this process, or as one replica of several."""
 
@@ -62,7 +73,7 @@ class TorchExecutor:
             load_weights(module, self._morphed(order, weights))
             mode = "carried"
         module.to(self._replica.device)
-        loop = TrialLoop(order, module, self._data, self._replica, listener)
+        loop = TrialLoop(order, module, self._data, self._replica, listener, began=began)
         whole = loop.run()
         held_out: float | None = None
         held_out_s = 0.0

@@ -54,10 +54,20 @@ class _Tally:
 
 
 class TrialLoop:
-    """Trains a module epoch by epoch and keeps the weights of its best epoch."""
+    """Trains a module epoch by epoch and keeps the weights of its best epoch.
+
+    ``began`` is the monotonic time at which the trial began, building included; reports count from it.
+    """
 
     def __init__(
-        self, order: TrialOrder, module: GraphModule, dataset: Dataset, replica: Replica, listener: Listener
+        self,
+        order: TrialOrder,
+        module: GraphModule,
+        dataset: Dataset,
+        replica: Replica,
+        listener: Listener,
+        *,
+        began: float,
     ) -> None:
         self.order: Final = order
         self.module: Final = module
@@ -66,7 +76,7 @@ class TrialLoop:
         self.listener: Final = listener
         self.precision: str | None = None
         self.best_weights: dict[str, Array] | None = None
-        self._began = time.monotonic()
+        self._began: Final = began
         self._best_accuracy = -1.0
         self._model: nn.Module = module
         if replica.world > 1:

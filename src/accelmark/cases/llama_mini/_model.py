@@ -83,7 +83,7 @@ class LlamaMini(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of shape (batch, length, vocabulary)."""
         x: Tensor = self.embedding(tokens)
-        if torch.is_autocast_enabled(x.device.type):
+        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         length = tokens.shape[1]
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)

@@ -1,0 +1,113 @@
+"""Start or resume a run: everything that can be wrong is found before a trial starts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, SshCluster, resolve_network
+from accelmark.automl.data import open_dataset
+from accelmark.automl.engine.coordinator import Coordinator, Observer
+from accelmark.automl.engine.journal import SessionEnded
+from accelmark.automl.engine.ray_crew import RayCrew
+from accelmark.automl.engine.rundir import RunDirectory
+from accelmark.automl.graph import Network
+from accelmark.spec.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run, and how the session that drove it ended."""
+
+    run: RunDirectory
+    ended: SessionEnded
+
+
+def start_run(
+    config: AutomlConfig,
+    root: Path,
+    *,
+    observer: Observer | None = None,
+    announce: Callable[[RunDirectory], None] | None = None,
+) -> Session:
+    """Check the request, start the workers, make the run's folder and drive the search to its end.
+
+    Raises RequestError, DataError or RunError before any trial when something is wrong with the request.
+    """
+    network = resolve_network(config)
+    fingerprint = _checked_data(config, network)
+    with _crew(config, network, fingerprint) as crew:
+        run = RunDirectory.created(root, config, network)
+        if announce is not None:
+            announce(run)
+        with run.held():
+            return Session(run, _worked(run, config, crew, observer))
+
+
+def resume_run(run: RunDirectory, *, observer: Observer | None = None) -> Session:
+    """Go on with a run that was stopped or killed; raises RequestError when it is over or its data changed."""
+    config, network = run.config(), run.network()
+    with run.held():
+        state = run.state()
+        if state.ended is not None and state.ended.over:
+            raise RequestError(f"{run.path}: this run is over ({state.ended.reason}); there is nothing to resume")
+        fingerprint = _checked_data(config, network)
+        with _crew(config, network, fingerprint) as crew:
+            known = {session.dataset_fingerprint for session in state.sessions}
+            if known and known != crew.fingerprints:
+                raise RequestError(f"{run.path}: the data are not those that this run began with")
+            run.forget_stop()
+            return Session(run, _worked(run, config, crew, observer))
+
+
+def _checked_data(config: AutomlConfig, network: Network) -> str | None:
+    """Open the data here where trials run here; hosts of a cluster have their own, and their workers check it."""
+    if not isinstance(config.cluster, LocalCluster):
+        return None
+    return open_dataset(config.dataset, network).fingerprint
+
+
+@contextmanager
+def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> Iterator[RayCrew]:
+    with _cluster(config) as address:
+        crew = RayCrew(config, network, address=address)
+        try:
+            if len(crew.fingerprints | ({fingerprint} if fingerprint else set())) != 1:
+                raise RequestError("the workers' hosts hold different data under the same name")
+            yield crew
+        finally:
+            crew.close()
+
+
+@contextmanager
+def _cluster(config: AutomlConfig) -> Iterator[str | None]:
+    match config.cluster:
+        case LocalCluster():
+            yield None
+        case AddressCluster(address=address):
+            yield address
+        case SshCluster():
+            from accelmark.automl.engine.ssh_cluster import ssh_cluster
+
+            with ssh_cluster(config.cluster) as address:
+                yield address
+
+
+def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Observer | None) -> SessionEnded:
+    coordinator = Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer)
+
+    def end_in_order(number: int, frame: FrameType | None) -> None:
+        del frame
+        coordinator.ask_to_stop()
+        signal.signal(number, signal.default_int_handler)  # a second one ends at once
+
+    former = [(number, signal.signal(number, end_in_order)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        return coordinator.work()
+    finally:
+        for number, handler in former:
+            signal.signal(number, handler)

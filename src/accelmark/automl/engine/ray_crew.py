@@ -1,0 +1,175 @@
+"""Workers as Ray actors: on this machine, or on every host of a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from accelmark.automl.config import AutomlConfig
+from accelmark.automl.engine.crew import Ended, EpochReported, Lost, Message, Progressed, Ready
+from accelmark.automl.engine.ray_worker import as_actor
+from accelmark.automl.graph import Network
+from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
+from accelmark.spec.errors import RequestError, RunError
+
+_DRAIN_S: Final = 0.5
+_START_S: Final = 5.0
+_QUIET: Final = {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayCrew:
+    """One actor a worker; accelerators and cores are reserved so that no two trials share them."""
+
+    def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
+        import ray
+
+        os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+        self._ray: Final = ray
+        options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+        ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+        self.size: Final = config.schedule.concurrency
+        self.fingerprints: Final[set[str]] = set()
+        self._hired = False
+        self._actors: dict[int, Any] = {}
+        self._starting: dict[Any, int] = {}
+        self._running: dict[Any, int] = {}
+        self._draining: dict[Any, int] = {}
+        try:
+            self._set_up(config, network, ray.cluster_resources())  # type: ignore[no-untyped-call]
+            self._wait_until_ready()
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    def _set_up(self, config: AutomlConfig, network: Network, resources: Mapping[str, float]) -> None:
+        devices = config.training.devices_per_trial
+        cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
+        places = accelerators // devices if accelerators else cores // devices
+        if self.size > places:
+            what = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
+            raise RequestError(
+                f"{self.size} trials at a time with {devices} devices each are asked for;"
+                f" the cluster has {what}, enough for {places}"
+            )
+        threads = 0 if accelerators else max(1, cores // self.size)
+        reserve = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
+        self._class = as_actor(**reserve)
+        self._arguments = (
+            config.dataset.model_dump_json(),
+            network.model_dump_json(),
+            devices if accelerators else 1,
+            threads,
+        )
+        for worker in range(self.size):
+            self._hire(worker)
+
+    def _wait_until_ready(self) -> None:
+        """Wait for all workers; raises RunError with the reason of the first that cannot start."""
+        while self._starting:
+            self.listen(_START_S)
+        self._hired = True
+
+    def _hire(self, worker: int) -> None:
+        actor = self._class.remote(*self._arguments)
+        self._actors[worker] = actor
+        self._starting[actor.ready.remote()] = worker
+
+    def start(self, worker: int, order: TrialOrder, weights: Mapping[str, Array] | None) -> None:
+        """Give an idle worker a trial."""
+        actor = self._actors[worker]
+        self._running[actor.run.remote(order.model_dump_json(), weights)] = worker
+        self._draining[actor.drain.remote(_DRAIN_S)] = worker
+
+    def cancel(self, worker: int) -> None:
+        """Ask a worker to end its trial where it is."""
+        self._actors[worker].cancel.remote()
+
+    def replace(self, worker: int) -> None:
+        """Kill a worker and put a new one in its place."""
+        self._ray.kill(self._actors[worker], no_restart=True)
+        for waiting in (self._starting, self._running, self._draining):
+            for reference in [one for one, whose in waiting.items() if whose == worker]:
+                del waiting[reference]
+        self._hire(worker)
+
+    def listen(self, timeout_s: float) -> list[Message]:
+        """Return what was heard, waiting at most so long for something."""
+        waiting = [*self._starting, *self._running, *self._draining]
+        if not waiting:
+            return []
+        self._ray.wait(waiting, num_returns=1, timeout=timeout_s)
+        done, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        heard: list[Message] = []
+        # Reports before results: the last epoch is heard before the trial's end.
+        for reference in sorted(done, key=lambda one: (one in self._running, one in self._starting)):
+            heard.extend(self._heard(reference))
+        return heard
+
+    def _heard(self, reference: Any) -> list[Message]:
+        from ray.exceptions import OutOfMemoryError, RayError
+
+        for waiting in (self._draining, self._running, self._starting):
+            if reference in waiting:
+                worker, kind = waiting.pop(reference), waiting
+                break
+        else:
+            return []
+        try:
+            value = self._ray.get(reference)
+        except OutOfMemoryError as error:
+            return self._gone(worker, kind, "out-of-memory", str(error))
+        except RayError as error:
+            return self._gone(worker, kind, "lost", str(error))
+        if kind is self._starting:
+            self.fingerprints.add(value[1])
+            return [Ready(worker)]
+        if kind is self._running:
+            return [*self._last_reports(worker), Ended(worker, TrialResult.model_validate_json(value[0]), value[1])]
+        return self._reports(worker, value)
+
+    def _reports(self, worker: int, value: tuple[int, list[str]]) -> list[Message]:
+        if worker in self._running.values():
+            self._draining[self._actors[worker].drain.remote(_DRAIN_S)] = worker
+        images, reports = value
+        return [
+            Progressed(worker, images),
+            *(EpochReported(worker, EpochReport.model_validate_json(report)) for report in reports),
+        ]
+
+    def _last_reports(self, worker: int) -> list[Message]:
+        from ray.exceptions import RayError
+
+        pending = [reference for reference, whose in self._draining.items() if whose == worker]
+        found: list[Message] = []
+        try:
+            for reference in [*pending, self._actors[worker].drain.remote(_DRAIN_S)]:
+                self._draining.pop(reference, None)
+                found.extend(self._reports(worker, self._ray.get(reference, timeout=30)))
+        except RayError:
+            return found
+        return found
+
+    def _gone(self, worker: int, kind: Mapping[Any, int], status: Any, reason: str) -> list[Message]:
+        if kind is self._draining and worker in self._running.values():
+            return []  # the result's reference fails too, and tells it
+        if kind is self._starting and not self._hired:
+            raise RunError(f"worker {worker} cannot start: {_last_line(reason)}")
+        return [Lost(worker, status, _last_line(reason))]
+
+    def close(self) -> None:
+        """End all workers; a Ray that this process started ends with it."""
+        for actor in self._actors.values():
+            self._ray.kill(actor, no_restart=True)
+        self._ray.shutdown()
+
+
+def _last_line(text: str) -> str:
+    """Return the line that says what happened: the last of a traceback, else the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line.split(":")[0]]
+    return (told[-1] if told else lines[0]) if lines else "the worker is gone"

@@ -1,0 +1,138 @@
+"""What a run's events come to: trials, epochs, the family, the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from accelmark.automl.engine.journal import (
+    Beat,
+    EpochDone,
+    Event,
+    Note,
+    Proposed,
+    SessionBegan,
+    SessionEnded,
+    Tried,
+    Valued,
+)
+from accelmark.automl.records import FAILURES, EpochRecord, TrialRecord
+from accelmark.automl.schedule import Assignment, Schedule, Scheduler
+from accelmark.automl.score import Scoreboard, Utilisation, utilisation
+from accelmark.automl.search import Family, Individual
+
+
+@dataclass
+class RunState:
+    """The state of a run, folded from its journal."""
+
+    attempts: dict[tuple[int, int], TrialRecord] = field(default_factory=dict)
+    epochs: list[EpochRecord] = field(default_factory=list)
+    individuals: list[Individual] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    clock_s: float = 0.0
+    sessions: list[SessionBegan] = field(default_factory=list)
+    ended: SessionEnded | None = None
+
+    @staticmethod
+    def folded(events: Iterable[Event]) -> RunState:
+        """Fold events, oldest first."""
+        state = RunState()
+        for event in events:
+            state.take(event)
+        return state
+
+    def take(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case SessionBegan():
+                self.sessions.append(event)
+                self.ended = None
+                self.clock_s = max(self.clock_s, event.clock_s)
+            case Proposed():
+                if event.individual.id == len(self.individuals):
+                    self.individuals.append(event.individual)
+                else:
+                    self.individuals[event.individual.id] = event.individual
+            case Valued():
+                old = self.individuals[event.individual]
+                changes = {"standing": event.standing, "value": event.value}
+                self.individuals[event.individual] = old.model_copy(update=changes)
+            case Tried():
+                self.attempts[event.trial.trial, event.trial.attempt] = event.trial
+                self.clock_s = max(self.clock_s, event.trial.ended_s or event.trial.started_s)
+            case EpochDone():
+                self.epochs.append(event.epoch)
+                self.clock_s = max(self.clock_s, event.epoch.ended_s)
+            case Note():
+                self.notes.append(event)
+            case Beat():
+                self.clock_s = max(self.clock_s, event.clock_s)
+            case SessionEnded():
+                self.ended = event
+                self.clock_s = max(self.clock_s, event.clock_s)
+
+    @property
+    def trials(self) -> dict[int, TrialRecord]:
+        """The latest attempt of every trial."""
+        latest: dict[int, TrialRecord] = {}
+        for trial, attempt in sorted(self.attempts):
+            latest[trial] = self.attempts[trial, attempt]
+        return latest
+
+    @property
+    def interruptions(self) -> int:
+        """How often the run was taken up again."""
+        return max(0, len(self.sessions) - 1)
+
+    @property
+    def workers(self) -> int:
+        """How many workers the run has."""
+        return self.sessions[-1].workers if self.sessions else 0
+
+    def useful_epochs(self) -> list[EpochRecord]:
+        """Return the epochs that are scored: those of attempts that gave a result or still may."""
+        return [
+            epoch
+            for epoch in self.epochs
+            if (record := self.attempts.get((epoch.trial, epoch.attempt))) and record.status not in FAILURES
+        ]
+
+    def scoreboard(self) -> Scoreboard:
+        """Return the figures of the run. Work of attempts that gave no result is time spent, not work done."""
+        return Scoreboard(self.trials, self.useful_epochs())
+
+    def utilisation(self) -> Utilisation:
+        """Return how the workers' time was spent, all attempts included, until the last trial ended."""
+        records = list(self.attempts.values())
+        until = max([record.ended_s or record.started_s for record in records], default=0.0)
+        until = max([until, *(epoch.ended_s for epoch in self.epochs)])
+        return utilisation(records, self.epochs, workers=self.workers, until_s=until)
+
+    def family(self, seed: int) -> Family:
+        """Return the family with every value that trials gave."""
+        return Family(seed=seed, individuals=list(self.individuals))
+
+    def scheduler(self, schedule: Schedule) -> Scheduler:
+        """Return the scheduler as it was: trials that were under way are to be tried again."""
+        trials = self.trials
+        scheduler = Scheduler(schedule, started_trials=len(trials))
+        scheduler.finished_trials = sum(record.status == "finished" for record in trials.values())
+        for record in trials.values():
+            may_retry = record.status in FAILURES and record.attempt < schedule.max_attempts
+            if record.status == "running" or may_retry:
+                scheduler.retries.append(
+                    Assignment(
+                        trial=record.trial,
+                        individual=record.individual,
+                        round=record.round,
+                        epochs=record.epochs_planned,
+                        attempt=record.attempt + 1,
+                        tuned=record.tuned,
+                    )
+                )
+        started = {record.individual for record in trials.values()}
+        for one in self.individuals:
+            if one.standing == "pending" and one.id not in started:
+                scheduler.offer(one.id)
+        return scheduler

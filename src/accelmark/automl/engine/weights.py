@@ -1,0 +1,60 @@
+"""The weights of trained networks, kept in the run's folder as plain arrays."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from accelmark.automl.trial.order import Array
+from accelmark.spec.errors import DataError
+
+_KEPT: Final = 16
+
+
+class WeightStore:
+    """One .npz file an individual; the most recently used stay in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        self._kept: OrderedDict[int, dict[str, Array]] = OrderedDict()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def save(self, individual: int, weights: dict[str, Array]) -> None:
+        """Write an individual's weights beside and rename them into place."""
+        target = self._path(individual)
+        beside = target.with_suffix(".part.npz")
+        np.savez(beside, **weights)  # type: ignore[arg-type]
+        beside.replace(target)
+        self._keep(individual, weights)
+
+    def load(self, individual: int) -> dict[str, Array] | None:
+        """Return an individual's weights, or None when it has none."""
+        if individual in self._kept:
+            self._kept.move_to_end(individual)
+            return self._kept[individual]
+        if not self._path(individual).is_file():
+            return None
+        weights = read_weights(self._path(individual))
+        self._keep(individual, weights)
+        return weights
+
+    def _keep(self, individual: int, weights: dict[str, Array]) -> None:
+        self._kept[individual] = weights
+        self._kept.move_to_end(individual)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+
+    def _path(self, individual: int) -> Path:
+        return self._directory / f"{individual}.npz"
+
+
+def read_weights(path: Path) -> dict[str, Array]:
+    """Read arrays from an .npz file; raises DataError when it is missing or broken."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name].astype(np.float32) for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as weights: {error}") from error

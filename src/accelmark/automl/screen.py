@@ -1,0 +1,108 @@
+"""A run on the terminal: live while it goes on, and its figures when it is done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.automl.engine.state import RunState
+from accelmark.automl.schedule import Scheduler
+
+if TYPE_CHECKING:
+    from accelmark.automl.engine.coordinator import Observer
+    from accelmark.automl.summary import Summary
+
+_PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SHOWN: Final = 12
+
+
+def operations_per_s(value: float | None) -> str:
+    """Write a score with a prefix: ``56.1 TOPS``; a dash for none."""
+    if value is None:
+        return "-"
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor:
+            return f"{value / factor:.2f} {prefix}OPS"
+    return f"{value:.2f} OPS"
+
+
+def percent(value: float | None) -> str:
+    """Write a share in percent; a dash for none."""
+    return "-" if value is None else f"{value:.2%}"
+
+
+@contextmanager
+def live_view() -> Iterator[Observer]:
+    """Show trials, score and idleness while a run goes on; give the observer that a coordinator calls."""
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+
+        def observe(state: RunState, scheduler: Scheduler) -> None:
+            live.update(_picture(state, scheduler))
+
+        yield observe
+
+
+def _picture(state: RunState, scheduler: Scheduler) -> Group:
+    point = state.scoreboard().final()
+    counts = Counter(record.status for record in state.trials.values())
+    head = Text(
+        f"{state.clock_s:8.0f} s   score {operations_per_s(point.score)}   error {percent(point.error)}"
+        f"   regulated {operations_per_s(point.regulated_score)}   idle {percent(state.utilisation().idle_share)}"
+        f"   {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
+        f"   {len(scheduler.ready)} networks ready"
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("trial", "worker", "round", "status", "epoch", "validation", "held-out", "network"):
+        table.add_column(heading)
+    latest = sorted(state.trials.values(), key=lambda record: (record.status == "running", record.trial))[-_SHOWN:]
+    for record in latest:
+        seen = [
+            epoch
+            for epoch in state.epochs
+            if (epoch.trial, epoch.attempt) == (record.trial, record.attempt) and epoch.complete
+        ]
+        table.add_row(
+            str(record.trial),
+            str(record.worker),
+            str(record.round),
+            record.status,
+            f"{len(seen)}/{record.epochs_planned}",
+            percent(max((epoch.validation_accuracy or 0 for epoch in seen), default=None)),
+            percent(record.held_out_accuracy),
+            ", ".join(map(str, record.morphs)) or "seed",
+        )
+    return Group(head, table)
+
+
+def show_summary(summary: Summary) -> None:
+    """Print a run's figures, the reason of a failure first."""
+    console = Console()
+    judged, final = summary.judgement, summary.final
+    style = "green" if judged.verdict == "VALID" else "red"
+    console.print(Text(f"{judged.verdict} by rules {judged.rules} (version {judged.version})", style=style))
+    for reason in judged.reasons:
+        console.print(Text(f"  not valid: {reason}", style="red"))
+    for failure in summary.failures[-3:]:
+        console.print(Text(f"  {failure}", style="yellow"))
+    for line in judged.disclosures:
+        console.print(f"  {line}", highlight=False)
+    rows = {
+        "run": f"{summary.run} ({summary.standing})",
+        "trials": ", ".join(f"{number} {status}" for status, number in sorted(summary.trials.items())),
+        "duration": f"{summary.duration_s:.1f} s",
+        "score": f"{operations_per_s(final.score)} ({summary.counting})",
+        "error": f"{percent(final.error)} held out, {percent(final.search_error)} best of search",
+        "regulated score": operations_per_s(final.regulated_score),
+        "idle": percent(summary.utilisation.idle_share),
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)

@@ -1,0 +1,108 @@
+"""Check a finished run against itself: its journal, its networks, its counts, its clock."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from accelmark.automl.counting import count
+from accelmark.automl.engine.rundir import RunDirectory
+from accelmark.automl.engine.state import RunState
+from accelmark.automl.graph import Network, find_problems
+from accelmark.automl.morphs import MorphError, apply_morph
+from accelmark.automl.records import TrialRecord
+from accelmark.automl.rules import judge, preset
+from accelmark.automl.summary import JudgementRecord, facts_of
+from accelmark.automl.trial.order import digest, executed_network
+
+_CLOCK_SLACK_S = 0.5
+
+
+class Verified(JudgementRecord):
+    """A judgement with what was checked again."""
+
+    checked: tuple[str, ...]
+
+
+def verify_run(run: RunDirectory) -> Verified:
+    """Recompute what can be recomputed and judge the run; a contradiction makes it INVALID."""
+    config, state = run.config(), run.state()
+    judged = judge(preset(config.rules), facts_of(config, state))
+    broken: list[str] = []
+    for record in state.attempts.values():
+        network = state.individuals[record.individual].network
+        broken.extend(_contradictions(record, network, state))
+        counted = count(network, config.counting)
+        latest = state.trials[record.trial].attempt == record.attempt
+        stated = (record.cost.forward, record.cost.backward, record.cost.evaluation, record.cost.update)
+        if latest and stated != (counted.forward, counted.backward, counted.evaluation, counted.update):
+            broken.append(f"trial {record.trial}: its operations are not those of its network")
+    broken.extend(_broken_lineage(state))
+    broken.extend(_overlaps(state))
+    epochs = state.useful_epochs()
+    total = sum(state.trials[epoch.trial].cost.of(epoch) for epoch in epochs)
+    return Verified(
+        rules=judged.rules,
+        version=judged.version,
+        verdict="INVALID" if broken or judged.reasons else "VALID",
+        reasons=(*judged.reasons, *broken),
+        disclosures=judged.disclosures,
+        checked=(
+            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
+            f"{len(state.individuals)} networks rebuilt from their parents",
+        ),
+    )
+
+
+def _contradictions(record: TrialRecord, network: Network, state: RunState) -> list[str]:
+    found: list[str] = []
+    if find_problems(network):
+        found.append(f"trial {record.trial}: its network cannot be built")
+    for epoch in state.epochs:
+        if (epoch.trial, epoch.attempt) != (record.trial, record.attempt):
+            continue
+        if epoch.ended_s < epoch.begun_s or epoch.begun_s < record.started_s - _CLOCK_SLACK_S:
+            found.append(f"trial {record.trial}, epoch {epoch.epoch}: its times contradict each other")
+        if epoch.training_s + epoch.evaluating_s > epoch.ended_s - epoch.begun_s + _CLOCK_SLACK_S:
+            found.append(f"trial {record.trial}, epoch {epoch.epoch}: worked longer than it lasted")
+        if epoch.steps * record.hyperparameters.batch_size < epoch.trained_images:
+            found.append(f"trial {record.trial}, epoch {epoch.epoch}: more images than its steps hold")
+    return found
+
+
+def _broken_lineage(state: RunState) -> list[str]:
+    found: list[str] = []
+    hyper = {record.individual: record.hyperparameters for record in state.trials.values()}
+    for one in state.individuals:
+        if one.parent is None:
+            continue
+        network = state.individuals[one.parent].network
+        try:
+            for morph in one.morphs:
+                network = apply_morph(network, morph)
+        except MorphError as error:
+            found.append(f"network {one.id}: {error}")
+            continue
+        if one.id in hyper:
+            network = executed_network(network, hyper[one.id])
+        if digest(network) != digest(one.network) and not _parent_changed_later(state, one.parent):
+            found.append(f"network {one.id} is not what its parent's morphs make")
+    return found
+
+
+def _parent_changed_later(state: RunState, parent: int) -> bool:
+    """Tell whether a parent may have been proposed from before its hyperparameters were written into it."""
+    return any(record.individual == parent and record.tuned for record in state.trials.values())
+
+
+def _overlaps(state: RunState) -> list[str]:
+    """Two trials on one worker at the same time would count the same accelerator twice."""
+    found: list[str] = []
+    by_worker: dict[int, list[TrialRecord]] = {}
+    for record in state.attempts.values():
+        by_worker.setdefault(record.worker, []).append(record)
+    for records in by_worker.values():
+        ordered = sorted(records, key=lambda record: record.started_s)
+        for one, other in pairwise(ordered):
+            if one.ended_s is not None and other.started_s < one.ended_s - _CLOCK_SLACK_S:
+                found.append(f"trials {one.trial} and {other.trial} ran on worker {one.worker} at the same time")
+    return found

@@ -1,0 +1,1 @@
+"""BERT-large, masked language modelling."""

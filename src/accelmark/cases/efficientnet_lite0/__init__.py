@@ -1,0 +1,1 @@
+"""EfficientNet-Lite0 on ImageNet, with packaged weights."""

@@ -1,0 +1,93 @@
+"""EfficientNet-Lite0 (Tan & Le 2019, arXiv:1905.11946, without squeeze-and-excitation and with ReLU6).
+
+Parameters bear the names of the packaged checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+_STAGES: Final = (
+    # repeats, kernel, stride, expansion, channels out
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+_STEM: Final = 32
+_HEAD: Final = 1280
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
+
+
+class SamePadded(nn.Conv2d):
+    """A convolution padded as TensorFlow does: what is odd goes to the right and the bottom."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of ``x``, of size ceil(size / stride)."""
+        pad = []
+        for size, kernel, stride in zip(reversed(x.shape[-2:]), self.kernel_size, self.stride, strict=True):
+            total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+            pad += [total // 2, total - total // 2]
+        convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        return convolved
+
+
+class Block(nn.Module):
+    """Expansion, depthwise convolution, projection, with a shortcut where the shape stays."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = channels_in * expansion
+        self.expands = expansion != 1
+        self.adds = stride == 1 and channels_in == channels_out
+        if self.expands:
+            self._expand_conv = nn.Conv2d(channels_in, inner, 1, bias=False)
+            self._bn0 = _norm(inner)
+        self._depthwise_conv = SamePadded(inner, inner, kernel, stride, groups=inner, bias=False)
+        self._bn1 = _norm(inner)
+        self._project_conv = nn.Conv2d(inner, channels_out, 1, bias=False)
+        self._bn2 = _norm(channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        inner = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        inner = F.relu6(self._bn1(self._depthwise_conv(inner)))
+        projected: Tensor = self._bn2(self._project_conv(inner))
+        return projected + x if self.adds else projected
+
+
+class EfficientNetLite0(nn.Module):
+    """Takes normalised images, gives logits of the 1,000 classes of ImageNet."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self._conv_stem = SamePadded(3, _STEM, 3, 2, bias=False)
+        self._bn0 = _norm(_STEM)
+        blocks: list[nn.Module] = []
+        before = _STEM
+        for repeats, kernel, stride, expansion, channels in _STAGES:
+            for index in range(repeats):
+                blocks.append(Block(before, channels, kernel, 1 if index else stride, expansion))
+                before = channels
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = nn.Conv2d(before, _HEAD, 1, bias=False)
+        self._bn1 = _norm(_HEAD)
+        self._fc = nn.Linear(_HEAD, num_classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        x = F.relu6(self._bn0(self._conv_stem(image)))
+        for block in self._blocks:
+            x = block(x)
+        x = F.relu6(self._bn1(self._conv_head(x)))
+        logits: Tensor = self._fc(x.mean((2, 3)))
+        return logits

@@ -1,0 +1,1 @@
+"""MiniLM sentence encoder with a linear probe."""

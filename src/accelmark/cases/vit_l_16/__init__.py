@@ -1,0 +1,1 @@
+"""ViT-L/16 on ImageNet."""

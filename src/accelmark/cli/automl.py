@@ -1,0 +1,228 @@
+"""``accelmark automl``: search for a better network, keep an AI machine busy, and score it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from accelmark.automl.config import Loaded
+    from accelmark.automl.engine.coordinator import Observer
+    from accelmark.automl.engine.launch import Session
+    from accelmark.automl.engine.rundir import RunDirectory
+
+app = typer.Typer(
+    name="automl",
+    help="Search for a better network, keep an AI machine busy, and score it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RunName = Annotated[str, typer.Argument(help="A run's folder, its name below --runs, or 'latest'.", metavar="RUN")]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Our configuration, or AIPerf's config.yml.")],
+    runs: Runs = Path("runs"),
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data set.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the request and print it; start nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search by a configuration until its time or trials are used up."""
+    from accelmark.automl.config import load_config
+
+    loaded = load_config(config)
+    if data is not None:
+        dataset = loaded.config.dataset.model_copy(update={"directory": data.resolve()})
+        loaded = type(loaded)(loaded.config.model_copy(update={"dataset": dataset}), loaded.form, loaded.unused)
+    _tell_unused(loaded)
+    if dry_run:
+        _check_only(loaded)
+        return
+    from accelmark.automl.engine.launch import start_run
+
+    with _live(as_json) as observer:
+        session = start_run(loaded.config, runs, observer=observer, announce=_announce)
+    _finish(session, as_json)
+
+
+@app.command()
+def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """Go on with a run that was stopped or killed."""
+    from accelmark.automl.engine.launch import resume_run
+    from accelmark.automl.engine.rundir import find_run
+
+    found = find_run(name, runs)
+    _announce(found)
+    with _live(as_json) as observer:
+        session = resume_run(found, observer=observer)
+    _finish(session, as_json)
+
+
+@app.command()
+def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """Tell how a run stands: trials, score, error, idleness, and what went wrong."""
+    from accelmark.automl.engine.rundir import find_run
+    from accelmark.automl.summary import summarise
+
+    found = find_run(name, runs)
+    summary = summarise(found)
+    if as_json:
+        typer.echo(summary.model_dump_json(indent=2))
+        return
+    from accelmark.automl.screen import show_summary
+
+    show_summary(summary)
+
+
+@app.command()
+def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
+    """Ask a running search to cut its trials off, write its figures and end; it can be resumed."""
+    from accelmark.automl.engine.rundir import find_run
+    from accelmark.spec.errors import RequestError
+
+    found = find_run(name, runs)
+    if not found.is_running():
+        raise RequestError(f"{found.path}: nothing is running here")
+    found.ask_to_stop()
+    typer.echo(f"{found.path}: asked to stop")
+
+
+@app.command()
+def report(
+    name: RunName = "latest",
+    runs: Runs = Path("runs"),
+    logs: Annotated[bool, typer.Option("--logs", help="Collect the run's logs beside the report.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's report: one HTML page, JSON and CSV."""
+    from accelmark.automl.engine.rundir import find_run
+    from accelmark.report.automl import write_report
+
+    written = write_report(find_run(name, runs), logs=logs)
+    typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
+
+
+@app.command()
+def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """Compute a run's figures again from its journal, recount its networks, and judge it by its rules."""
+    from accelmark.automl.engine.rundir import find_run
+    from accelmark.automl.verify import verify_run
+
+    verified = verify_run(find_run(name, runs))
+    if as_json:
+        typer.echo(verified.model_dump_json(indent=2))
+    else:
+        typer.echo(f"{verified.verdict} by rules {verified.rules} (version {verified.version})")
+        for reason in verified.reasons:
+            typer.echo(f"  not valid: {reason}")
+        for line in (*verified.disclosures, *verified.checked):
+            typer.echo(f"  {line}")
+    if verified.verdict != "VALID":
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def count(
+    network: Annotated[str, typer.Argument(help="A network's JSON file, or a seed's name such as resnet50.")],
+    mode: Annotated[str, typer.Option("--mode", help="aiperf-v1 or accelmark.")] = "accelmark",
+    layers: Annotated[bool, typer.Option("--layers", help="Print every layer too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count the operations that one image takes, forward, backward and for the update."""
+    from accelmark.automl.counting import MODES, count
+    from accelmark.automl.graph import SEEDS, load_network, seed_network
+    from accelmark.spec.errors import RequestError, nearest
+
+    if mode not in MODES:
+        raise RequestError(f"no counting mode is called {mode!r} ({nearest(mode, MODES)})")
+    named = network in SEEDS or not (Path(network).suffix or Path(network).exists())
+    counted = count(seed_network(network) if named else load_network(Path(network)), mode)
+    figures: dict[str, Any] = {
+        "network": counted.network,
+        "mode": counted.mode,
+        "forward": counted.forward,
+        "backward": counted.backward,
+        "evaluation": counted.evaluation,
+        "update_per_step": counted.update,
+        "update_in_backward": counted.update_in_backward,
+        "matrix_forward": counted.matrix_forward,
+        "matrix_backward": counted.matrix_backward,
+        "parameters": counted.parameters,
+        "forward_by_kind": counted.forward_by_kind(),
+    }
+    if as_json:
+        from dataclasses import asdict
+
+        if layers:
+            figures["layers"] = [asdict(layer) for layer in counted.layers]
+        typer.echo(json.dumps(figures, indent=2))
+        return
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            for kind, operations in value.items():
+                typer.echo(f"  forward, {kind:<14} {operations:>22,}")
+        else:
+            typer.echo(f"{key:<20} {value:>24,}" if isinstance(value, int) else f"{key:<20} {value:>24}")
+    if layers:
+        for layer in counted.layers:
+            typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
+
+
+def _announce(found: RunDirectory) -> None:
+    typer.echo(f"run: {found.path}", err=True)
+
+
+def _tell_unused(loaded: Loaded) -> None:
+    for line in loaded.unused:
+        typer.secho(f"note: {line}", fg="yellow", err=True)
+
+
+def _check_only(loaded: Loaded) -> None:
+    from accelmark.automl.config import resolve_network
+    from accelmark.automl.data import open_dataset
+
+    network = resolve_network(loaded.config)
+    dataset = open_dataset(loaded.config.dataset, network)
+    typer.echo(loaded.config.model_dump_json(indent=2))
+    sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
+    typer.echo(f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out pictures", err=True)
+
+
+def _live(as_json: bool) -> Any:
+    from contextlib import nullcontext
+
+    if as_json or not sys.stderr.isatty():
+        nothing: Observer | None = None
+        return nullcontext(nothing)
+    from accelmark.automl.screen import live_view
+
+    return live_view()
+
+
+def _finish(session: Session, as_json: bool) -> None:
+    from accelmark.automl.screen import show_summary
+    from accelmark.automl.summary import summarise
+    from accelmark.report.automl import write_report
+
+    written = write_report(session.run)
+    summary = summarise(session.run)
+    if as_json:
+        typer.echo(summary.model_dump_json(indent=2))
+    else:
+        show_summary(summary)
+        typer.echo(f"report: {written[0]}")
+    if session.ended.reason == "asked":
+        raise typer.Exit(EXIT_CANCELLED)
+    if summary.judgement.verdict != "VALID":
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,153 @@
+"""What the page of a search shows, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from accelmark.automl.engine.rundir import RunDirectory
+from accelmark.automl.engine.state import RunState
+from accelmark.automl.records import TrialRecord
+from accelmark.automl.screen import operations_per_s, percent
+from accelmark.automl.summary import PointRow, Summary, summarise
+from accelmark.report.automl.drawing import draw_family, draw_network, draw_workers
+
+MOST_DRAWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkView:
+    """One network: what it is called, what it reached, and its drawing."""
+
+    id: int
+    title: str
+    line: str
+    drawing: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchView:
+    """Everything that the page shows."""
+
+    summary: Summary
+    tiles: tuple[tuple[str, str, str], ...]
+    rows: tuple[tuple[str, ...], ...]
+    trials: tuple[tuple[str, ...], ...]
+    family: str
+    workers: str
+    networks: tuple[NetworkView, ...]
+    left_out: int
+    plots: dict[str, Any]
+    config: str
+
+
+def search_view(run: RunDirectory) -> SearchView:
+    """Read a run and lay out its page; raises RunError or JournalError when it cannot be read."""
+    state = run.state()
+    summary = summarise(run, state=state)
+    values = {one.id: one.value for one in state.individuals if one.value is not None}
+    board = state.scoreboard()
+    reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
+    return SearchView(
+        summary=summary,
+        tiles=_tiles(summary),
+        rows=tuple(_row(row) for row in summary.series),
+        trials=tuple(_trial_row(record, state) for record in state.trials.values()),
+        family=draw_family(
+            state.individuals, {one: reached[one] for one in values if one in reached}, "Family tree of the networks"
+        ),
+        workers=draw_workers(
+            list(state.attempts.values()),
+            state.epochs,
+            summary.utilisation.workers,
+            max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())]),
+            "What each worker did when",
+        ),
+        networks=_networks(state, reached),
+        left_out=max(0, len(state.individuals) - MOST_DRAWN),
+        plots=_plots(summary),
+        config=run.config().model_dump_json(indent=2),
+    )
+
+
+def _tiles(summary: Summary) -> tuple[tuple[str, str, str], ...]:
+    final, used = summary.final, summary.utilisation
+    return (
+        ("Score", operations_per_s(final.score), f"operations per second, counted by {summary.counting}"),
+        ("Error", percent(final.error), "on the held-out split, which the search never saw"),
+        ("Regulated score", operations_per_s(final.regulated_score), "-ln(error) × score"),
+        ("Best of search", percent(final.search_error), "error at the best of all peeks at the validation split"),
+        ("Idle", percent(used.idle_share), f"of {used.workers} workers' time was neither training nor evaluating"),
+        (
+            "Trials",
+            str(summary.trials.get("finished", 0)),
+            f"finished of {summary.trials_started} started; {summary.epochs} epochs in {summary.duration_s:.0f} s",
+        ),
+    )
+
+
+def _row(row: PointRow) -> tuple[str, ...]:
+    return (
+        f"{row.time_h:.3f}",
+        percent(row.error),
+        percent(row.search_error),
+        operations_per_s(row.score),
+        operations_per_s(row.regulated_score),
+        f"{row.operations:.4g}",
+    )
+
+
+def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
+    epochs = [epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+    best = max((epoch.validation_accuracy or 0.0 for epoch in epochs), default=None)
+    hyper = record.hyperparameters
+    settings = [f"batch {hyper.batch_size}", f"rate {hyper.learning_rate:.4g}"]
+    settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
+    settings += [f"dropout {hyper.dropout:.2f}"] if hyper.dropout is not None else []
+    return (
+        str(record.trial),
+        str(record.individual),
+        str(record.round),
+        record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
+        f"{sum(epoch.complete for epoch in epochs)}/{record.epochs_planned}",
+        percent(best),
+        percent(record.held_out_accuracy),
+        f"{record.parameters:,}",
+        record.weights,
+        ", ".join(settings) + (" (TPE)" if record.tuned else ""),
+        record.reason,
+    )
+
+
+def _networks(state: RunState, reached: dict[int, float]) -> tuple[NetworkView, ...]:
+    best = sorted(state.individuals, key=lambda one: reached.get(one.id, -1.0), reverse=True)[:MOST_DRAWN]
+    return tuple(
+        NetworkView(
+            id=one.id,
+            title=f"Network {one.id}",
+            line=(f"from {one.parent}: " if one.parent is not None else "")
+            + (", ".join(map(str, one.morphs)) or "seed")
+            + (f"; validation accuracy {reached[one.id]:.4f}" if one.id in reached else "; not trained"),
+            drawing=draw_network(one.network, f"Network {one.id}"),
+        )
+        for one in sorted(best, key=lambda one: one.id)
+    )
+
+
+def _plots(summary: Summary) -> dict[str, Any]:
+    hours = [row.time_h for row in summary.series]
+    return {
+        "Score": {"x": hours, "y": [row.score for row in summary.series], "unit": "operations / s"},
+        "Error": {
+            "x": hours,
+            "y": [row.error for row in summary.series],
+            "unit": "held-out error",
+            "other": [row.search_error for row in summary.series],
+            "other_name": "best of search",
+        },
+        "Regulated score": {
+            "x": hours,
+            "y": [row.regulated_score for row in summary.series],
+            "unit": "operations / s",
+        },
+    }

@@ -1,0 +1,195 @@
+"""Inference runs side by side: engine x precision x batch with the accuracy of each, and latency curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.report.numbers import NOTHING, digits
+from accelmark.results.figures import FigureName
+from accelmark.results.schema import CaseResult, RoundResult
+from accelmark.results.store import LoadedRun
+
+F = FigureName
+
+WIDTH: Final = 720
+HEIGHT: Final = 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
+_NINES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
+_MOST_SHARE: Final = 0.9995
+_COLOURS: Final = 6
+_COLUMNS: Final = (
+    ("Accuracy", F.INFERENCE_METRIC), ("Framework", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
+    ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
+    ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One engine at one precision and batch."""
+
+    anchor: str
+    model: str
+    engine: str
+    precision: str
+    batch: int
+    verdict: str
+    cells: tuple[tuple[str, str], ...]
+    """(value, why there is none or what to know of it) in the order of the columns."""
+    faster: str
+    """Core throughput over that of the framework's own validation."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Latency over the share of batches, as points of an SVG polyline."""
+
+    label: str
+    colour: int
+    """1 to 6, the page's line colours."""
+    dashes: str
+    points: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark of an axis: its place in the drawing and its words."""
+
+    at: float
+    label: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LatencyPlot:
+    """The drawing of all curves on common axes: nines to the right, logarithmic milliseconds upwards."""
+
+    curves: tuple[Curve, ...]
+    shares: tuple[Tick, ...]
+    latencies: tuple[Tick, ...]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    bottom: int = HEIGHT - _BOTTOM
+    top: int = _TOP
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InferenceView:
+    """The section of a page that compares inference runs."""
+
+    heads: tuple[str, ...]
+    rows: tuple[EngineRow, ...]
+    plot: LatencyPlot | None
+    steps: tuple[tuple[str, tuple[str, ...]], ...]
+    """(run, what became of each of the seven steps)."""
+
+
+def inference_view(run: LoadedRun) -> InferenceView | None:
+    """Return the comparison of a run's inference cases, None where there is none."""
+    found = [
+        (f"case-{number}", case, rounds[0])
+        for number, case in enumerate(run.summary.cases, start=1)
+        if case.task == "infer" and (rounds := run.rounds_of(case)) and rounds[0].inference is not None
+    ]
+    if not found:
+        return None
+    return InferenceView(
+        heads=tuple(head for head, _ in _COLUMNS),
+        rows=tuple(_row(*entry) for entry in found),
+        plot=latency_plot([(_label(case), result) for _, case, result in found]),
+        steps=tuple((_label(case), _steps(result)) for _, case, result in found),
+    )
+
+
+def _label(case: CaseResult) -> str:
+    return f"{case.key.model} {case.variant or ''}".strip()
+
+
+def _row(anchor: str, case: CaseResult, result: RoundResult) -> EngineRow:
+    inference = result.inference
+    assert inference is not None  # noqa: S101 - the caller took only such
+    means = {name: spread.mean for name, spread in case.figures.items()}
+    cells = []
+    for _, name in _COLUMNS:
+        spread = case.figures.get(name)
+        mean = means.get(name)
+        shown = NOTHING if mean is None else f"{100 * mean:.1f} %" if name is F.MFU else digits(mean)
+        cells.append((shown, (spread.reason if spread is not None else None) or ""))
+    core, base = means.get(F.INFERENCE_CORE), means.get(F.VALIDATION_CORE)
+    return EngineRow(
+        anchor=anchor,
+        model=case.key.model,
+        engine=inference.compiler or "framework only",
+        precision=result.precision,
+        batch=inference.batch_size,
+        verdict=case.verdict,
+        cells=tuple(cells),
+        faster=f"{core / base:.2f}×" if core and base else NOTHING,
+    )
+
+
+def _steps(result: RoundResult) -> tuple[str, ...]:
+    inference = result.inference
+    assert inference is not None  # noqa: S101
+    ended = {stage.step: stage for stage in inference.stages}
+    words: list[str] = []
+    for step, stage in ended.items():
+        if stage.state == "skipped":
+            words.append(f"{stage.number} {step}: left out ({stage.reason})")
+        elif stage.state == "failed":
+            words.append(f"{stage.number} {step}: failed after {stage.duration_s:.2f} s ({stage.reason})")
+        else:
+            words.append(f"{stage.number} {step}: {stage.duration_s:.2f} s")
+    return tuple(words)
+
+
+def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | None:
+    """Lay the latency curves of some rounds, given with their labels, on common axes; None where there is none."""
+    curves = [
+        (label, result.inference.latency_curve)
+        for label, result in results
+        if result.inference is not None and len(result.inference.latency_curve) > 1
+    ]
+    if not curves:
+        return None
+    values = [latency for _, curve in curves for _, latency in curve if latency > 0]
+    low, high = min(values), max(values)
+    low, high = low / 1.1, high * 1.1
+
+    def x(share: float) -> float:
+        nines = -math.log10(1 - min(share, _MOST_SHARE)) / -math.log10(1 - _MOST_SHARE)
+        return round(_LEFT + nines * (WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(latency_ms: float) -> float:
+        rise = math.log(max(latency_ms, low) / low) / math.log(high / low)
+        return round(HEIGHT - _BOTTOM - rise * (HEIGHT - _TOP - _BOTTOM), 1)
+
+    return LatencyPlot(
+        curves=tuple(
+            Curve(
+                label=label,
+                colour=number % _COLOURS + 1,
+                dashes=("none", "7 4", "2 3", "9 3 2 3")[number // _COLOURS % 4],
+                points=" ".join(f"{x(share)},{y(latency)}" for share, latency in curve),
+            )
+            for number, (label, curve) in enumerate(curves)
+        ),
+        shares=tuple(Tick(x(share), label) for share, label in _NINES),
+        latencies=tuple(Tick(y(value), digits(value, 2)) for value in _round_values(low, high)),
+    )
+
+
+def _round_values(low: float, high: float) -> Iterator[float]:
+    """Give the values 1, 2 and 5 of each decade between two bounds."""
+    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        yield from (mantissa * 10.0**exponent for mantissa in (1, 2, 5) if low <= mantissa * 10.0**exponent <= high)

@@ -1,0 +1,97 @@
+"""The command line as a person meets it: help, errors, exit codes, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = "import sys; from accelmark.cli import main; main()"
+
+
+def accelmark(*arguments: str, code: str = CODE, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "100", "TERM": "dumb"} | environment,
+    )
+
+
+def test_help_names_every_verb_and_imports_neither_a_framework_nor_a_numerical_library() -> None:
+    code = (
+        "import sys, atexit; from accelmark.cli import main\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'plotly', 'jinja2', 'pydantic', 'ray', 'asyncssh', 'duckdb'}\n"
+        "atexit.register(lambda: print('LOADED', sorted(heavy & set(sys.modules))))\n"
+        "main()"
+    )
+    done = accelmark("--help", code=code)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+    for verb in ("train", "infer", "automl", "run", "resume", "status", "stop", "report", "cases", "vendors", "doctor"):
+        assert f"\n  {verb} " in done.stdout
+
+
+def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, atexit; from accelmark.cli import main\n"
+        "atexit.register(lambda: print('LOADED', 'torch' in sys.modules or 'numpy' in sys.modules))\n"
+        "main()"
+    )
+    out = tmp_path / "run"
+    done = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", "--out", str(out), code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "LOADED False"
+    assert "accelmark.run.agent" in done.stdout
+    assert "cases/resnet_mini/case.yaml" in done.stdout
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "resnet_mimi"], "did you mean 'resnet_mini'?"),
+        (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
+        (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
+        (["train", "resnet_mini", "--set", "batchsize=3"], "did you mean 'batch_size'?"),
+        (["train", "resnet_mini", "--set", "optimizer.lr=0.3"], "command line: optimizer.lr: is not mutable"),
+        (["train", "resnet_mini", "--set", "eval_batch_size"], "is not of the form key=value"),
+        (["train", "resnet_mini:pytorch:CPU:1:x:0"], "nproc 'x'"),
+        (["run", "missing.yaml"], "missing.yaml"),
+        (["status", "missing"], "missing"),
+        (["report", "missing"], "missing"),
+    ],
+)
+def test_a_wrong_request_ends_with_2_and_says_what_was_meant(arguments: list[str], expected: str) -> None:
+    done = accelmark(*arguments, *(["--dry-run"] if arguments[0] in ("train", "run") else []))
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert arguments[0] in ("status", "report") or done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_gets_the_same_error_as_json() -> None:
+    done = accelmark("train", "resnet_mimi", "--json")
+    assert done.returncode == 2
+    told = json.loads(done.stdout)
+    assert told["error"] == "SpecError"
+    assert "resnet_mimi" in told["problems"][0]
+
+
+def test_cases_are_listed_for_a_program_too() -> None:
+    done = accelmark("cases", "--json")
+    names = {case["name"] for case in json.loads(done.stdout)}
+    assert {"resnet_mini", "llama_mini", "minilm_finetune", "resnet50", "bert", "llama2_7b"} <= names
+
+
+def test_completion_can_be_had_for_a_shell() -> None:
+    done = accelmark("--show-completion", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    shown = accelmark("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0 or shown.returncode == 0
+    assert "complete" in done.stdout + shown.stdout
