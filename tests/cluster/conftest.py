@@ -64,9 +64,12 @@ def cluster(bed: Bed) -> Callable[..., ClusterSpec]:
 def plan(cluster: Callable[..., ClusterSpec], plugins: Path) -> Callable[..., Plan]:
     """Make a plan of fake ranks on the bed's first hosts."""
 
-    def make(*cases: tuple[str, ...], num_hosts: int = 1, on: dict[str, object] | None = None, **changed: object) -> Plan:
+    def make(
+        *cases: tuple[str, ...], num_hosts: int = 1, on: dict[str, object] | None = None, **changed: object
+    ) -> Plan:
         spec = cluster(num_hosts, **(on or {}))
-        return make_plan(*cases, hosts=tuple(host.name for host in spec.hosts), cluster=spec, **changed)
+        made = make_plan(*cases, hosts=tuple(host.name for host in spec.hosts), cluster=spec)
+        return made.model_copy(update=changed)
 
     return make
 

@@ -104,6 +104,7 @@ def _wait(condition: object, home: Path) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:
-            logs = [path.read_text(errors="replace")[-1500:] for path in (home / "output", home / "slurmctld.log") if path.exists()]
+            found = [path for path in (home / "output", home / "slurmctld.log") if path.exists()]
+            logs = [path.read_text(errors="replace")[-1500:] for path in found]
             raise RuntimeError("Slurm does not start: " + "\n".join(logs))
         time.sleep(0.2)

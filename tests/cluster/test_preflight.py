@@ -86,7 +86,7 @@ def test_an_engine_that_is_gone_and_a_disk_that_is_full_are_found(plan: MakePlan
     assert any(what.startswith("the container engine docker does not work") for what in problems), problems
 
 
-def test_a_second_coordinator_finds_the_host_in_use_and_starts_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     process = drive("start", first, plan=plan(("steps=100000",)))
     wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")

@@ -117,9 +117,7 @@ def test_a_scale_configuration_becomes_settings(tmp_path: Path) -> None:
 def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
     converted = convert(write(tmp_path, host__yaml=HOST))
     assert converted.cluster == {"vendor": "nvidia", "hosts": [{"address": "127.0.0.1"}], "launcher": "local"}
-    assert converted.run["cases"] == [
-        {"key": "resnet50:pytorch_1.13", "data": "/raid/imagenet/val", "task": "infer"}
-    ]
+    assert converted.run["cases"] == [{"key": "resnet50:pytorch_1.13", "data": "/raid/imagenet/val", "task": "infer"}]
 
 
 @pytest.mark.parametrize(

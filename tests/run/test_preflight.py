@@ -17,7 +17,7 @@ from accelmark.run.preflight.facts import (
     judge_host,
     judge_together,
 )
-from accelmark.run.preflight.report import NotReady, refuse
+from accelmark.run.preflight.report import NotReadyError, refuse
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 
@@ -73,12 +73,10 @@ def test_too_few_and_busy_devices_are_told() -> None:
 def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) -> None:
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
     found = judge_together({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
-    assert [str(problem) for problem in found] == [
-        "b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"
-    ]
+    assert [str(problem) for problem in found] == ["b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"]
     make: Callable[..., Plan] = make_plan
     refuse(found, make(()))
-    with pytest.raises(NotReady, match="has driver 2.0"):
+    with pytest.raises(NotReadyError, match=r"has driver 2\.0"):
         refuse(found, make((), strict=True))
 
 

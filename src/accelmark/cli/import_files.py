@@ -21,7 +21,9 @@ class Origin(StrEnum):
 
 def import_files(
     origin: Annotated[Origin, typer.Argument(help="Whose files they are.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml ...")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml ...")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

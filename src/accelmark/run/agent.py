@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accelmark.run.environment import rank_command, rank_environment
 from accelmark.run.files import write_atomic
-from accelmark.run.grounds import HostInUse, clear_caches, hold, route
+from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
 from accelmark.run.states import utc_now
@@ -79,7 +79,7 @@ class Agent:
                 self._write_system_information()
                 self._start_telemetry()
                 exit_code = self._supervise()
-        except HostInUse as error:
+        except HostInUseError as error:
             self._ending = Ending("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")

@@ -16,7 +16,7 @@ from accelmark.run.follow import Following, StopRequest
 from accelmark.run.launchers.launcher import Launcher, Link
 from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.progress import ProgressReader
-from accelmark.run.ssh.connection import Unreachable
+from accelmark.run.ssh.connection import UnreachableError
 from accelmark.run.states import Ledger
 from accelmark.run.watcher import Watcher
 from accelmark.spec.errors import AccelmarkError
@@ -111,7 +111,7 @@ class Coordinator:
         self._move(job, "preparing")
         try:
             links = await self._prepare(job, go_on=go_on)
-        except Unreachable as error:
+        except UnreachableError as error:
             self._move(job, "lost", str(error))
             return
         except AccelmarkError as error:

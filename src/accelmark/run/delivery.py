@@ -18,13 +18,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import folders
+from accelmark.spec.catalog import Kind, folders
 from accelmark.spec.job import FolderRef
 
 PLUGINS: Final = "plugins"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-_KINDS: Final = ("cases", "vendors")
+_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors")
 
 
 @final
@@ -47,7 +47,7 @@ def wheel() -> Wheel:
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
     for kind in _KINDS:
-        for folder in folders(kind).values():  # type: ignore[arg-type]
+        for folder in folders(kind).values():
             if not folder.path.is_relative_to(root):
                 place = f"{PLUGINS}/{kind}/{folder.name}"
                 members |= {f"{place}/{name}": path for name, path in _tree(folder.path)}
@@ -71,7 +71,7 @@ def wheel() -> Wheel:
     return Wheel(content, hashlib.sha256(content).hexdigest())
 
 
-def on_host(ref: FolderRef, kind: str, code: PurePosixPath) -> FolderRef:
+def on_host(ref: FolderRef, kind: Kind, code: PurePosixPath) -> FolderRef:
     """Return where a case's or vendor's folder (or one inside it) is once the wheel is unpacked at ``code``."""
     root = Path(accelmark.__file__).parent
     if ref.path.is_relative_to(root):
@@ -79,9 +79,9 @@ def on_host(ref: FolderRef, kind: str, code: PurePosixPath) -> FolderRef:
     return ref.model_copy(update={"path": plugin_path(ref.path, kind, code), "package": None})
 
 
-def plugin_path(path: Path, kind: str, code: PurePosixPath) -> Path:
+def plugin_path(path: Path, kind: Kind, code: PurePosixPath) -> Path:
     """Return where a plug-in's directory is on a host, also one inside a plug-in's folder."""
-    for folder in folders(kind).values():  # type: ignore[arg-type]
+    for folder in folders(kind).values():
         if path == folder.path or path.is_relative_to(folder.path):
             return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
     return path
@@ -90,8 +90,10 @@ def plugin_path(path: Path, kind: str, code: PurePosixPath) -> Path:
 def vendor_path(path: Path, code: PurePosixPath) -> Path:
     """Return where a vendor's folder is on a host."""
     root = Path(accelmark.__file__).parent
-    return Path(code / "accelmark" / path.relative_to(root)) if path.is_relative_to(root) else plugin_path(
-        path, "vendors", code
+    return (
+        Path(code / "accelmark" / path.relative_to(root))
+        if path.is_relative_to(root)
+        else plugin_path(path, "vendors", code)
     )
 
 

@@ -19,7 +19,7 @@ _DROP: Final = Path("/proc/sys/vm/drop_caches")
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class HostInUse(AccelmarkError):
+class HostInUseError(AccelmarkError):
     """Another run holds this host."""
 
 
@@ -28,7 +28,7 @@ def hold(lock: Path | None, run: str) -> Iterator[None]:
     """Hold the host for one job; a killed agent holds nothing.
 
     Raises:
-        HostInUse: another run holds it; it is named.
+        HostInUseError: another run holds it; it is named.
     """
     if lock is None:
         yield
@@ -39,7 +39,7 @@ def hold(lock: Path | None, run: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another run"
-            raise HostInUse(f"the host is in use by {holder}: wait for its end, or end it") from error
+            raise HostInUseError(f"the host is in use by {holder}: wait for its end, or end it") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, run.encode(), 0)
         yield

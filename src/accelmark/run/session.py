@@ -164,7 +164,9 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
         if at_once:
             stop_request.ask("the run was stopped")
         nothing: FetchData = lambda *_: None  # noqa: E731
-        await Coordinator(directory, launcher_for(directory.plan, directory.path), Silence(), nothing, stop_request).end()
+        await Coordinator(
+            directory, launcher_for(directory.plan, directory.path), Silence(), nothing, stop_request
+        ).end()
 
     with directory.held():
         asyncio.run(body())

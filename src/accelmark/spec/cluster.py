@@ -85,7 +85,7 @@ class ClusterSpec(Spec):
     """File of known host keys; ``~/.ssh/known_hosts`` when null. Keys are always checked."""
     python: str = "python3"
     """The Python of the hosts: what ranks run with natively."""
-    work_directory: Path = Path("/var/tmp/accelmark")
+    work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108  preflight refuses one of another user
     """Where AccelMark keeps its files on each host."""
     master_port: int = Field(default=29501, ge=1024, le=65535)
     container: ContainerSpec | None = None

@@ -64,9 +64,7 @@ class EnclosedLauncher:
 
 def enclosure_here(plan: Plan, work: NodeWork) -> Enclosure:
     """Return what a job runs in where paths are the same as on this machine."""
-    return enclosure_for(
-        plan, work.job, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path
-    )
+    return enclosure_for(plan, work.job, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
 
 
 def agent_here(run: Path, work: NodeWork) -> Inside:
@@ -75,7 +73,10 @@ def agent_here(run: Path, work: NodeWork) -> Inside:
     environment = {RUN_MARKER: work.task.run, NODE_MARKER: str(work.node_dir), "PYTHONPATH": str(source_directory())}
     if plugins:
         environment[PLUGINS_VARIABLE] = plugins
-    folders = [work.job.case.path.parent, *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep)))]
+    folders = [
+        work.job.case.path.parent,
+        *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
+    ]
     return Inside(
         module="accelmark.run.agent",
         arguments=(str(work.node_dir),),

@@ -26,7 +26,7 @@ def ended_node(work: NodeWork, state: str, reason: str, started_at: str) -> Node
 
 
 def said(log: Path) -> str:
-    """Return ``; it last said: …`` with the last line of a log that names an error, else its last line, else nothing."""
+    """Return ``; it last said: …`` with the last line of a log that names an error, else its last line."""
     lines = [line.strip() for line in tail(log) if line.strip()]
     telling = [line for line in lines if "error" in line.lower()] or lines
     return f"; it last said: {telling[-1]}" if telling else ""

@@ -39,7 +39,5 @@ def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath,
         return Enclosure(NativeSandbox())
     recipe = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
     adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
-    sandbox = ContainerSandbox(
-        container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path]
-    )
+    sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
     return Enclosure(sandbox, recipe)

@@ -19,7 +19,7 @@ from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.onhost import command, start_command
 from accelmark.run.sandboxes.sandbox import Inside
-from accelmark.run.ssh.connection import HostError, SshHost, Unreachable
+from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
 from accelmark.run.ssh.layout import Layout
 from accelmark.run.ssh.stream import AgentEnd, Stream
@@ -75,7 +75,10 @@ class SshLauncher:
         enclosure = self.enclosure(work)
         commands = [recipe.make for recipe in [enclosure.recipe] if recipe is not None and recipe.make]
         commands.append(enclosure.sandbox.command(cluster.python, self.agent(work)))
-        return [*([*remote, shlex.join(command)] for command in commands), rank_command(self.layout.task(work), cluster.python)]
+        return [
+            *([*remote, shlex.join(command)] for command in commands),
+            rank_command(self.layout.task(work), cluster.python),
+        ]
 
     def agent(self, work: NodeWork) -> Inside:
         """Return the agent of a job's part as a command for its sandbox."""
@@ -168,7 +171,7 @@ class SshLink:
             }
             await put_files(self._host, self._python, files)
             await self._bring_data()
-        except Unreachable as error:  # nothing was started: not lost
+        except UnreachableError as error:  # nothing was started: not lost
             raise HostError(error.host, error.what) from error
 
     async def _bring_data(self) -> None:
@@ -198,7 +201,7 @@ class SshLink:
         """Start the agent so that it outlives the connection; doing so twice starts one.
 
         Raises:
-            Unreachable: it may have been started.
+            UnreachableError: it may have been started.
             HostError: it was not.
         """
         sandbox = self._launcher.enclosure(self._work).sandbox
@@ -211,7 +214,7 @@ class SshLink:
         """Tell whether an agent was ever started; a host that is out of reach now is asked again by :meth:`wait`."""
         try:
             done = await self._host.run(["test", "-d", str(self._remote / ".started")])
-        except Unreachable:
+        except UnreachableError:
             return True
         return done.code == 0
 
@@ -229,7 +232,7 @@ class SshLink:
             try:
                 end = await self._stream.to_the_end()
                 return await self._last_word(end)
-            except Unreachable as error:
+            except UnreachableError as error:
                 now = time.monotonic()
                 if gone_since is None or now - begun > 2 * self._patience_s:
                     gone_since, pause_s = now, 0.2

@@ -1,4 +1,4 @@
-"""Small programs that are sent to a host as text and run there by its own Python: the standard library, nothing else."""
+"""Small programs that are sent to a host as text and run there by its own Python: standard library only."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ Ends agents of the run that still live on this host (an earlier attempt that was
 directory of an earlier attempt aside. Agents of other runs are left alone.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import sys
 import time
-from typing import List
+from typing import List, Set
 
 PATIENCE_S = 60.0
 
@@ -30,13 +32,14 @@ def lives(lock: str) -> bool:
 
 def living(run: str) -> List[str]:
     """Return the directories of the run's living agents."""
-    return [place for place, _, files in os.walk(run) if "agent.lock" in files and lives(os.path.join(place, "agent.lock"))]
+    places = [place for place, _, files in os.walk(run) if "agent.lock" in files]
+    return [place for place in places if lives(os.path.join(place, "agent.lock"))]
 
 
 def main(run: str, node: str) -> int:
     """Make room; returns the exit code."""
     deadline = time.monotonic() + PATIENCE_S
-    asked = set()
+    asked: Set[str] = set()
     while True:
         left = living(run)
         if not left:

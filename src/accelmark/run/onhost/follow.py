@@ -2,8 +2,10 @@
 
 Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds}``; then one letter a line: ``p`` is
 a sign of life, ``s`` asks the agent to end, ``k`` to end at once. Standard output: frames, each a line of JSON and the
-bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A silent coordinator ends it, not the agent.
+bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A silent coordinator ends it.
 """
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -13,6 +15,7 @@ import os
 import select
 import sys
 import time
+from typing import Any, Dict, Optional, Tuple
 
 POLL_S = 0.3
 SILENCE_S = 45.0
@@ -24,16 +27,19 @@ HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now")
 class Follower:
     """Knows what was sent of which file."""
 
-    def __init__(self, directory, have, birth_s):
+    def __init__(self, directory: str, have: dict[str, int], birth_s: float) -> None:
         self.directory = directory
-        self.sent = {name: (None, size) for name, size in have.items() if name.endswith(GROWING)}
-        self.stamps = {}
+        self.sent: Dict[str, Tuple[Optional[int], int]] = {
+            name: (None, size) for name, size in have.items() if name.endswith(GROWING)
+        }
+        self.stamps: Dict[str, Tuple[int, int, int]] = {}
         self.born_by = time.monotonic() + birth_s
 
-    def path(self, name):
+    def path(self, name: str) -> str:
+        """Return where a file of the directory is."""
         return os.path.join(self.directory, name)
 
-    def scan(self):
+    def scan(self) -> None:
         """Send what is new."""
         for entry in sorted(os.scandir(self.directory), key=lambda entry: entry.name):
             if entry.name.startswith(".") or entry.name in HIDDEN or not entry.is_file(follow_symlinks=False):
@@ -43,8 +49,10 @@ class Follower:
             except FileNotFoundError:
                 continue
 
-    def send(self, name, stat):
-        inode, offset = self.sent.get(name, (stat.st_ino, 0))
+    def send(self, name: str, stat: os.stat_result) -> None:
+        """Send what is new of one file."""
+        known = self.sent.get(name, (stat.st_ino, 0))
+        inode, offset = known
         if name.endswith(GROWING):
             if stat.st_size < offset or inode not in (None, stat.st_ino):
                 offset = 0
@@ -67,7 +75,7 @@ class Follower:
                     break
         self.sent[name] = (stat.st_ino, offset)
 
-    def end(self):
+    def end(self) -> str | None:
         """Return how the agent ended, or None while it runs or may yet be born."""
         there = os.path.exists
         locked = is_locked(self.path("agent.lock"))
@@ -84,7 +92,8 @@ class Follower:
             return "exit" if there(self.path("exit.json")) else "dead"
         return "dead" if time.monotonic() > self.born_by else None
 
-    def checksums(self):
+    def checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of every file that was sent."""
         found = {}
         for name in sorted({*self.sent, *self.stamps}):
             digest = hashlib.sha256()
@@ -98,8 +107,8 @@ class Follower:
         return found
 
 
-def is_locked(path):
-    """True while an agent lives, False where it has died, None where it was not born."""
+def is_locked(path: str) -> bool | None:
+    """Return True while an agent lives, False where it has died, None where it was not born."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -113,12 +122,13 @@ def is_locked(path):
     return False
 
 
-def emit(header, content=b""):
+def emit(header: dict[str, Any], content: bytes = b"") -> None:
+    """Write one frame."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
     sys.stdout.buffer.flush()
 
 
-def listen(directory, timeout):
+def listen(directory: str, timeout: float) -> bool:
     """Take letters for ``timeout`` seconds; returns whether any came, or ends where the coordinator is gone."""
     ready, _, _ = select.select([0], [], [], timeout)
     if not ready:
@@ -133,7 +143,8 @@ def listen(directory, timeout):
     return True
 
 
-def read_line():
+def read_line() -> bytes:
+    """Read the first line, byte by byte: what follows it is for :func:`listen`."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -143,7 +154,8 @@ def read_line():
     return line
 
 
-def main(directory):
+def main(directory: str) -> None:
+    """Follow one directory to the end of its agent."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
         emit({"end": "never", "sha256": {}})

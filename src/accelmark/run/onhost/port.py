@@ -1,7 +1,9 @@
-"""Tries ports between hosts: ``port listen PORT TOKEN`` answers with the token until standard input ends, and
+"""Tries ports between hosts.
 
-``port reach ADDRESS PORT TOKEN TIMEOUT`` tells whether that very listener is reached. Prints one line of JSON each.
+``port listen PORT TOKEN`` answers with the token until standard input ends; ``port reach ADDRESS PORT TOKEN TIMEOUT`` tells whether that very listener is reached. Prints one line of JSON each.
 """
+
+from __future__ import annotations
 
 import errno
 import json
@@ -10,14 +12,17 @@ import select
 import socket
 import sys
 import time
+from typing import Any
 
 
-def say(**values):
+def say(**values: Any) -> None:
+    """Print one line of JSON."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
-def listen(port, token):
+def listen(port: int, token: str) -> None:
+    """Answer everybody with the token, for a minute at most."""
     server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
     try:
         if server.family == socket.AF_INET6:
@@ -25,22 +30,23 @@ def listen(port, token):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", port))
     except OSError as error:
-        say(ok=False, busy=error.errno == errno.EADDRINUSE, why=os.strerror(error.errno))
+        say(ok=False, busy=error.errno == errno.EADDRINUSE, why=error.strerror)
         return
     server.listen(128)
     say(ok=True)
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        ready, _, _ = select.select([server, 0], [], [], 1)
+        ready, _, _ = select.select([server.fileno(), 0], [], [], 1)
         if 0 in ready and not os.read(0, 4096):
             return
-        if server in ready:
+        if server.fileno() in ready:
             peer, _ = server.accept()
             with peer:
                 peer.sendall(token.encode())
 
 
-def reach(address, port, token, timeout):
+def reach(address: str, port: int, token: str, timeout: float) -> None:
+    """Try to reach the listener."""
     try:
         with socket.create_connection((address, port), timeout) as peer:
             answer = b""

@@ -1,5 +1,7 @@
 """Looks around on a host: reads a line of JSON (what to look for), prints one line of JSON (what there is)."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import importlib.machinery
@@ -11,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
+from typing import List, Optional
 
 
-def free_mib(path):
+def free_mib(path: str) -> float:
     """Return free MiB of the file system that ``path`` is or would be on."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
@@ -21,10 +24,13 @@ def free_mib(path):
     return stat.f_bavail * stat.f_frsize / 2**20
 
 
-def writable(path):
+def writable(path: str) -> Optional[str]:
+    """Return why ``path`` cannot be written, or None."""
+    name = os.path.join(path, ".probe.%d" % os.getpid())
     try:
         os.makedirs(path, exist_ok=True)
-        name = os.path.join(path, ".probe.%d" % os.getpid())
+        if os.stat(path).st_uid not in (0, os.geteuid()):
+            return "belongs to another user"
         with open(name, "wb") as file:
             file.write(b"x" * 4096)
             file.flush()
@@ -32,20 +38,26 @@ def writable(path):
     except OSError as error:
         return error.strerror
     finally:
-        try:
+        if os.path.exists(name):
             os.unlink(name)
-        except (OSError, UnboundLocalError):
-            pass
     return None
 
 
-def memory_mib():
+def memory_mib() -> float:
+    """Return the MiB of memory that can be had without swapping."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     return int(fields["MemAvailable"].split()[0]) / 1024
 
 
-def port_is_free(port):
+def boot_id() -> str:
+    """Return what this boot of the machine is called."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def port_is_free(port: int) -> bool:
+    """Tell whether nobody listens at ``port``."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -55,7 +67,7 @@ def port_is_free(port):
     return True
 
 
-def holder(work):
+def holder(work: str) -> Optional[str]:
     """Return which run holds this host, or None."""
     try:
         descriptor = os.open(os.path.join(work, "host.lock"), os.O_RDWR)
@@ -70,7 +82,8 @@ def holder(work):
     return None
 
 
-def engine(name):
+def engine(name: str) -> Optional[str]:
+    """Return what is wrong with a container engine, or None."""
     if shutil.which(name) is None:
         return "is not on the PATH"
     try:
@@ -83,20 +96,22 @@ def engine(name):
     return "does not work: %s" % (lines[-1] if lines else "exit code %d" % done.returncode)
 
 
-def lacking(modules):
+def lacking(modules: List[str]) -> List[str]:
+    """Return the modules that this Python has not got."""
     import site
 
     site.main()
     return [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is None]
 
 
-def main():
+def main() -> None:
+    """Look around."""
     asked = json.loads(sys.stdin.readline())
     work = asked["work_directory"]
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),
-        "boot_id": open("/proc/sys/kernel/random/boot_id").read().strip(),
+        "boot_id": boot_id(),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "kernel": platform.release(),

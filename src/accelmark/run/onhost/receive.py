@@ -4,6 +4,8 @@
 ``receive files`` reads a line of JSON, ``[[path, sha256, size], ...]``, and then their contents.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -13,7 +15,7 @@ import zipfile
 from typing import List
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A file did not arrive as it was sent."""
 
 
@@ -21,7 +23,7 @@ def content_of(digest: str, size: int) -> bytes:
     """Read one file."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise Damaged("arrived damaged: %d of %d bytes" % (len(content), size))
+        raise DamagedError("arrived damaged: %d of %d bytes" % (len(content), size))
     return content
 
 
@@ -76,7 +78,7 @@ def main(arguments: List[str]) -> int:
             receive_files()
         else:
             receive_wheel(arguments[1], arguments[2], int(arguments[3]))
-    except Damaged as error:
+    except DamagedError as error:
         sys.stderr.write("%s\n" % error)
         return 5
     except OSError as error:

@@ -69,7 +69,9 @@ class Preflight:
         try:
             await host.connect()
             begun = time.time()
-            done = await host.run(command(cluster.python, "probe"), json.dumps(self._request(host.host)).encode() + b"\n")
+            done = await host.run(
+                command(cluster.python, "probe"), json.dumps(self._request(host.host)).encode() + b"\n"
+            )
             ended = time.time()
             if done.code != 0:
                 return [HostProblem(host.name, f"cannot be looked at with {cluster.python}: {done.said}")]
@@ -107,7 +109,14 @@ class Preflight:
         layout = Layout.of(plan, Path("preflight"))
         await deliver(host, plan.cluster.python, wheel(), layout.code)
         plugins = f"{PLUGINS_VARIABLE}={layout.code / 'plugins'}"
-        argv = ["env", f"PYTHONPATH={layout.code}", plugins, plan.cluster.python, "-m", "accelmark.run.preflight.devices"]
+        argv = [
+            "env",
+            f"PYTHONPATH={layout.code}",
+            plugins,
+            plan.cluster.python,
+            "-m",
+            "accelmark.run.preflight.devices",
+        ]
         done = await host.run([*argv, plan.vendor])
         if done.code != 0:
             return [HostProblem(host.name, f"devices of {plan.vendor} cannot be read: {done.said}")]
@@ -140,7 +149,9 @@ class Preflight:
         try:
             answer = json.loads(await asyncio.wait_for(listener.stdout.readline(), 20) or b"{}")
             if not answer.get("ok"):
-                return [HostProblem(master.name, f"port {port} cannot be listened at: {answer.get('why', 'no answer')}")]
+                return [
+                    HostProblem(master.name, f"port {port} cannot be listened at: {answer.get('why', 'no answer')}")
+                ]
             tries = (self._try(other, master, port, token) for other in others)
             return [problem for problem in await asyncio.gather(*tries) if problem is not None]
         except (TimeoutError, OSError, ValueError) as error:

@@ -87,7 +87,9 @@ def judge_host(name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s
         error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
     if facts.lacking_modules:
         modules = ", ".join(facts.lacking_modules)
-        error(f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {' '.join(facts.lacking_modules)}")
+        error(
+            f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {' '.join(facts.lacking_modules)}"
+        )
     if facts.not_writable is not None:
         error(f"{cluster.work_directory} cannot be written: {facts.not_writable}", "set work_directory, or free space")
     elif facts.free_mib < cluster.min_disk_mib:

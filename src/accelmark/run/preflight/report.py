@@ -18,7 +18,7 @@ from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 
 
-class NotReady(SpecError):
+class NotReadyError(SpecError):
     """Hosts are not ready for what is asked of them."""
 
     exit_code = 1
@@ -35,11 +35,11 @@ def refuse(problems: Sequence[HostProblem], plan: Plan) -> None:
     """Do nothing where hosts are ready.
 
     Raises:
-        NotReady: with every problem; warnings count where the run is strict.
+        NotReadyError: with every problem; warnings count where the run is strict.
     """
     bad = [problem for problem in problems if problem.severity == "error" or plan.strict]
     if bad:
-        raise NotReady(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
+        raise NotReadyError(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
 
 
 def print_table(problems: Sequence[HostProblem], console: Console | None = None) -> None:

@@ -30,7 +30,7 @@ class HostError(RunError):
         self.what = what
 
 
-class Unreachable(HostError):
+class UnreachableError(HostError):
     """A host cannot be reached, or its connection was lost: what ran there may well go on."""
 
 
@@ -69,7 +69,7 @@ class SshHost:
         """Return the living connection, made anew where there is none.
 
         Raises:
-            Unreachable: the host refuses, does not answer, or is not who it was.
+            UnreachableError: the host refuses, does not answer, or is not who it was.
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
@@ -77,7 +77,7 @@ class SshHost:
             return self._connection
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
-        asyncssh = library()
+        ssh = library()
         options: dict[str, Any] = {}
         key = self.host.key or self._cluster.key
         if key is not None:
@@ -88,7 +88,7 @@ class SshHost:
         if user is not None:
             options["username"] = user
         try:
-            connection: asyncssh.SSHClientConnection = await asyncssh.connect(
+            return await ssh.connect(  # type: ignore[no-any-return]
                 self.host.address,
                 self._cluster.port_of(self.host),
                 connect_timeout=min(CONNECT_TIMEOUT_S, self._cluster.reconnect_s),
@@ -97,9 +97,8 @@ class SshHost:
                 keepalive_count_max=_KEEPALIVES,
                 **options,
             )
-        except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
-            raise Unreachable(self.name, self._why(error)) from error
-        return connection
+        except (TimeoutError, OSError, ssh.Error) as error:
+            raise UnreachableError(self.name, self._why(error)) from error
 
     def _why(self, error: Exception) -> str:
         asyncssh = library()
@@ -123,28 +122,26 @@ class SshHost:
         """Run a command and return what it came to, also where it failed.
 
         Raises:
-            Unreachable: the host is out of reach, or was lost before the command's end was seen.
+            UnreachableError: the host is out of reach, or was lost before the command's end was seen.
         """
         asyncssh = library()
         connection = await self.connect()
         try:
-            done = await connection.run(
-                shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s
-            )
+            done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
         except (OSError, asyncssh.Error) as error:
             if isinstance(error, asyncssh.TimeoutError):
                 raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
-            raise Unreachable(self.name, f"the connection was lost ({error})") from error
+            raise UnreachableError(self.name, f"the connection was lost ({error})") from error
         if done.exit_status is None:
             self.drop()
-            raise Unreachable(self.name, "the connection was lost")
+            raise UnreachableError(self.name, "the connection was lost")
         return Done(done.exit_status, _bytes(done.stdout), _bytes(done.stderr))
 
     async def open(self, argv: Sequence[str]) -> asyncssh.SSHClientProcess[bytes]:
         """Start a command whose input and output stay open.
 
         Raises:
-            Unreachable: the host is out of reach.
+            UnreachableError: the host is out of reach.
         """
         asyncssh = library()
         connection = await self.connect()
@@ -152,7 +149,7 @@ class SshHost:
             return await connection.create_process(shlex.join(argv), encoding=None)
         except (OSError, asyncssh.Error) as error:
             self.drop()
-            raise Unreachable(self.name, f"the connection was lost ({error})") from error
+            raise UnreachableError(self.name, f"the connection was lost ({error})") from error
 
     def drop(self) -> None:
         """Forget the connection; the next command makes another."""

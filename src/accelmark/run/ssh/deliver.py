@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from accelmark.run.delivery import Wheel
 from accelmark.run.onhost import command
-from accelmark.run.ssh.connection import HostError, SshHost, Unreachable, library
+from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError, library
 
 
 async def deliver(host: SshHost, python: str, wheel: Wheel, code: PurePosixPath) -> bool:
@@ -33,7 +33,7 @@ async def deliver(host: SshHost, python: str, wheel: Wheel, code: PurePosixPath)
             return False
         said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
     except (OSError, library().Error, asyncio.IncompleteReadError) as error:
-        raise Unreachable(host.name, f"the connection was lost while AccelMark was delivered ({error})") from error
+        raise UnreachableError(host.name, f"the connection was lost while AccelMark was delivered ({error})") from error
     finally:
         process.close()
     raise HostError(host.name, f"AccelMark could not be delivered: {said[-1] if said else 'no answer'}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from accelmark.run.files import make_directory, naming_the_disk
 from accelmark.run.onhost import command
-from accelmark.run.ssh.connection import HostError, SshHost, Unreachable, library
+from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError, library
 
 if TYPE_CHECKING:
     import asyncssh
@@ -44,7 +44,7 @@ class Stream:
         """Bring files home until the agent has ended; returns how, once every file is the same here.
 
         Raises:
-            Unreachable: the connection was lost; call again to go on.
+            UnreachableError: the connection was lost; call again to go on.
             HostError: files cannot be brought home intact.
         """
         for _ in range(3):
@@ -81,13 +81,13 @@ class Stream:
                     said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
                     if said:
                         raise HostError(self.host.name, f"its files cannot be followed: {said[-1]}")
-                    raise Unreachable(self.host.name, "the connection was lost")
+                    raise UnreachableError(self.host.name, "the connection was lost")
                 header: dict[str, Any] = json.loads(line)
                 if "end" in header:
                     return header["end"], header["sha256"]
                 await self._take(process, header)
         except (OSError, library().Error, asyncio.IncompleteReadError) as error:
-            raise Unreachable(self.host.name, f"the connection was lost ({error})") from error
+            raise UnreachableError(self.host.name, f"the connection was lost ({error})") from error
         finally:
             if pinging is not None:
                 pinging.cancel()
