@@ -276,8 +276,8 @@ def main() -> None:
     with tempfile.TemporaryFile() as file:
         log = PerfLog(0, file.fileno())
         own = alone(5 if quick else 21, log)
-        found = [compare("micro", micro_job, 100, 10 if quick else 80, log)]
-        for name, steps in (("resnet_mini", 20), ("llama_mini", 10)):
+        found = [compare("micro", micro_job, 100, 10 if quick else 40, log)]
+        for name, steps in (("resnet_mini", 5), ("llama_mini", 3)):
             if name in folders("cases"):
                 found.append(compare(name, partial(case_job, name), steps, 3 if quick else 8, log))
     print(f"driver alone: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of {own.window_steps} steps")

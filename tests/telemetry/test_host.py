@@ -179,7 +179,7 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("ACME_TOKEN", "hunter2-secret")
     text = json.dumps(collect())
     assert "hunter2-secret" not in text
-    assert json.loads(text)["cpu"]["logical"] >= 1
+    assert json.loads(text)["cpu"]["logical_cores"] >= 1
     assert cpu_model()
 
 

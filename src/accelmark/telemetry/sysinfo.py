@@ -84,9 +84,9 @@ def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
     wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
     return {
         "model": cpu_model(proc),
-        "logical": psutil.cpu_count(),
-        "physical": psutil.cpu_count(logical=False),
-        "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "logical_cores": psutil.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "microcode": fields.get("microcode"),
         "features": [flag for flag in wanted if flag in flags],
         "governor": _text(policy / "scaling_governor"),
