@@ -119,8 +119,7 @@ class _Window:
         self.items.append(num_items)
         self.latency_ms.append(core_s * 1000)
         self.not_inference_ms.append(other_s * 1000)
-        floating = (output for output in outputs if output.is_floating_point())
-        self.nonfinite += not all(bool(torch.isfinite(output).all()) for output in floating)
+        self.nonfinite += not all(_is_finite(output) for output in outputs if output.is_floating_point())
 
     def closed(self, emit: Emit) -> ForwardWindow:
         window = ForwardWindow(
@@ -134,6 +133,11 @@ class _Window:
         )
         emit(Event.FORWARD, window)
         return window
+
+
+def _is_finite(output: Tensor) -> bool:
+    """Tell whether all values are finite; the sum alone tells it, unless that overflows."""
+    return math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
 
 
 def _guarded(forward: Forward, batch: InferBatch, situation: Situation) -> tuple[list[Tensor], float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -73,7 +75,8 @@ def _checked_data(config: AutomlConfig, network: Network) -> str | None:
 
 @contextmanager
 def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> Iterator[RayCrew]:
-    with _cluster(config) as address:
+    # Ray writes remarks about lost workers to standard output, which belongs to who asked for JSON.
+    with redirect_stdout(sys.stderr), _cluster(config) as address:
         crew = RayCrew(config, network, address=address)
         try:
             if len(crew.fingerprints | ({fingerprint} if fingerprint else set())) != 1:
@@ -105,6 +108,8 @@ def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Ob
         coordinator.ask_to_stop()
         signal.signal(number, signal.default_int_handler)  # a second one ends at once
 
+    if threading.current_thread() is not threading.main_thread():
+        return coordinator.work()  # only the main thread may handle signals
     former = [(number, signal.signal(number, end_in_order)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         return coordinator.work()
