@@ -41,8 +41,7 @@ def toy(plugins: Path) -> Path:
 
 
 def _data(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
-    names = [str(entry["name"]) for entry in case.data]
-    return {name: Path("/data") / name for name in names}
+    return {name: Path("/data") / name for name in case.data_names}
 
 
 def _plan(*requests: dict[str, Any], command_line: dict[str, Any] | None = None) -> Plan:
