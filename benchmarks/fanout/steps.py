@@ -18,9 +18,11 @@ from accelmark.run.ssh.connection import SshHost
 from accelmark.run.ssh.deliver import put_files
 from accelmark.run.ssh.stream import Stream
 from accelmark.spec.cluster import ClusterSpec, HostSpec
+from tests.cluster.bed import WORK
 
 REQUEST = {
-    "work_directory": "/var/tmp/accelmark",
+    "work_directory": str(WORK),
+    "lock": str(WORK / "host.lock"),
     "ports": [29501],
     "directories": ["/usr"],
     "files": [],
@@ -46,7 +48,7 @@ async def _one(host: SshHost, cluster: ClusterSpec, home: Path, mark: str) -> No
     facts = HostFacts.model_validate_json(done.out)
     problems = judge_host(host.name, facts, cluster, 0.0)
     assert not [problem for problem in problems if problem.severity == "error"], problems
-    node = PurePosixPath("/var/tmp/accelmark/runs") / mark / host.name
+    node = PurePosixPath(WORK) / "runs" / mark / host.name
     await put_files(host, python, {node / "agent.json": '{"job": "none"}'})
     started = await host.run(start_command(str(node), NOOP), timeout_s=300)
     assert started.code == 0, started
@@ -54,16 +56,16 @@ async def _one(host: SshHost, cluster: ClusterSpec, home: Path, mark: str) -> No
     assert (home / "agent.log").read_text() == "nothing to do\n"
 
 
-def one_by_one(cluster: ClusterSpec, home: Path, mark: str) -> None:
-    """One host after another through openssh; each check is a command of its own."""
-    for host in cluster.hosts:
+def one_by_one(cluster: ClusterSpec, home: Path, mark: str, num_hosts: int) -> None:
+    """One host after another through openssh, the first ``num_hosts``; each check is a command of its own."""
+    for host in cluster.hosts[:num_hosts]:
         _sequence(cluster, host, home / host.name, mark)
 
 
 def _sequence(cluster: ClusterSpec, host: HostSpec, home: Path, mark: str) -> None:
     options = ["-o", f"UserKnownHostsFile={cluster.known_hosts}", "-o", "BatchMode=yes", "-i", str(cluster.key)]
-    node = f"/var/tmp/accelmark/runs/{mark}/{host.name}"
-    checks = [":", "date +%s", "df -m /var/tmp/accelmark", "free -m", f"{cluster.python} --version", "test -d /usr"]
+    node = f"{WORK}/runs/{mark}/{host.name}"
+    checks = [":", "date +%s", f"df -m {WORK}", "free -m", f"{cluster.python} --version", "test -d /usr"]
     checks.append("cat /proc/net/tcp")
     home.mkdir(parents=True)
 

@@ -13,10 +13,9 @@ import select
 import socket
 import sys
 import time
-from typing import Any
 
 
-def say(**values: Any) -> None:
+def say(**values: object) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
