@@ -13,6 +13,7 @@ import accelmark
 from accelmark.cli.automl import app as automl
 from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
+from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
 from accelmark.cli.report import report
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
     app.command()(_verb)
+app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")
 
 
