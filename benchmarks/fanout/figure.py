@@ -47,7 +47,8 @@ def _panel(title: str, points: Sequence[tuple[float, float]]) -> str:
 
 def _readme(found: dict[str, Any]) -> str:
     real = "\n".join(
-        f"| {row['hosts']} | {row['accelmark_s']:.2f} | {row['one_by_one_s']:.1f} | {row['in_turn']} | {row['ratio']:.1f} |"
+        f"| {row['hosts']} | {row['accelmark_s']:.2f} | {row['one_by_one_s']:.1f} | {row['in_turn']} "
+        f"| {row['ratio']:.1f} |"
         for row in found["real"]
     )
     simulated = "\n".join(
@@ -60,8 +61,8 @@ Preflight, launch of a job that does nothing, and collection of its files, on ho
 machine ({found["cores"]} cores, load {found["load1_at_start"]:.1f} from other work when this was measured), each with a
 real sshd. AccelMark keeps one connection a host and works on all hosts at the same time; beside it the same steps as
 FlagPerf's scripts do them: {found["openssh_commands_a_host"]} commands of openssh's client a host, one after another.
-Where fewer hosts than all were timed one by one, the rest is by rule of three: each host costs the same there. All hosts
-share the machine's cores, so that on real hosts the ratio is larger.
+Where fewer hosts than all were timed one by one, the rest is by rule of three: each host costs the same there. All
+hosts share the machine's cores, so that on real hosts the ratio is larger.
 
 | hosts | AccelMark (s) | one by one (s) | of which timed | ratio |
 |---|---|---|---|---|
