@@ -47,8 +47,8 @@ def _panel(title: str, points: Sequence[tuple[float, float]]) -> str:
 
 def _readme(found: dict[str, Any]) -> str:
     real = "\n".join(
-        f"| {row['hosts']} | {row['accelmark_s']:.2f} | {row['one_by_one_s']:.1f} | {row['in_turn']} "
-        f"| {row['ratio']:.1f} |"
+        f"| {row['hosts']} | {row['accelmark_s']:.2f} | {row['one_by_one_s']:.1f} | {row['in_turn']} |"
+        f" {row['ratio']:.1f} |"
         for row in found["real"]
     )
     simulated = "\n".join(
