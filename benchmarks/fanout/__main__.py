@@ -52,9 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fanout", description=__doc__)
     parser.add_argument("--hosts", default="1,8,32,64")
     parser.add_argument("--simulated", default="1,100,250,500,1000")
-    parser.add_argument(
-        "--in-turn", type=int, default=64, help="hosts that are done one by one; the rest by rule of three"
-    )
+    rest = "hosts that are timed one by one; the rest by rule of three"
+    parser.add_argument("--in-turn", type=int, default=64, help=rest)
     given = parser.parse_args()
     found = {
         "openssh_commands_a_host": NUM_OPENSSH_COMMANDS,

@@ -58,7 +58,10 @@ class Preflight:
         try:
             per_host = await asyncio.gather(*(self._look(host) for host in self._hosts))
             problems = [problem for found in per_host for problem in found]
-            problems += judge_together(self._facts, self._devices, self._plan.cluster)
+            names = [host.name for host in self._hosts]
+            facts = {name: self._facts[name] for name in names if name in self._facts}
+            devices = {name: self._devices[name] for name in names if self._devices.get(name)}
+            problems += judge_together(facts, devices, self._plan.cluster)
             problems += await self._reach()
         finally:
             await asyncio.gather(*(host.close() for host in self._hosts))
