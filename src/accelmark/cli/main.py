@@ -11,11 +11,13 @@ import typer
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.bundle import bundle
 from accelmark.cli.cases import cases
 from accelmark.cli.doctor import doctor
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
+from accelmark.cli.probe import probe
 from accelmark.cli.report import report
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
@@ -23,6 +25,7 @@ from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
+from accelmark.cli.verify import verify
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -33,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, verify, bundle, probe, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")

@@ -24,13 +24,13 @@ def report(
     """Write the page of a run; one that was killed before its summary is summarised first."""
     from accelmark.report.page import write_page
     from accelmark.results.store import SUMMARY_FILE, load_run
-    from accelmark.results.summary import summarise
+    from accelmark.run.measure import measure_run
     from accelmark.spec.errors import RequestError
 
     if not run.is_dir():
         raise RequestError(f"{run}: there is no such directory; name the directory of a run")
     if recompute or not (run / SUMMARY_FILE).is_file():
-        summarise(run, recompute=recompute)
+        measure_run(run, recompute=recompute)
     page = write_page(run, output)
     loaded = load_run(run)
     if as_json:
