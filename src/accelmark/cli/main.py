@@ -12,11 +12,13 @@ import typer
 import accelmark
 from accelmark.cli.automl import app as automl
 from accelmark.cli.cases import cases
+from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
 from accelmark.cli.report import report
+from accelmark.cli.results import results
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
 from accelmark.cli.status import status
@@ -33,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, compare, results, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")
