@@ -21,6 +21,7 @@ from accelmark.cli.report import report
 from accelmark.cli.results import results
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
+from accelmark.cli.serve import serve
 from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
@@ -35,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, compare, results, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, compare, results, serve, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")
