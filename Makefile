@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test lint check clean help
+.PHONY: run test test-cluster lint check clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -13,7 +13,10 @@ run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show 
 	@$(BIN)/accelmark run suites/quickstart.yaml
 
 test: $(VENV)/.test lint  ## Install what tests need and run all checks
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not cluster'
+
+test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -36,6 +39,10 @@ $(VENV)/.test: pyproject.toml constraints.txt tests/requirements.sh | $(VENV)/bi
 	@$(PIP) --editable '.[dev]'
 	@bash tests/requirements.sh
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.test-cluster: $(VENV)/.test tests/cluster/requirements.sh
+	@bash tests/cluster/requirements.sh
+	@touch $@
 
 clean:  ## Remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

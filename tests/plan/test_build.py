@@ -23,7 +23,9 @@ def plan(run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, **comm
     chips = load_vendor("acme").chips
     return build_plan(
         parse(RunSpec, run, "run.yaml"),
-        cluster=ClusterSpec(hosts=tuple(HostSpec(address=f"h{n}") for n in range(hosts))),
+        cluster=ClusterSpec(
+            launcher="ssh" if hosts > 1 else "local", hosts=tuple(HostSpec(address=f"h{n}") for n in range(hosts))
+        ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
         data_dirs=no_data,
         created_at="2026-01-01T00:00:00Z",

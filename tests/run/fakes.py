@@ -12,20 +12,23 @@ import pytest
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.processes import RUN_MARKER, all_processes
+from accelmark.spec.catalog import folders, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import EndSettings, TrainSettings
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
+CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
+"""Stands for the folder of a case: fake ranks read none."""
 
 
-def job_spec(model: str = "toy", repeat: int = 1, number: int = 1) -> JobSpec:
+def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
     return JobSpec(
         task="train",
-        key=CaseKey(model=model, framework="pytorch", hardware="X1", repeat=repeat),
+        key=CaseKey(model=model, framework="pytorch", hardware="X1", nnodes=nnodes, repeat=repeat),
         round=number,
-        case=FolderRef(name=model, path=Path("/nowhere"), sha256="0" * 64),
+        case=FolderRef(name=model, path=CASE, sha256=tree_hash(CASE)),
         case_version=1,
         vendor="acme",
         device_type="cpu",
@@ -43,22 +46,27 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1) -> JobSpec:
     )
 
 
-def make_plan(*cases: tuple[str, ...], repeat: int = 1, **changed: object) -> Plan:
-    """Make a plan of one key for each of ``cases``, whose ranks behave as its modes say."""
+def make_plan(
+    *cases: tuple[str, ...], repeat: int = 1, hosts: tuple[str, ...] = ("localhost",), **changed: object
+) -> Plan:
+    """Make a plan of one key for each of ``cases``, one rank a host, whose ranks behave as its modes say."""
     jobs = []
     for index, modes in enumerate(cases):
         for number in range(1, repeat + 1):
-            spec = job_spec(f"toy{index}", repeat, number)
+            spec = job_spec(f"toy{index}", repeat, number, len(hosts))
             command = ("python", str(FAKE_RANK), "job.json", *modes)
-            node = PlannedNode(host="localhost", noderank=0, nproc=1, command=command)
-            jobs.append(PlannedJob(directory=f"{spec.key.slug}/round{number}", job=spec, nodes=(node,)))
+            nodes = tuple(
+                PlannedNode(host=host, noderank=noderank, nproc=1, command=command)
+                for noderank, host in enumerate(hosts)
+            )
+            jobs.append(PlannedJob(directory=f"{spec.key.slug}/round{number}", job=spec, nodes=nodes))
     plan = Plan(
         name="test",
         created_at="2026-01-01T00:00:00Z",
         accelmark_version=accelmark.__version__,
-        source_sha256="0" * 64,
+        source_sha256=tree_hash(Path(accelmark.__file__).parent),
         vendor="acme",
-        vendor_sha256="0" * 64,
+        vendor_sha256=_vendor_hash(),
         open=False,
         strict=False,
         fail_fast=False,
@@ -69,6 +77,11 @@ def make_plan(*cases: tuple[str, ...], repeat: int = 1, **changed: object) -> Pl
         jobs=tuple(jobs),
     )
     return plan.model_copy(update=changed)
+
+
+def _vendor_hash() -> str:
+    folder = folders("vendors").get("acme")
+    return tree_hash(folder.path) if folder is not None else "0" * 64
 
 
 def left_running(run: Path) -> list[int]:

@@ -263,3 +263,12 @@ def test_a_terminal_of_80_columns_shows_progress_without_wrapping(tmp_path: Path
     assert "tokens/s" in text
     assert "loss" in text
     assert processes_with(f"ACCELMARK_RUN={run}".encode()) == []
+
+
+def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(tmp_path: Path, plugins: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=make_plan(("raise",))))
+    (plugins / "vendors" / "acme" / "notes.txt").write_text("changed")
+    code, _, err = done(drive("resume", run, "--failed"))
+    assert code == 2
+    assert "vendors/acme: has changed since the run was planned (start a new run)" in err

@@ -181,10 +181,10 @@ def test_operations_are_counted_as_the_formula_says(tmp_path: Path, run_here: Ru
     assert finished.flops_per_sample == finished.flops_per_sample_formula == 6 * (8 * 16 + 2 * 256 + 64) - 2 * 128
 
 
-def test_seeds_repeat_a_run_and_rounds_differ(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_seed_repeats_a_run_and_another_differs(tmp_path: Path, run_here: RunHere) -> None:
     job = make_job(tmp_path, {"model.dropout": 0.3})
     first, again = run_here(job), run_here(job)
-    other = run_here(job.model_copy(update={"round": 2}))
+    other = run_here(make_job(tmp_path, {"model.dropout": 0.3, "seed": 2}))
     assert first.losses() == again.losses() != other.losses()
     hashes = [ran.values("INIT_END")[0]["checkpoint_hash"] for ran in (first, again, other)]
     assert hashes[0] == hashes[1] != hashes[2]

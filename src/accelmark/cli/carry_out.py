@@ -27,8 +27,14 @@ def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_
     if dry_run:
         preview(plan, path, as_json=as_json)
         return
+    from accelmark.run.preflight.report import preflight, print_table, refuse
     from accelmark.run.session import start
 
+    plan = plan.model_copy(update={"offline": offline})
+    problems = preflight(plan)
+    if problems and not as_json:
+        print_table(problems)
+    refuse(problems, plan)
     if not as_json:
         for warning in plan.warnings:
             typer.secho(f"warning: {warning}", fg="yellow", err=True)

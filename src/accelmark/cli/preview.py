@@ -11,7 +11,7 @@ import typer
 
 from accelmark.plan import Plan
 from accelmark.plan.plan import PlannedJob
-from accelmark.run.assign import JOB_FILE, job_on_hosts, node_works
+from accelmark.run.assign import job_on_hosts, node_works
 from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
 
@@ -40,13 +40,9 @@ def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
 
 
 def _commands(directory: RunDirectory, job: PlannedJob) -> dict[str, list[list[str]]]:
-    launcher = launcher_for(directory.plan)
+    launcher = launcher_for(directory.plan, directory.path)
     spec = job_on_hosts(directory, job, go_on=False)
-    job_file = str(directory.round_dir(job) / JOB_FILE)
-    return {
-        work.host.name: [[job_file if part == JOB_FILE else part for part in line] for line in launcher.describe(work)]
-        for work in node_works(directory, job, spec, launcher)
-    }
+    return {work.host.name: launcher.describe(work) for work in node_works(directory, job, spec, launcher)}
 
 
 def _settings(job: PlannedJob) -> None:

@@ -93,6 +93,8 @@ def build_plan(
         timeout_s=request.timeout_s,
         stall_timeout_s=request.stall_timeout_s,
         telemetry_interval_s=request.telemetry_interval_s,
+        retry_lost=request.retry_lost,
+        log_level=request.log_level,
         cluster=cluster,
         jobs=tuple(planner.jobs),
         warnings=tuple(dict.fromkeys(planner.warnings)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec
@@ -49,6 +49,11 @@ class Plan(Spec):
     timeout_s: PositiveFloat | None
     stall_timeout_s: PositiveFloat
     telemetry_interval_s: PositiveFloat
+    retry_lost: int = Field(default=0, ge=0)
+    """How often a job that was lost is done again of itself."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    offline: bool = False
+    """Hosts fetch no data; what they have is used."""
     cluster: ClusterSpec
     jobs: tuple[PlannedJob, ...]
     warnings: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def mllog_lines(job: JobSpec, events: list[dict[str, Any]]) -> Iterator[str]:
         elif name == "EVALUATE":
             epoch = int(value["epoch"]) + 1
             began = time_ms - round(float(value["duration_s"]) * 1000)
-            where = {"epoch_num": epoch, "samples_count": samples}
+            where: dict[str, Any] = {"epoch_num": epoch, "samples_count": samples}
             yield _line("eval_start", None, began, kind="INTERVAL_START", **where)
             yield _line("eval_accuracy", (value["metrics"] or {}).get(metric), time_ms, **where)
             yield _line("eval_stop", None, time_ms, kind="INTERVAL_END", **where)

@@ -8,6 +8,7 @@ ranks, ends them when a limit is broken or it is asked to (SIGTERM; a second one
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
@@ -24,11 +25,12 @@ from pydantic import TypeAdapter, ValidationError
 from accelmark.run.adaptation import carry_out
 from accelmark.run.environment import rank_command, rank_environment
 from accelmark.run.files import write_atomic
+from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
 from accelmark.run.states import utc_now
 from accelmark.run.sysinfo import system_information
-from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, RANKS_FILE, TASK_FILE, AgentTask
+from accelmark.run.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
 from accelmark.run.verdict import Ending, judge_node, judge_rank, overruled
 from accelmark.run.watch import Breach, LimitWatch, size_of
 from accelmark.spec.errors import AccelmarkError
@@ -73,11 +75,15 @@ class Agent:
         """Supervise the job to its end and return how that was; call :meth:`listen` first."""
         exit_code: int | None = None
         try:
-            self._write_system_information()
-            if self._task.adaptation is not None:
-                self._environment = carry_out(self._task.adaptation, self._dir, self._environment)
-            self._start_telemetry()
-            exit_code = self._supervise()
+            with hold(self._task.host_lock, self._task.run):
+                self._prepare_grounds()
+                self._write_system_information()
+                if self._task.adaptation is not None:
+                    self._environment = carry_out(self._task.adaptation, self._dir, self._environment)
+                self._start_telemetry()
+                exit_code = self._supervise()
+        except HostInUseError as error:
+            self._ending = Ending("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
         self._end_everything()
@@ -93,6 +99,13 @@ class Agent:
             ranks=ranks,
             warnings=tuple(self._warnings),
         )
+
+    def _prepare_grounds(self) -> None:
+        if self._task.clear_caches and (problem := clear_caches()) is not None:
+            self._warnings.append(f"the page cache could not be dropped: {problem}")
+        if self._task.nnodes > 1:
+            self._task, told = route(self._task)
+            self._environment |= {name: value for name, value in told.items() if name not in self._environment}
 
     def listen(self) -> None:
         """Have signals wake the selector; handlers (unlike a signal mask) are not inherited by what is started."""
@@ -130,6 +143,9 @@ class Agent:
             with contextlib.suppress(BlockingIOError):
                 for number in self._sockets[0].recv(4096):
                     self._num_requests += number in (signal.SIGTERM, signal.SIGINT)
+        for urgency, name in enumerate(STOP_FILES, start=1):
+            if self._num_requests < urgency and (self._dir / name).exists():
+                self._num_requests = urgency
 
     def _enforce(self) -> None:
         if self._num_requests and self._ending is None:
@@ -280,6 +296,8 @@ def main(arguments: list[str]) -> int:
     become_subreaper()
     agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
     agent.listen()
+    lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     identity = ProcessId.of(os.getpid())
     assert identity is not None  # noqa: S101  a process can always see itself
     write_atomic(node_dir / IDENTITY_FILE, identity.model_dump_json())

@@ -24,7 +24,8 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
         go_on: whether an earlier attempt was cut off, whose checkpoints may be used.
     """
     checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
-    has_any = checkpoints.is_dir() and any(checkpoints.iterdir())
+    elsewhere = directory.plan.cluster.launcher == "ssh"  # then they are on the hosts, if there are any
+    has_any = elsewhere or (checkpoints.is_dir() and any(checkpoints.iterdir()))
     return job.job.model_copy(update={"checkpoint_dir": checkpoints, "resume": go_on and has_any})
 
 
@@ -48,7 +49,7 @@ def _task(
 ) -> AgentTask:
     plan = directory.plan
     vendor = load_vendor(plan.vendor)
-    variable = vendor.visible_devices_env
+    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
     return AgentTask(
         run=str(directory.path),
         host=host.name,
@@ -63,6 +64,8 @@ def _task(
         environment={**vendor.environment, **launcher.environment(), **plan.cluster.environment},
         threads=job.job.train.settings.threads if job.job.train is not None else None,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+        interface=host.interface,
+        clear_caches=plan.cluster.clear_caches,
         adaptation=_adaptation_folder(plan, job.job) if job.job.adaptation is not None else None,
         telemetry=TelemetryTask(
             vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s

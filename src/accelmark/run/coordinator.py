@@ -18,6 +18,7 @@ from accelmark.run.launchers.launcher import Launcher, Link
 from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.progress import ProgressReader
 from accelmark.run.source import source_record
+from accelmark.run.ssh.connection import UnreachableError
 from accelmark.run.states import Ledger
 from accelmark.run.watcher import Watcher
 from accelmark.spec.errors import AccelmarkError
@@ -92,11 +93,20 @@ class Coordinator:
             for job in self._directory.plan.jobs:
                 if self._ledger.jobs[job.directory].state == "queued":
                     await self._one(job, go_on=job.directory in go_on)
+                    await self._retry_lost(job)
             self._ledger.note("run_finished")
         finally:
             self._ledger.close()
             await self._launcher.close()
         return measure_run(self._directory.path)
+
+    async def _retry_lost(self, job: PlannedJob) -> None:
+        """Do a lost job again as often as the plan allows; each attempt is in the event log, and its files are kept."""
+        for _ in range(self._directory.plan.retry_lost):
+            if self._ledger.jobs[job.directory].state != "lost" or self._stop:
+                return
+            self._queue_again(job)
+            await self._one(job, go_on=True)
 
     async def _one(self, job: PlannedJob, *, go_on: bool) -> None:
         """Take one job from queued to its end."""
@@ -107,6 +117,9 @@ class Coordinator:
         self._move(job, "preparing")
         try:
             links = await self._prepare(job, go_on=go_on)
+        except UnreachableError as error:
+            self._move(job, "lost", str(error))
+            return
         except AccelmarkError as error:
             self._move(job, "failed", str(error))
             return
@@ -142,7 +155,8 @@ class Coordinator:
                 records = {name: record.model_dump(mode="json") for name, record in found.items()}
                 write_atomic(round_dir / DATA_FILE, json.dumps(records, indent=2))
 
-        ready = asyncio.gather(in_background(fetch), *(link.prepare() for link in links))
+        fetching = [in_background(fetch)] if self._launcher.fetches_here else []
+        ready = asyncio.gather(*fetching, *(link.prepare() for link in links))
         asked = asyncio.create_task(self._stop.more_than(0))
         either: set[asyncio.Future[Any]] = {ready, asked}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -51,12 +51,12 @@ def threads_of_a_rank(nproc: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // nproc)
 
 
-def rank_command(task: AgentTask) -> list[str]:
+def rank_command(task: AgentTask, python: str = sys.executable) -> list[str]:
     """Return the command that starts the ranks on this host: ``python`` and ``job.json`` filled in.
 
     A job of several ranks has a launcher, which is told this host's place.
     """
-    filled = {"python": sys.executable, "job.json": str(task.job_file)}
+    filled = {"python": python, "job.json": str(task.job_file)}
     command = [filled.get(argument, argument) for argument in task.command]
     if task.world_size == 1:
         return command

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -21,10 +22,12 @@ from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
+from accelmark.run.unchanged import refuse_changed
 from accelmark.run.watcher import Silence
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 
 _STOP_PATIENCE_S: Final = 90.0
+LOG_FILE: Final = "coordinator.log"
 
 
 @final
@@ -54,6 +57,7 @@ def resume(path: Path, fetch: FetchData, *, redo_failed: bool, from_scratch: boo
         AccelmarkError: there is no run, another coordinator holds it, or a case has changed since.
     """
     directory = RunDirectory.open(path)
+    refuse_changed(directory.plan, str(path))
     return _carry_out(
         directory,
         fetch,
@@ -121,7 +125,7 @@ def _carry_out(
     *,
     as_json: bool,
 ) -> Outcome:
-    launcher = launcher_for(directory.plan)
+    launcher = launcher_for(directory.plan, directory.path)
 
     async def body(shown: Display) -> tuple[Summary, StopRequest]:
         stop_request = StopRequest()
@@ -131,9 +135,27 @@ def _carry_out(
 
     with ExitStack() as stack:
         stack.enter_context(directory.held())
+        stack.enter_context(_logging(directory))
         shown = stack.enter_context(display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json))
         summary, stop_request = asyncio.run(body(shown))
     return Outcome(directory.path, summary, _exit_code(summary, stop_request))
+
+
+@contextmanager
+def _logging(directory: RunDirectory) -> Iterator[None]:
+    """Write what libraries (of SSH, above all) log to ``coordinator.log``, as much as the run file asks for."""
+    handler = logging.FileHandler(directory.path / LOG_FILE, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root, level = logging.getLogger(), directory.plan.log_level.upper()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
 
 
 def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
@@ -142,7 +164,9 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
         if at_once:
             stop_request.ask("the run was stopped")
         nothing: FetchData = lambda *_: None  # noqa: E731
-        await Coordinator(directory, launcher_for(directory.plan), Silence(), nothing, stop_request).end()
+        await Coordinator(
+            directory, launcher_for(directory.plan, directory.path), Silence(), nothing, stop_request
+        ).end()
 
     with directory.held():
         asyncio.run(body())

@@ -14,6 +14,10 @@ IDENTITY_FILE: Final = "agent.pid"
 EXIT_FILE: Final = "exit.json"
 RANKS_FILE: Final = "ranks.json"
 AGENT_LOG: Final = "agent.log"
+LOCK_FILE: Final = "agent.lock"
+"""Locked by a living agent, so that its end shows from outside its container, whatever its process number there is."""
+STOP_FILES: Final = ("stop.asked", "stop.now")
+"""Made by whoever cannot send the agent a signal: asks it to end its ranks, or to end them at once."""
 
 
 class Limits(Spec):
@@ -66,6 +70,12 @@ class AgentTask(Spec):
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
+    interface: str | None = None
+    """Network interface that ranks of several hosts talk through; null finds it from the route to host 0."""
+    clear_caches: bool = False
+    """Drop the page cache before the ranks start."""
+    host_lock: Path | None = None
+    """Locked while the job runs, so that two runs never share a host; null on this machine."""
     adaptation: Path | None = None
     """The vendor's folder for this case, to be carried out before the ranks start."""
     telemetry: TelemetryTask | None = None

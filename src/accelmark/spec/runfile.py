@@ -37,6 +37,10 @@ class RunSpec(Spec):
     stall_timeout_s: PositiveFloat = 1800.0
     """Longest silence of a rank before its job is ended as stalled."""
     telemetry_interval_s: PositiveFloat = 1.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much ``coordinator.log`` in the run directory says."""
+    retry_lost: int = Field(default=0, ge=0, le=10)
+    """How often a round that was lost (its host or agent vanished) is done again of itself; failures never are."""
     cluster: ClusterSpec | Path = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
     cases: tuple[CaseRequest, ...] = Field(min_length=1)

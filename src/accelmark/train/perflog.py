@@ -8,13 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Any, Final, final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import PERFLOG_PREFIX, Event
 from accelmark.spec.model import Spec
+
+_ENCODER: Final = json.JSONEncoder(allow_nan=False)
 
 
 @final
@@ -32,7 +33,7 @@ class PerfLog:
             RunError: the line could not be written (the disk is full, say).
         """
         caller = sys._getframe(1)
-        fields = value.model_dump(mode="json") if isinstance(value, Spec) else dict(value or {})
+        fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
         line = perflog_line(event, fields, _metadata(caller, self.rank))
         try:
             write_all(self._descriptor, line.encode() + b"\n")
@@ -42,7 +43,7 @@ class PerfLog:
 
 def _metadata(caller: FrameType, rank: int) -> dict[str, Any]:
     return {
-        "file": Path(caller.f_code.co_filename).name,
+        "file": caller.f_code.co_filename.rpartition(os.sep)[2],
         "lineno": caller.f_lineno,
         "time_ms": int(time.time() * 1000),
         "mono_ms": round(time.monotonic() * 1000, 3),
@@ -54,12 +55,12 @@ def perflog_line(event: Event, value: Mapping[str, Any], metadata: Mapping[str, 
     """Return the line, without its end, for one event."""
     record = {"event": event.value, "value": value, "metadata": metadata}
     try:
-        text = json.dumps(record, allow_nan=False)
+        text = _ENCODER.encode(record)
     except ValueError:
         nonfinite = sorted(name for name, item in value.items() if _has_nonfinite(item))
         cleaned = {name: _finite(item) for name, item in value.items()}
         record["value"] = {**cleaned, "nonfinite": nonfinite}
-        text = json.dumps(record, allow_nan=False)
+        text = _ENCODER.encode(record)
     return PERFLOG_PREFIX + text
 
 

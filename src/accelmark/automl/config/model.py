@@ -159,7 +159,7 @@ class AddressCluster(Spec):
 
 
 class SshCluster(Spec):
-    """Hosts on which we start and stop Ray ourselves; the first is the head and must be this machine or reach it."""
+    """Hosts on which we start and stop Ray ourselves; its head runs on this machine, which they must reach."""
 
     kind: Literal["ssh"]
     hosts: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -168,6 +168,8 @@ class SshCluster(Spec):
     python: str = "python3"
     """The interpreter on the hosts in whose environment Ray and this package are installed."""
     port: Annotated[int, Field(ge=1, le=65535)] = 6379
+    ssh_config: Path | None = None
+    """A configuration file for ssh; None: the user's own."""
 
 
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]

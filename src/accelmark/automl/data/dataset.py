@@ -13,8 +13,11 @@ from accelmark.automl.config import DatasetConfig
 from accelmark.automl.data.layouts import Pair, read_arrays, read_cifar10, read_fashion_mnist, read_imagenet
 from accelmark.automl.data.pictures import ArrayPictures, Pictures
 from accelmark.automl.graph import Network
+from accelmark.datasets import ensure
+from accelmark.datasets.spec import known_dataset
 from accelmark.spec.errors import DataError
 
+_FETCHED: Final = {"fashion-mnist": "fashion_mnist"}
 _SPLIT_SEED: Final = 20_240_601
 _IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 _IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)
@@ -62,17 +65,20 @@ def _read(config: DatasetConfig, network: Network) -> Pair:
         root = config.directory or Path()
         train = config.train_directory or root / "train"
         return read_imagenet(train, config.held_out_directory or root / "val", network.input_shape[1])
-    if config.directory is None:
+    directory = config.directory
+    if directory is None and config.name in _FETCHED:
+        directory = ensure(known_dataset(_FETCHED[config.name], "dataset.name"))
+    if directory is None:
         raise DataError(f"data set {config.name}: say where it lies (dataset.directory)")
-    if not config.directory.exists():
-        raise DataError(f"data set {config.name}: there is no {config.directory}")
+    if not directory.exists():
+        raise DataError(f"data set {config.name}: there is no {directory}")
     match config.name:
         case "fashion-mnist":
-            return read_fashion_mnist(config.directory)
+            return read_fashion_mnist(directory)
         case "cifar-10":
-            return read_cifar10(config.directory)
+            return read_cifar10(directory)
         case "arrays":
-            return read_arrays(config.directory)
+            return read_arrays(directory)
 
 
 def _check(split: str, pictures: Pictures, network: Network, name: str) -> None:

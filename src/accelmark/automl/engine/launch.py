@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,6 +16,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_crew import RayCrew
+from accelmark.automl.engine.recording import recorded
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.graph import Network
 from accelmark.spec.errors import RequestError
@@ -73,7 +76,8 @@ def _checked_data(config: AutomlConfig, network: Network) -> str | None:
 
 @contextmanager
 def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> Iterator[RayCrew]:
-    with _cluster(config) as address:
+    # Ray writes remarks about lost workers to standard output, which belongs to who asked for JSON.
+    with redirect_stdout(sys.stderr), _cluster(config) as address:
         crew = RayCrew(config, network, address=address)
         try:
             if len(crew.fingerprints | ({fingerprint} if fingerprint else set())) != 1:
@@ -99,12 +103,31 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
 
 def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Observer | None) -> SessionEnded:
     coordinator = Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer)
+    with _telemetry(run, config):
+        return _driven(coordinator)
+
+
+@contextmanager
+def _telemetry(run: RunDirectory, config: AutomlConfig) -> Iterator[None]:
+    """Record this machine where trials run on it; hosts of a cluster are watched by their own monitors."""
+    if not isinstance(config.cluster, LocalCluster):
+        yield
+        return
+    number = len(run.state().sessions) + 1 if (run.path / "journal.jsonl").stat().st_size else 1
+    with recorded(run.path, number):
+        yield
+
+
+def _driven(coordinator: Coordinator) -> SessionEnded:
+    """Drive a run; a first interrupt or termination ends it in order, a second one at once."""
 
     def end_in_order(number: int, frame: FrameType | None) -> None:
         del frame
         coordinator.ask_to_stop()
         signal.signal(number, signal.default_int_handler)  # a second one ends at once
 
+    if threading.current_thread() is not threading.main_thread():
+        return coordinator.work()  # only the main thread may handle signals
     former = [(number, signal.signal(number, end_in_order)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         return coordinator.work()

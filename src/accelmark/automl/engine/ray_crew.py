@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,8 +31,13 @@ class RayCrew:
 
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         self._ray: Final = ray
-        options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
-        ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+        self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
+        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
+        options: dict[str, Any] = {"address": address} if address else own
+        try:
+            ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+        except Exception as error:
+            raise RunError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self._hired = False
@@ -44,6 +50,7 @@ class RayCrew:
             self._wait_until_ready()
         except BaseException:
             ray.shutdown()
+            self._folder.cleanup()
             raise
 
     def _set_up(self, config: AutomlConfig, network: Network, resources: Mapping[str, float]) -> None:
@@ -56,13 +63,13 @@ class RayCrew:
                 f"{self.size} trials at a time with {devices} devices each are asked for;"
                 f" the cluster has {what}, enough for {places}"
             )
-        threads = 0 if accelerators else max(1, cores // self.size)
+        threads = 0 if accelerators else max(1, cores // (self.size * devices))
         reserve = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
         self._class = as_actor(**reserve)
         self._arguments = (
             config.dataset.model_dump_json(),
             network.model_dump_json(),
-            devices if accelerators else 1,
+            devices,
             threads,
         )
         for worker in range(self.size):
@@ -166,6 +173,7 @@ class RayCrew:
         for actor in self._actors.values():
             self._ray.kill(actor, no_restart=True)
         self._ray.shutdown()
+        self._folder.cleanup()
 
 
 def _last_line(text: str) -> str:

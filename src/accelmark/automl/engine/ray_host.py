@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -49,7 +50,8 @@ def main() -> int:
         ray_command(request), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda *_: sys.stdin.close())
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     family: list[psutil.Process] = []
     try:
         said = _said_until_up(process)
@@ -57,6 +59,7 @@ def main() -> int:
             print(said or "Ray ended at once", file=sys.stderr)
             return 1
         family = psutil.Process(process.pid).children(recursive=True)
+        threading.Thread(target=_drain, args=(process,), daemon=True).start()
         print("up", flush=True)
         with contextlib.suppress(ValueError, OSError):
             sys.stdin.read()
@@ -80,6 +83,13 @@ def _said_until_up(process: subprocess.Popen[str]) -> str | None:
         if time.monotonic() > deadline:
             break
     return last
+
+
+def _drain(process: subprocess.Popen[str]) -> None:
+    """Read what Ray goes on saying, so that its pipe never fills up."""
+    if process.stdout is not None:
+        for _ in process.stdout:
+            pass
 
 
 def _end(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:

@@ -19,10 +19,11 @@ class TrialWorker:
         from accelmark.automl.trial.executor import warm_up
         from accelmark.automl.trial.replicas import make_executor  # imported before the first trial's clock runs
 
-        self._make_executor = make_executor
+        self._threads = threads
+        asked, seed = DatasetConfig.model_validate_json(dataset), Network.model_validate_json(network)
+        self._data = open_dataset(asked, seed)
+        self._executor = make_executor(self._data, asked, seed, devices=devices, threads=threads)
         warm_up()
-        self._devices, self._threads = devices, threads
-        self._data = open_dataset(DatasetConfig.model_validate_json(dataset), Network.model_validate_json(network))
         self._news = threading.Condition()
         self._busy = False
         self._reports: list[str] = []
@@ -44,7 +45,7 @@ class TrialWorker:
         self._cancelled.clear()
         given = TrialOrder.model_validate_json(order)
         try:
-            result, trained = self._make_executor(self._data, self._devices).run(given, weights, self)
+            result, trained = self._executor.run(given, weights, self)
         finally:
             with self._news:
                 self._busy = False

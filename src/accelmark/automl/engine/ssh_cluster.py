@@ -43,11 +43,12 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True))
         head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
         stack.enter_context(_node("this machine", [sys.executable, "-m", _MODULE], head))
+        config = () if cluster.ssh_config is None else ("-F", str(cluster.ssh_config))
         for host in cluster.hosts:
             # The one place where words become a shell's line: ssh joins them for the shell on the other side.
             remote = shlex.join([cluster.python, "-m", _MODULE])
             node = {"role": "node", "address": address, "token": token}
-            stack.enter_context(_node(host, [*_SSH, host, "--", remote], node))
+            stack.enter_context(_node(host, [*_SSH, *config, host, "--", remote], node))
         former = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
         os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
         try:

@@ -39,7 +39,6 @@ class Engine(Base):
         }
         self.compiled = self._load(existing, settings) if existing else self._compile(self.onnx_file(), settings)
         self.infer_request = self.compiled.create_infer_request()
-        self.outputs = list(self.compiled.outputs)
 
     def _target(self) -> str:
         named = text_options(self.request.options, "ov_device")
@@ -73,9 +72,8 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
-        results = self.infer_request.infer({index: each.numpy() for index, each in enumerate(inputs)})
-        # The request writes into the same memory next time, so what leaves here is a copy.
-        return [from_numpy(results[output].copy()) for output in self.outputs], 0.0
+        results = self.infer_request.infer([each.numpy() for each in inputs], share_inputs=True)
+        return [from_numpy(each) for each in results.to_tuple()], 0.0
 
     def fingerprint(self) -> dict[str, str]:
         """Return the version, device and precision that a blob is bound to."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from accelmark.plan.plan import Plan
+from accelmark.run.launchers.enclosed import EnclosedLauncher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.local import LocalLauncher
-from accelmark.spec.errors import RequestError
+from accelmark.run.launchers.slurm import SlurmLauncher
+from accelmark.run.launchers.ssh import SshLauncher
 
 
-def launcher_for(plan: Plan) -> Launcher:
-    """Return the launcher that a plan's cluster asks for.
-
-    Raises:
-        RequestError: there is none of that name.
-    """
-    if plan.cluster.launcher != "local":
-        raise RequestError(f"cluster {plan.cluster.name!r}: the launcher {plan.cluster.launcher!r} is not available")
-    return LocalLauncher()
+def launcher_for(plan: Plan, run: Path) -> Launcher:
+    """Return the launcher that a plan's cluster asks for, for the run at ``run``."""
+    if plan.cluster.launcher == "ssh":
+        return SshLauncher(plan, run)
+    if plan.cluster.launcher == "slurm":
+        return SlurmLauncher(plan, run)
+    return LocalLauncher() if plan.cluster.container is None else EnclosedLauncher(plan, run)

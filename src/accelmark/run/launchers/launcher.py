@@ -68,6 +68,11 @@ class Link(Protocol):
 class Launcher(Protocol):
     """Starts agents on the hosts of a cluster."""
 
+    @property
+    def fetches_here(self) -> bool:
+        """Whether data that this machine fetches is there for the hosts; else their links see to it."""
+        ...
+
     def link(self, work: NodeWork) -> Link:
         """Return the link for a job's part on one host; nothing is started yet."""
         ...

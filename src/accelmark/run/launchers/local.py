@@ -13,12 +13,12 @@ from typing import Final, final
 
 from pydantic import ValidationError
 
+from accelmark.run.environment import rank_command
 from accelmark.run.files import make_directory, naming_the_disk, write_atomic
+from accelmark.run.launchers.lastword import lost_node
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, sweep
 from accelmark.run.ranklog import tail
-from accelmark.run.sandboxes.native import NativeSandbox
-from accelmark.run.sandboxes.sandbox import Sandbox
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
 from accelmark.spec.cluster import HostSpec
@@ -34,16 +34,15 @@ _POLL_S: Final = 0.1
 class LocalLauncher:
     """Starts agents as processes of this machine that outlive the coordinator."""
 
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        self._sandbox = sandbox or NativeSandbox()
+    fetches_here = True
 
     def link(self, work: NodeWork) -> LocalLink:
         """Return the link for a job's part on this machine."""
-        return LocalLink(work, self._sandbox)
+        return LocalLink(work)
 
     def describe(self, work: NodeWork) -> list[list[str]]:
         """Return the command that starts the agent, and the one that the agent starts."""
-        return [self._sandbox.agent_command(sys.executable, work.node_dir), list(work.task.command)]
+        return [agent_command(work), rank_command(work.task)]
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: all ranks are here."""
@@ -61,9 +60,8 @@ class LocalLauncher:
 class LocalLink:
     """One job on this machine."""
 
-    def __init__(self, work: NodeWork, sandbox: Sandbox) -> None:
+    def __init__(self, work: NodeWork) -> None:
         self._work = work
-        self._sandbox = sandbox
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = utc_now()
 
@@ -86,7 +84,7 @@ class LocalLink:
             environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
         with naming_the_disk(node_dir / AGENT_LOG), (node_dir / AGENT_LOG).open("ab") as output:
             self._process = subprocess.Popen(
-                self._sandbox.agent_command(sys.executable, node_dir),
+                agent_command(self._work),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -156,17 +154,9 @@ class LocalLink:
         return lost
 
 
-def lost_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
-    """Return the end of a node that nobody saw."""
-    return NodeExit(
-        host=work.task.host,
-        noderank=work.task.noderank,
-        state="lost",
-        reason=reason,
-        started_at=started_at,
-        duration_s=0.0,
-        ranks=(),
-    )
+def agent_command(work: NodeWork) -> list[str]:
+    """Return the arguments that start the agent with the Python that runs here."""
+    return [sys.executable, "-m", "accelmark.run.agent", str(work.node_dir)]
 
 
 async def _gone(pid: int) -> None:

@@ -1,15 +1,21 @@
-"""No sandbox: the agent runs on the host as it is."""
+"""No sandbox: commands run on the host as it is."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import final
+
+from accelmark.run.sandboxes.sandbox import Inside
 
 
 @final
 class NativeSandbox:
-    """Runs the agent with the host's own Python."""
+    """Runs everything with the host's own Python."""
 
-    def agent_command(self, python: str, node_dir: Path) -> list[str]:
-        """Return the arguments that start the agent of ``node_dir``."""
-        return [python, "-m", "accelmark.run.agent", str(node_dir)]
+    def command(self, python: str, inside: Inside) -> list[str]:
+        """Return the arguments that run ``inside``."""
+        variables = [f"{name}={value}" for name, value in inside.environment.items()]
+        return ["env", *variables, python, "-m", inside.module, *inside.arguments]
+
+    def clean_up(self, name: str) -> list[str] | None:
+        """Return nothing: a killed agent leaves processes, which bear its mark."""
+        return None

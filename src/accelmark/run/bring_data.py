@@ -1,0 +1,25 @@
+"""``python -m accelmark.run.bring_data JOB [--offline]``: on a host, see to it that a job's data is there and right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from accelmark.run.data import DataFetcher
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.job import JobSpec
+
+
+def main(arguments: list[str]) -> int:
+    """Bring the data of the job in ``arguments``; says why it cannot be had, and returns the exit code."""
+    job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
+    try:
+        DataFetcher("--offline" in arguments)(job, lambda _: None)
+    except AccelmarkError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

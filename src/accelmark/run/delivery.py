@@ -1,0 +1,110 @@
+"""AccelMark as a wheel, made from the files that run here: what is brought to hosts that have none.
+
+The wheel is the same bytes for the same files, so its hash names it, and a host that has it is sent nothing. Cases and
+vendors from other places than this tree travel along below ``plugins/``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Final, final
+
+import accelmark
+from accelmark.spec.catalog import Kind, folders
+from accelmark.spec.job import FolderRef
+
+PLUGINS: Final = "plugins"
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+_SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
+_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel's bytes and their hash."""
+
+    content: bytes
+    sha256: str
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory that it is unpacked to."""
+        return f"accelmark-{accelmark.__version__}-{self.sha256[:16]}"
+
+
+@cache
+def wheel() -> Wheel:
+    """Build the wheel of the AccelMark that runs."""
+    root = Path(accelmark.__file__).parent
+    members = {f"accelmark/{name}": path for name, path in _tree(root)}
+    for kind in _KINDS:
+        for folder in folders(kind).values():
+            if not folder.path.is_relative_to(root):
+                place = f"{PLUGINS}/{kind}/{folder.name}"
+                members |= {f"{place}/{name}": path for name, path in _tree(folder.path)}
+    info = f"accelmark-{accelmark.__version__}.dist-info"
+    texts = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: accelmark\nVersion: {accelmark.__version__}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: accelmark\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    contents = {name: path.read_bytes() for name, path in members.items()}
+    contents |= {name: text.encode() for name, text in texts.items()}
+    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
+    contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(contents.items()):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    content = buffer.getvalue()
+    return Wheel(content, hashlib.sha256(content).hexdigest())
+
+
+def on_host(ref: FolderRef, kind: Kind, code: PurePosixPath) -> FolderRef:
+    """Return where a case's or vendor's folder (or one inside it) is once the wheel is unpacked at ``code``."""
+    root = Path(accelmark.__file__).parent
+    if ref.path.is_relative_to(root):
+        return ref.model_copy(update={"path": Path(code / "accelmark" / ref.path.relative_to(root))})
+    return ref.model_copy(update={"path": plugin_path(ref.path, kind, code), "package": None})
+
+
+def plugin_path(path: Path, kind: Kind, code: PurePosixPath) -> Path:
+    """Return where a plug-in's directory is on a host, also one inside a plug-in's folder."""
+    for folder in folders(kind).values():
+        if path == folder.path or path.is_relative_to(folder.path):
+            return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
+    return path
+
+
+def vendor_path(path: Path, code: PurePosixPath) -> Path:
+    """Return where a vendor's folder is on a host."""
+    root = Path(accelmark.__file__).parent
+    return (
+        Path(code / "accelmark" / path.relative_to(root))
+        if path.is_relative_to(root)
+        else plugin_path(path, "vendors", code)
+    )
+
+
+def _tree(root: Path) -> Iterator[tuple[str, Path]]:
+    for directory, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if name not in _SKIPPED)
+        for file in sorted(files):
+            if not file.endswith(".pyc"):
+                path = Path(directory, file)
+                yield path.relative_to(root).as_posix(), path
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,103 @@
+"""Launching in a container on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import final
+
+from accelmark.plan.plan import Plan
+from accelmark.run.environment import rank_command
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
+from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.spec.catalog import PLUGINS_VARIABLE, find
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RunError
+
+
+@final
+class EnclosedLauncher:
+    """Starts agents in containers of this machine that outlive the coordinator."""
+
+    fetches_here = True
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._plan = plan
+        self._run = run
+
+    def link(self, work: NodeWork) -> StepLink:
+        """Return the link for a job's part on this machine."""
+        enclosure, agent = enclosure_here(self._plan, work), agent_here(self._run, work)
+
+        async def ready() -> None:
+            await make_image(enclosure, work.host.name, ())
+
+        return StepLink(
+            work, Step(enclosure.sandbox.command("python3", agent), ready, enclosure.sandbox.clean_up(agent.name))
+        )
+
+    def describe(self, work: NodeWork) -> list[list[str]]:
+        """Return the commands that make the image, start the container, and start the ranks in it."""
+        enclosure = enclosure_here(self._plan, work)
+        images = [enclosure.recipe.make] if enclosure.recipe is not None and enclosure.recipe.make else []
+        return [
+            *images,
+            enclosure.sandbox.command("python3", agent_here(self._run, work)),
+            rank_command(work.task, self._plan.cluster.container.python if self._plan.cluster.container else "python3"),
+        ]
+
+    def master_address(self, host: HostSpec) -> str:
+        """Return the loopback address: containers are on the host's network."""
+        return "127.0.0.1"
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+
+def enclosure_here(plan: Plan, work: NodeWork) -> Enclosure:
+    """Return what a job runs in where paths are the same as on this machine."""
+    return enclosure_for(plan, work.job, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
+
+
+def agent_here(run: Path, work: NodeWork) -> Inside:
+    """Return the agent of a job's part, with paths as they are on this machine."""
+    plugins = os.environ.get(PLUGINS_VARIABLE, "")
+    environment = {RUN_MARKER: work.task.run, NODE_MARKER: str(work.node_dir), "PYTHONPATH": str(source_directory())}
+    if plugins:
+        environment[PLUGINS_VARIABLE] = plugins
+    folders = [
+        work.job.case.path.parent,
+        *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
+    ]
+    return Inside(
+        module="accelmark.run.agent",
+        arguments=(str(work.node_dir),),
+        name=f"{run.name}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
+        environment=environment,
+        writable=(run,),
+        readable=(*folders, *work.job.data_dirs.values()),
+    )
+
+
+async def make_image(enclosure: Enclosure, host: str, prefix: tuple[str, ...]) -> None:
+    """See to it that a job's image is there; ``prefix`` runs commands on another host.
+
+    Raises:
+        RunError: it cannot be had.
+    """
+    recipe = enclosure.recipe
+    if recipe is None or (await run_here([*prefix, *recipe.present]))[0] == 0:
+        return
+    if not recipe.make:
+        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
+    code, said = await run_here([*prefix, *recipe.make])
+    if code != 0:
+        raise RunError(f"{host}: the image {recipe.name} could not be made: {said}")

@@ -1,0 +1,43 @@
+"""What a job of a plan runs in on its hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import final
+
+from accelmark.plan.plan import Plan
+from accelmark.run.sandboxes.container import ContainerSandbox
+from accelmark.run.sandboxes.image import ImageRecipe, recipe_for
+from accelmark.run.sandboxes.native import NativeSandbox
+from accelmark.run.sandboxes.sandbox import Sandbox
+from accelmark.spec.catalog import find, load_vendor
+from accelmark.spec.job import JobSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """A sandbox, and the image that it needs on a host."""
+
+    sandbox: Sandbox
+    recipe: ImageRecipe | None = None
+
+
+def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
+    """Return what a job runs in.
+
+    Args:
+        plan: the run.
+        job: the job as this machine sees it.
+        there: the job as its hosts see it.
+        code: where AccelMark is on the hosts.
+        vendor_dir: the vendor's folder on the hosts.
+    """
+    container = plan.cluster.container
+    if container is None:
+        return Enclosure(NativeSandbox())
+    recipe = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
+    adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
+    sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
+    return Enclosure(sandbox, recipe)

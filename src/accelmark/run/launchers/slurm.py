@@ -1,0 +1,128 @@
+"""Launching through Slurm: inside an allocation, or in one that is asked for and given back.
+
+The run directory has to be on a file system that all nodes see, as is the rule on Slurm clusters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.plan.plan import Plan
+from accelmark.run.environment import rank_command
+from accelmark.run.files import write_atomic
+from accelmark.run.launchers.enclosed import agent_here, enclosure_here, make_image
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.step import Step, StepLink, run_here
+from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RunError
+
+ALLOCATION_FILE: Final = "slurm.job"
+_JOB_VARIABLE: Final = "SLURM_JOB_ID"
+
+
+@final
+class SlurmLauncher:
+    """Starts agents as job steps, one for each host."""
+
+    fetches_here = True
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._plan = plan
+        self._run = run
+        self._getting = asyncio.Lock()
+        self._job_id = os.environ.get(_JOB_VARIABLE) or self._kept()
+        self._is_own = _JOB_VARIABLE not in os.environ
+
+    def _kept(self) -> str | None:
+        try:
+            return (self._run / ALLOCATION_FILE).read_text(encoding="utf-8").strip() or None
+        except OSError:
+            return None
+
+    def link(self, work: NodeWork) -> StepLink:
+        """Return the link for a job's part on one node; its step is known once there is an allocation."""
+        enclosure, agent = enclosure_here(self._plan, work), agent_here(self._run, work)
+        argv = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
+
+        async def ready() -> None:
+            await self._allocate()
+            argv[:] = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
+            await make_image(enclosure, work.host.name, tuple(self._srun(work.host)))
+
+        by_force = enclosure.sandbox.clean_up(agent.name)
+        return StepLink(work, Step(argv, ready, [*self._srun(work.host), *by_force] if by_force else None))
+
+    def _srun(self, host: HostSpec) -> list[str]:
+        allocation = [f"--jobid={self._job_id}"] if self._job_id else []
+        node = ["--nodes=1", "--ntasks=1", f"--nodelist={host.address}", "--overlap", "--export=ALL"]
+        return ["srun", *allocation, *node, "--kill-on-bad-exit=0"]
+
+    async def _allocate(self) -> None:
+        """Have an allocation of all hosts of the cluster file, once.
+
+        Raises:
+            RunError: Slurm gives none.
+        """
+        async with self._getting:
+            if self._job_id is not None and await _lives(self._job_id):
+                return
+            if not self._is_own:
+                raise RunError(f"the allocation {self._job_id} has ended")
+            hosts = self._plan.cluster.hosts
+            nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
+            name = f"--job-name=accelmark-{self._plan.name}"
+            code, said = await run_here(["salloc", "--no-shell", name, *nodes, *self._plan.cluster.slurm_options])
+            job_id = await _newest(name)
+            if code != 0 or job_id is None or not await _lives(job_id):
+                raise RunError(f"Slurm gives no allocation: {said}")
+            self._job_id = job_id
+            write_atomic(self._run / ALLOCATION_FILE, job_id)
+
+    def describe(self, work: NodeWork) -> list[list[str]]:
+        """Return the commands that start the agent's step and the ranks in it."""
+        enclosure = enclosure_here(self._plan, work)
+        start = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, self._agent(work))]
+        salloc = ["salloc", "--no-shell", f"--nodes={len(self._plan.cluster.hosts)}"]
+        first = [] if self._job_id or work.task.noderank else [[*salloc, *self._plan.cluster.slurm_options]]
+        return [*first, start, rank_command(work.task)]
+
+    def _agent(self, work: NodeWork) -> Inside:
+        return agent_here(self._run, work)
+
+    def master_address(self, host: HostSpec) -> str:
+        """Return the address that Slurm has for the node."""
+        try:
+            shown = subprocess.run(
+                ["scontrol", "show", "node", "--oneliner", host.address], capture_output=True, text=True, check=False
+            ).stdout
+        except FileNotFoundError:
+            return host.address
+        fields = dict(field.partition("=")[::2] for field in shown.split())
+        return fields.get("NodeAddr", host.address)
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing: the agent itself finds the interface to the other hosts."""
+        return {}
+
+    async def close(self) -> None:
+        """Give back an allocation that was asked for here."""
+        if self._is_own and self._job_id is not None:
+            await run_here(["scancel", self._job_id])
+            (self._run / ALLOCATION_FILE).unlink(missing_ok=True)
+
+
+async def _lives(job_id: str) -> bool:
+    code, said = await run_here(["squeue", "--noheader", "--jobs", job_id, "--format=%T"])
+    return code == 0 and said.strip() in ("RUNNING", "CONFIGURING")
+
+
+async def _newest(name: str) -> str | None:
+    wanted = name.removeprefix("--job-name=")
+    code, said = await run_here(["squeue", "--noheader", "--me", f"--name={wanted}", "--sort=i", "--format=%i"])
+    return said.strip() if code == 0 and said.strip().isdigit() else None

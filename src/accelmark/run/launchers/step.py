@@ -1,0 +1,142 @@
+"""An agent that is started by another program (a container engine, ``srun``) and writes to this file system."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.run.files import make_directory, naming_the_disk, write_atomic
+from accelmark.run.launchers.lastword import failed_node, lost_node, said
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.onhost.follow import is_locked
+from accelmark.run.states import utc_now
+from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import NodeExit
+
+_POLL_S: Final = 0.2
+_BIRTH_S: Final = 120.0
+_SETTLE_S: Final = 3.0
+"""Longest time from the end of what started the agent to the last of its files being seen here."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How an agent is started, and what has to be done around it."""
+
+    argv: Sequence[str]
+    ready: Callable[[], Awaitable[None]]
+    """Sees to it that what the agent runs in is there."""
+    clean_up: Sequence[str] | None
+    """Ends by force what the agent ran in."""
+
+
+@final
+class StepLink:
+    """One job on one host that shares this file system."""
+
+    def __init__(self, work: NodeWork, step: Step) -> None:
+        self._work = work
+        self._step = step
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = utc_now()
+
+    @property
+    def work(self) -> NodeWork:
+        """What this link is for."""
+        return self._work
+
+    async def prepare(self) -> None:
+        """Write ``agent.json``, and see to it that the sandbox is there."""
+        make_directory(self._work.node_dir)
+        write_atomic(self._work.node_dir / TASK_FILE, self._work.task.model_dump_json(indent=2))
+        await self._step.ready()
+
+    async def start(self) -> None:
+        """Start it in a session of its own, so that neither Ctrl-C nor the coordinator's death reaches it."""
+        log = self._work.node_dir / AGENT_LOG
+        with naming_the_disk(log), log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    list(self._step.argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._work.node_dir,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise RunError(f"{self._work.host.name}: {self._step.argv[0]} is not on the PATH") from error
+
+    async def attach(self) -> bool:
+        """Tell whether an agent was ever started for this job."""
+        return (self._work.node_dir / AGENT_LOG).exists()
+
+    async def stop(self, *, at_once: bool) -> None:
+        """Leave the agent a word; it looks for one at least once a second."""
+        with contextlib.suppress(OSError):
+            (self._work.node_dir / STOP_FILES[at_once]).touch()
+
+    async def wait(self) -> NodeExit:
+        """Wait until the agent is gone, then read its last word."""
+        born_by = time.monotonic() + _BIRTH_S
+        while True:
+            over = self._process is not None and self._process.poll() is not None
+            living = is_locked(str(self._work.node_dir / LOCK_FILE))
+            if over or living is False or (living is None and time.monotonic() > born_by):
+                break
+            await asyncio.sleep(_POLL_S)
+        settled_by = time.monotonic() + _SETTLE_S
+        while not (self._work.node_dir / EXIT_FILE).exists() and time.monotonic() < settled_by:
+            if is_locked(str(self._work.node_dir / LOCK_FILE)):
+                settled_by = time.monotonic() + _SETTLE_S  # it outlives what started it
+            await asyncio.sleep(_POLL_S)
+        return await self._last_word()
+
+    async def _last_word(self) -> NodeExit:
+        path = self._work.node_dir / EXIT_FILE
+        try:
+            return NodeExit.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            reason = "the node agent ended without a last word (was it killed?)"
+        except (OSError, ValueError) as error:
+            reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
+        if self._step.clean_up is not None:
+            await run_here(self._step.clean_up)
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, 15)
+        last = said(self._work.node_dir / AGENT_LOG)
+        if (self._work.node_dir / IDENTITY_FILE).exists():
+            end = lost_node(self._work, reason + last, self._started_at)
+        else:
+            end = failed_node(self._work, f"the node agent could not begin{last}", self._started_at)
+        with contextlib.suppress(RunError):
+            write_atomic(path, end.model_dump_json(indent=2))
+        return end
+
+
+async def run_here(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command on this machine; returns its exit code and the last line it said."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except FileNotFoundError:
+        return 127, f"{argv[0]} is not on the PATH"
+    out, _ = await process.communicate()
+    lines = out.decode(errors="replace").strip().splitlines()
+    return process.returncode or 0, lines[-1] if lines else ""
+
+
+def source_directory() -> Path:
+    """Return the directory that this AccelMark is imported from."""
+    return Path(__file__).parents[3]

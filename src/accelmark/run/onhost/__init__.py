@@ -1,0 +1,34 @@
+"""Small programs that are sent to a host as text and run there by its own Python: standard library only."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal
+
+Program = Literal["probe", "receive", "follow", "port", "clear"]
+
+START: Final = """\
+cd "$1" || exit 3
+shift
+[ -d .started ] && exit 0
+mkdir .started || exit 4
+setsid sh -c '"$@"; echo $? >agent.code' sh "$@" </dev/null >>agent.log 2>&1 &
+"""
+"""Starts a command detached in a directory, once only, and leaves its exit code there."""
+
+
+@cache
+def source(program: Program) -> str:
+    """Return the text of a program of this package."""
+    return Path(__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
+
+
+def command(python: str, program: Program, *arguments: str) -> list[str]:
+    """Return the arguments that run a program of this package on a host; nothing of it has to be there."""
+    return [python, "-I", "-S", "-c", source(program), *arguments]
+
+
+def start_command(node_dir: str, argv: list[str]) -> list[str]:
+    """Return the arguments that start ``argv`` in ``node_dir`` so that it outlives the connection."""
+    return ["sh", "-c", START, "sh", node_dir, *argv]

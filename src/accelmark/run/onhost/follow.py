@@ -1,0 +1,186 @@
+"""Sends the files of a node directory home as they grow, until its agent has ended: ``follow DIRECTORY``.
+
+Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds}``; then one letter a line: ``p`` is
+a sign of life, ``s`` asks the agent to end, ``k`` to end at once. Standard output: frames, each a line of JSON and the
+bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A silent coordinator ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import select
+import sys
+import time
+
+POLL_S = 0.3
+SILENCE_S = 45.0
+CHUNK = 1 << 18
+GROWING = (".log", ".jsonl")
+HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now")
+
+
+class Follower:
+    """Knows what was sent of which file."""
+
+    def __init__(self, directory: str, have: dict[str, int], birth_s: float) -> None:
+        self.directory = directory
+        self.sent: dict[str, tuple[int | None, int]] = {
+            name: (None, size) for name, size in have.items() if name.endswith(GROWING)
+        }
+        self.stamps: dict[str, tuple[int, int, int]] = {}
+        self.born_by = time.monotonic() + birth_s
+
+    def path(self, name: str) -> str:
+        """Return where a file of the directory is."""
+        return os.path.join(self.directory, name)
+
+    def scan(self) -> None:
+        """Send what is new."""
+        for entry in sorted(os.scandir(self.directory), key=lambda entry: entry.name):
+            if entry.name.startswith(".") or entry.name in HIDDEN or not entry.is_file(follow_symlinks=False):
+                continue
+            try:
+                self.send(entry.name, entry.stat(follow_symlinks=False))
+            except FileNotFoundError:
+                continue
+
+    def send(self, name: str, stat: os.stat_result) -> None:
+        """Send what is new of one file."""
+        known = self.sent.get(name, (stat.st_ino, 0))
+        inode, offset = known
+        if name.endswith(GROWING):
+            if stat.st_size < offset or inode not in (None, stat.st_ino):
+                offset = 0
+            if stat.st_size == offset and name in self.sent:
+                return
+        else:
+            stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if self.stamps.get(name) == stamp:
+                return
+            self.stamps[name] = stamp
+            offset = 0
+        with open(self.path(name), "rb") as file:
+            file.seek(offset)
+            while True:
+                chunk = file.read(CHUNK)
+                if chunk or offset == 0:
+                    emit({"file": name, "offset": offset, "size": len(chunk)}, chunk)
+                offset += len(chunk)
+                if len(chunk) < CHUNK:
+                    break
+        self.sent[name] = (stat.st_ino, offset)
+
+    def end(self) -> str | None:
+        """Return how the agent ended, or None while it runs or may yet be born."""
+        there = os.path.exists
+        locked = is_locked(self.path("agent.lock"))
+        if locked:
+            return None
+        if there(self.path("exit.json")):
+            return "exit"
+        if there(self.path("agent.code")):
+            return "dead"
+        if not there(self.path(".started")):
+            return "never"
+        if locked is False:
+            time.sleep(POLL_S)
+            return "exit" if there(self.path("exit.json")) else "dead"
+        return "dead" if time.monotonic() > self.born_by else None
+
+    def checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of every file that was sent."""
+        found = {}
+        for name in sorted({*self.sent, *self.stamps}):
+            digest = hashlib.sha256()
+            try:
+                with open(self.path(name), "rb") as file:
+                    for chunk in iter(lambda: file.read(CHUNK), b""):
+                        digest.update(chunk)
+            except FileNotFoundError:
+                continue
+            found[name] = digest.hexdigest()
+        return found
+
+
+def is_locked(path: str) -> bool | None:
+    """Return True while an agent lives, False where it has died, None where it was not born."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def emit(header: dict[str, object], content: bytes = b"") -> None:
+    """Write one frame."""
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
+    sys.stdout.buffer.flush()
+
+
+def listen(directory: str, timeout: float) -> bool:
+    """Take letters for ``timeout`` seconds; returns whether any came, or ends where the coordinator is gone."""
+    ready, _, _ = select.select([0], [], [], timeout)
+    if not ready:
+        return False
+    letters = os.read(0, 4096)
+    if not letters:
+        sys.exit(0)
+    for letter, name in ((b"s", "stop.asked"), (b"k", "stop.now")):
+        if letter in letters:
+            touch(os.path.join(directory, name))
+    return True
+
+
+def touch(path: str) -> None:
+    """Make an empty file; on a disk that is full the agent ends of itself."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    except OSError:
+        return
+
+
+def read_line() -> bytes:
+    """Read the first line, byte by byte: what follows it is for :func:`listen`."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(0)
+        line += byte
+    return line
+
+
+def main(directory: str) -> None:
+    """Follow one directory to the end of its agent."""
+    request = json.loads(read_line())
+    if not os.path.isdir(directory):
+        emit({"end": "never", "sha256": {}})
+        return
+    follower = Follower(directory, request["have"], request["birth_s"])
+    heard = time.monotonic()
+    while True:
+        end = follower.end()
+        follower.scan()
+        if end is not None:
+            emit({"end": end, "sha256": follower.checksums()})
+            return
+        if listen(directory, POLL_S):
+            heard = time.monotonic()
+        elif time.monotonic() - heard > SILENCE_S:
+            return
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except BrokenPipeError:
+        os._exit(0)

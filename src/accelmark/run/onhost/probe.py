@@ -1,0 +1,134 @@
+"""Looks around on a host: reads a line of JSON (what to look for), prints one line of JSON (what there is)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+
+
+def free_mib(path: str) -> float:
+    """Return free MiB of the file system that ``path`` is or would be on."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize / 2**20
+
+
+def writable(path: str) -> str | None:
+    """Return why ``path`` cannot be written, or None."""
+    name = os.path.join(path, ".probe.%d" % os.getpid())
+    try:
+        os.makedirs(path, exist_ok=True)
+        if os.stat(path).st_uid not in (0, os.geteuid()):
+            return "belongs to another user"
+        with open(name, "wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+    return None
+
+
+def memory_mib() -> float:
+    """Return the MiB of memory that can be had without swapping."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["MemAvailable"].split()[0]) / 1024
+
+
+def boot_id() -> str:
+    """Return what this boot of the machine is called."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def port_is_free(port: int) -> bool:
+    """Tell whether nobody listens at ``port``."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def holder(lock: str) -> str | None:
+    """Return which run holds this host, or None."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another run"
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def engine(name: str) -> str | None:
+    """Return what is wrong with a container engine, or None."""
+    import shutil
+    import subprocess  # takes longer than all else here, and is seldom needed
+
+    if shutil.which(name) is None:
+        return "is not on the PATH"
+    try:
+        done = subprocess.run([name, "info"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "does not answer (%s)" % error
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return "does not work: %s" % (lines[-1] if lines else "exit code %d" % done.returncode)
+
+
+def lacking(modules: list[str]) -> list[str]:
+    """Return the modules that this Python has not got."""
+    import importlib.machinery
+    import site
+
+    site.main()
+    return [name for name in modules if importlib.machinery.PathFinder.find_spec(name) is None]
+
+
+def main() -> None:
+    """Look around."""
+    asked = json.loads(sys.stdin.readline())
+    work = asked["work_directory"]
+    found = {
+        "time": time.time(),
+        "hostname": socket.gethostname(),
+        "boot_id": boot_id(),
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "kernel": os.uname().release,
+        "not_writable": writable(work),
+        "free_mib": free_mib(work),
+        "memory_mib": memory_mib(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load1": os.getloadavg()[0],
+        "busy_ports": [port for port in asked["ports"] if not port_is_free(port)],
+        "missing_directories": [path for path in asked["directories"] if not os.path.isdir(path)],
+        "missing_files": [path for path in asked["files"] if not os.path.isfile(path)],
+        "lacking_modules": lacking(asked["modules"]),
+        "engine_problem": engine(asked["engine"]) if asked["engine"] else None,
+        "held_by": holder(asked["lock"]),
+        "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Takes files from standard input, written beside and renamed.
+
+``receive wheel PATH SHA256 SIZE`` says ``have`` where it is unpacked there already, else ``send``, and then ``done``.
+``receive files`` reads a line of JSON, ``[[path, sha256, size], ...]``, and then their contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+
+
+class DamagedError(Exception):
+    """A file did not arrive as it was sent."""
+
+
+def content_of(digest: str, size: int) -> bytes:
+    """Read one file."""
+    content = sys.stdin.buffer.read(size)
+    if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+        raise DamagedError("arrived damaged: %d of %d bytes" % (len(content), size))
+    return content
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file that appears complete or not at all."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    beside = "%s.%d.part" % (path, os.getpid())
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        if os.path.exists(beside):
+            os.unlink(beside)
+
+
+def receive_wheel(path: str, digest: str, size: int) -> None:
+    """Receive and unpack a wheel where it is not there yet."""
+    if os.path.isdir(path):
+        sys.stdout.write("have\n")
+        return
+    sys.stdout.write("send\n")
+    sys.stdout.flush()
+    import shutil
+    import zipfile  # takes longer than all else here, and is seldom needed
+
+    archive = "%s.%d.whl" % (path, os.getpid())
+    directory = "%s.%d.tree" % (path, os.getpid())
+    write(archive, content_of(digest, size))
+    try:
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(directory)
+        os.rename(directory, path)
+    except OSError:
+        if not os.path.isdir(path):
+            raise
+    finally:
+        os.unlink(archive)
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.stdout.write("done\n")
+
+
+def receive_files() -> None:
+    """Receive any number of files."""
+    for path, digest, size in json.loads(sys.stdin.buffer.readline()):
+        write(path, content_of(digest, size))
+
+
+def main(arguments: list[str]) -> int:
+    """Receive what the arguments say; returns the exit code."""
+    try:
+        if arguments[0] == "files":
+            receive_files()
+        else:
+            receive_wheel(arguments[1], arguments[2], int(arguments[3]))
+    except DamagedError as error:
+        sys.stderr.write("%s\n" % error)
+        return 5
+    except OSError as error:
+        sys.stderr.write("%s: %s\n" % (error.filename or "disk", error.strerror))
+        return 6
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

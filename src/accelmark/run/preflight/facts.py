@@ -1,0 +1,151 @@
+"""What a look around on a host found, and what is made of it: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.model import Spec
+
+OLDEST_PYTHON: Final = (3, 11)
+CLOCK_TOLERANCE_S: Final = 5.0
+"""Clocks of hosts further apart make logs of several hosts misleading."""
+_BUSY_LOAD: Final = 0.5
+"""Load per core above which a measurement is disturbed."""
+_BUSY_MEMORY_MIB: Final = 1024.0
+_BUSY_UTILISATION: Final = 0.05
+
+Severity = Literal["error", "warning"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostProblem:
+    """One thing wrong with one host."""
+
+    host: str
+    what: str
+    hint: str = ""
+    severity: Severity = "error"
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}" + (f" ({self.hint})" if self.hint else "")
+
+
+class DeviceFacts(Spec):
+    """One device of the vendor under test."""
+
+    name: str
+    driver: str | None = None
+    utilisation: float | None = None
+    memory_used_mib: float | None = None
+
+
+class HostFacts(Spec):
+    """What :mod:`accelmark.run.onhost.probe` prints."""
+
+    time: float
+    hostname: str
+    boot_id: str
+    python: tuple[int, int, int]
+    executable: str
+    kernel: str
+    not_writable: str | None
+    free_mib: float
+    memory_mib: float
+    cpus: int
+    load1: float
+    busy_ports: tuple[int, ...]
+    missing_directories: tuple[str, ...]
+    missing_files: tuple[str, ...]
+    lacking_modules: tuple[str, ...]
+    engine_problem: str | None
+    held_by: str | None
+    may_clear_caches: bool
+
+
+def judge_host(name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float) -> list[HostProblem]:
+    """Return what is wrong with one host by itself.
+
+    Args:
+        name: the host's name.
+        facts: what was found there.
+        cluster: what is asked of it.
+        clock_offset_s: its clock minus this machine's.
+    """
+    found: list[HostProblem] = []
+
+    def error(what: str, hint: str = "") -> None:
+        found.append(HostProblem(name, what, hint))
+
+    if facts.held_by is not None:
+        error(f"is in use by {facts.held_by}", "wait for its end, or end it with 'accelmark stop'")
+    if facts.python < OLDEST_PYTHON and cluster.container is None:
+        version = ".".join(map(str, facts.python))
+        error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
+    if facts.lacking_modules:
+        modules = ", ".join(facts.lacking_modules)
+        error(
+            f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {' '.join(facts.lacking_modules)}"
+        )
+    if facts.not_writable is not None:
+        error(f"{cluster.work_directory} cannot be written: {facts.not_writable}", "set work_directory, or free space")
+    elif facts.free_mib < cluster.min_disk_mib:
+        error(f"{facts.free_mib:.0f} MiB are free in {cluster.work_directory}, {cluster.min_disk_mib} are needed")
+    if facts.memory_mib < cluster.min_memory_mib:
+        error(f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed")
+    for port in facts.busy_ports:
+        error(f"port {port} is taken", f"see who has it: ss -ltnp sport = :{port}; or set master_port")
+    for path in facts.missing_directories:
+        error(f"the data directory {path} is missing")
+    for path in facts.missing_files:
+        error(f"the file {path} is missing")
+    if facts.engine_problem is not None and cluster.container is not None:
+        error(f"the container engine {cluster.container.engine} {facts.engine_problem}")
+    if cluster.clear_caches and not facts.may_clear_caches:
+        found.append(HostProblem(name, "caches cannot be cleared", "it needs root", "warning"))
+    if abs(clock_offset_s) > CLOCK_TOLERANCE_S:
+        what = f"its clock is {clock_offset_s:+.1f} s off this machine's"
+        found.append(HostProblem(name, what, "set it by NTP", "warning"))
+    if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
+        found.append(HostProblem(name, f"is busy: load {facts.load1:.1f} on {facts.cpus} cores", "", "warning"))
+    return found
+
+
+def judge_devices(name: str, devices: Sequence[DeviceFacts], vendor: str, needed: int) -> list[HostProblem]:
+    """Return what is wrong with a host's devices: too few, or busy."""
+    found: list[HostProblem] = []
+    if len(devices) < needed:
+        have = f"{len(devices)} devices" if devices else "no device"
+        found.append(HostProblem(name, f"has {have} of {vendor}, {needed} are needed", "see 'accelmark doctor' there"))
+    for index, device in enumerate(devices[:needed]):
+        if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
+            what = f"device {index} ({device.name}) is not idle: {100 * (device.utilisation or 0):.0f} % busy"
+            found.append(HostProblem(name, f"{what}, {device.memory_used_mib or 0:.0f} MiB used", "", "warning"))
+    return found
+
+
+def judge_together(
+    facts: Mapping[str, HostFacts], devices: Mapping[str, Sequence[DeviceFacts]], cluster: ClusterSpec
+) -> list[HostProblem]:
+    """Return what is wrong between hosts: the same machine twice, other drivers, devices or Pythons."""
+    found: list[HostProblem] = []
+    machines: dict[tuple[str, str], str] = {}
+    for name, fact in facts.items():
+        other = machines.setdefault((fact.boot_id, fact.hostname), name)
+        if other != name:
+            found.append(HostProblem(name, f"is the same machine as {other}", "name each host once"))
+    kinds: dict[str, dict[str, str]] = {
+        "driver": {n: ", ".join(sorted({d.driver for d in ds if d.driver})) for n, ds in devices.items()},
+        "devices": {n: ", ".join(sorted({d.name for d in ds})) for n, ds in devices.items()},
+        "Python": {n: ".".join(map(str, fact.python)) for n, fact in facts.items() if cluster.container is None},
+    }
+    for kind, values in kinds.items():
+        first = next(iter(values), None)
+        for name, value in values.items():
+            if first is not None and value != values[first]:
+                what = f"has {kind} {value or 'unknown'}, {first} has {values[first] or 'unknown'}"
+                found.append(HostProblem(name, what, "figures of unlike hosts mean little", "warning"))
+    return found

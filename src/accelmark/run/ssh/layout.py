@@ -1,0 +1,93 @@
+"""Where a run's files are on a host, and a job as a host has to read it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import final
+
+from accelmark.datasets import CACHE_VARIABLE, cache_directory
+from accelmark.plan.plan import Plan
+from accelmark.run.delivery import PLUGINS, on_host, vendor_path, wheel
+from accelmark.run.directory import safe_name
+from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.task import AgentTask, TelemetryTask
+from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.job import JobSpec
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The directories of one run on its hosts, below the work directory."""
+
+    work: PurePosixPath
+    run_id: str
+    is_shared: bool = False
+    """Whether all hosts see the same files there."""
+
+    @classmethod
+    def of(cls, plan: Plan, run: Path) -> Layout:
+        """Return the layout of the run at ``run``; its name is unlike that of any other run of any coordinator."""
+        mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
+        shared = plan.cluster.shared_directory
+        work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None)
+
+    @property
+    def code(self) -> PurePosixPath:
+        """Where AccelMark is unpacked."""
+        return self.work / "code" / wheel().directory
+
+    @property
+    def run(self) -> PurePosixPath:
+        """The run's own directory."""
+        return self.work / "runs" / self.run_id
+
+    def lock(self, host: HostSpec) -> PurePosixPath:
+        """Return what a job locks so that no other run uses the host."""
+        return self.work / (f"host-{safe_name(host.address)}.lock" if self.is_shared else "host.lock")
+
+    def node_dir(self, work: NodeWork) -> PurePosixPath:
+        """Return a job's directory on its host."""
+        round_dir, case = work.node_dir.parent, work.node_dir.parent.parent
+        return self.run / case.name / round_dir.name / work.node_dir.name
+
+    def job(self, work: NodeWork) -> JobSpec:
+        """Return the job with paths as they are on a host."""
+        job = work.job
+        return job.model_copy(
+            update={
+                "case": on_host(job.case, "cases", self.code),
+                "extern": on_host(job.extern, "vendors", self.code) if job.extern is not None else None,
+                "checkpoint_dir": Path(self.node_dir(work).parent / "checkpoints"),
+            }
+        )
+
+    def task(self, work: NodeWork) -> AgentTask:
+        """Return the agent's task with paths as they are on a host."""
+        task = work.task
+        telemetry = task.telemetry
+        if telemetry is not None:
+            folder = vendor_path(telemetry.vendor_folder, self.code)
+            telemetry = TelemetryTask(vendor=telemetry.vendor, vendor_folder=folder, interval_s=telemetry.interval_s)
+        changed = {
+            "run": self.run_id,
+            "job_file": Path(self.node_dir(work).parent / "job.json"),
+            "telemetry": telemetry,
+            "host_lock": Path(self.lock(work.host)),
+        }
+        return task.model_copy(update=changed)
+
+    def environment(self, work: NodeWork) -> dict[str, str]:
+        """Return the variables that a host's agent is started with."""
+        return {
+            "PYTHONPATH": str(self.code),
+            PLUGINS_VARIABLE: str(self.code / PLUGINS),
+            RUN_MARKER: self.run_id,
+            NODE_MARKER: str(self.node_dir(work)),
+            CACHE_VARIABLE: str(cache_directory()),
+        }

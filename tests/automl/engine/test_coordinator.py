@@ -1,0 +1,167 @@
+"""The coordinator on workers that are threads here: rounds, tuning, failures, stopping, resuming, reporting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
+from accelmark.automl.engine.coordinator import Coordinator, Observer
+from accelmark.automl.engine.journal import Journal, JournalError, Note, SessionEnded, read_journal
+from accelmark.automl.engine.rundir import RunDirectory
+from accelmark.automl.engine.thread_crew import ThreadCrew
+from accelmark.automl.summary import summarise
+from accelmark.automl.verify import verify_run
+from accelmark.report.automl import write_report
+from accelmark.spec.errors import RequestError
+from tests.automl.pictures import tiny_dataset, tiny_network
+
+
+def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
+    plain = AutomlConfig(
+        network="net.json",
+        dataset=tiny_dataset(folder),
+        schedule=schedule,
+        training=TrainingConfig(batch_size=32, learning_rate=0.05),
+        tuning=TuningConfig(kernel=(3, 5), dropout=(0.0, 0.5)),
+    )
+    return plain.model_copy(update=changes)
+
+
+def session(run: RunDirectory, wanted: AutomlConfig, observer: Observer | None = None) -> SessionEnded:
+    crew = ThreadCrew(wanted.dataset, tiny_network(), wanted.schedule.concurrency)
+    with run.held():
+        return Coordinator(run, wanted, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer).work()
+
+
+def new_run(folder: Path, wanted: AutomlConfig) -> RunDirectory:
+    return RunDirectory.created(folder / "runs", wanted, tiny_network())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("finished")
+    schedule = ScheduleConfig(concurrency=2, max_trials=7, round_epochs=(2, 3), tuning_round=3)
+    wanted = config(folder, schedule)
+    run = new_run(folder, wanted)
+    assert session(run, wanted).over
+    return run
+
+
+def test_a_search_runs_its_rounds_to_the_last_trial(finished: RunDirectory) -> None:
+    summary = summarise(finished)
+    assert summary.trials == {"finished": 7}
+    assert (summary.standing, summary.ended_because) == ("over", "trials")
+    assert summary.final.score > 0
+    assert summary.final.error is not None
+    trials = finished.state().trials
+    assert [trials[number].epochs_planned for number in range(7)] == [2, 2, 3, 3, 3, 3, 3]
+    assert [trials[number].tuned for number in range(7)] == [False] * 4 + [True] * 3
+    assert all(trials[number].hyperparameters.kernel in (3, 5) for number in (4, 5, 6))
+    assert "carried" in {record.weights for record in trials.values()}
+    assert {record.precision for record in trials.values()} == {"fp32"}
+
+
+def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished: RunDirectory, tmp_path: Path) -> None:
+    assert verify_run(finished).verdict == "VALID"
+    for name in ("journal.jsonl", "automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"trained_images":256', '"trained_images":9256'))
+    told = verify_run(RunDirectory(tmp_path))
+    assert told.verdict == "INVALID"
+    assert "more images than its steps hold" in " ".join(told.reasons)
+
+
+def test_its_report_stands_alone_and_shows_every_network(finished: RunDirectory) -> None:
+    written = write_report(finished, logs=True)
+    assert [path.name for path in written] == [
+        "report.html", "report.json", "report.csv", "trials.csv", "logs.tar.gz",
+    ]  # fmt: skip
+    page = written[0].read_text()
+    before_library = page.split("<script>")[0]
+    assert "src=" not in before_library
+    assert before_library.count('class="network"') == len(finished.state().individuals)
+    assert "Regulated score" in before_library
+    assert json.loads(written[1].read_text())["schema_version"] == 1
+    assert len(written[3].read_text().splitlines()) == 8
+
+
+def test_texts_of_a_run_cannot_break_its_page(finished: RunDirectory, tmp_path: Path) -> None:
+    for name in ("journal.jsonl", "automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=1.0, text="<script>alert(1)</script>"))
+    page = write_report(RunDirectory(tmp_path))[0].read_text()
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_trials_that_diverge_are_recorded_and_skipped_after_their_attempts(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(concurrency=1, max_trials=2, round_epochs=(1,), max_attempts=2)
+    wanted = config(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    summary = summarise(run)
+    assert summary.trials == {"crashed": 2}
+    assert len(summary.failures) == 4
+    assert "no trial finished" in summary.judgement.reasons
+    assert summary.final.score == 0
+
+
+def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(concurrency=2, max_duration=4.0, round_epochs=(100_000,), early_stop=False)
+    wanted = config(tmp_path, schedule)
+    run = new_run(tmp_path, wanted)
+
+    def stop_after_an_epoch(state: object, scheduler: object) -> None:
+        if run.state().epochs:
+            run.ask_to_stop()
+
+    ended = session(run, wanted, stop_after_an_epoch)
+    assert (ended.reason, ended.over) == ("asked", False)
+    stopped = run.state()
+    assert {record.status for record in stopped.trials.values()} == {"cut"}
+    assert not stopped.epochs[-1].complete or not stopped.epochs[0].complete
+    run.forget_stop()
+    assert session(run, wanted).reason == "time"
+    summary = summarise(run)
+    assert summary.interruptions == 1
+    assert summary.duration_s == pytest.approx(4.0, abs=1.0)
+    assert verify_run(run).reasons == ("no trial finished",)
+
+
+def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None:
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=3, round_epochs=(1,), tuning_round=None),
+        search=SearchConfig(method="none"),
+    )
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    trials = run.state().trials
+    assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
+
+
+def test_a_run_is_driven_by_one_coordinator_at_a_time(finished: RunDirectory) -> None:
+    with finished.held():
+        assert finished.is_running()
+        with pytest.raises(RequestError, match="under way already"), finished.held():
+            pass
+    assert not finished.is_running()
+
+
+def test_a_line_that_a_kill_tore_is_left_out_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=1.0, text="whole"))
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"event":"note","clo')
+    assert len(read_journal(tmp_path)) == 1
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=2.0, text="after"))
+    assert [event.event for event in read_journal(tmp_path)] == ["note", "note"]
+    path.write_bytes(b"nonsense\n" + path.read_bytes())
+    with pytest.raises(JournalError, match="line 1"):
+        read_journal(tmp_path)

@@ -1,0 +1,82 @@
+"""``accelmark automl``: counting, checking a request, and its messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accelmark.automl.graph import resnet50, small
+from accelmark.cli.automl import app
+from accelmark.spec.errors import RequestError, SpecError
+from tests.automl.pictures import tiny_dataset, tiny_network
+
+
+def said(*words: str) -> str:
+    outcome = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
+
+
+def test_resnet50_is_counted_as_aiperf_publishes_it() -> None:
+    counted = json.loads(said("count", "resnet50", "--mode", "aiperf-v1", "--json"))
+    assert (counted["forward"], counted["backward"]) == (7_806_583_495, 15_246_874_820)
+    assert "7,806,583,495" in said("count", "resnet50", "--mode", "aiperf-v1")
+
+
+def test_any_network_file_is_counted_layer_by_layer(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    path.write_text(small().to_json())
+    counted = json.loads(said("count", str(path), "--layers", "--json"))
+    assert counted["mode"] == "accelmark"
+    assert sum(layer["forward"] for layer in counted["layers"]) == counted["forward"]
+
+
+def test_a_wrong_mode_or_network_is_told() -> None:
+    with pytest.raises(RequestError, match="did you mean 'aiperf-v1'"):
+        said("count", "resnet50", "--mode", "aiperf")
+    with pytest.raises(RequestError, match="did you mean 'resnet50'"):
+        said("count", "resnet-50")
+
+
+def test_an_impossible_network_file_is_told_with_all_its_problems(tmp_path: Path) -> None:
+    path = tmp_path / "net.json"
+    path.write_text(resnet50().to_json().replace('"classes": 1000', '"classes": 10').replace('"pool"', '"pol"', 1))
+    with pytest.raises(SpecError) as caught:
+        said("count", str(path))
+    assert len(caught.value.problems) >= 2
+
+
+def test_counting_loads_no_framework() -> None:
+    program = (
+        "import sys; from accelmark.cli.automl import app\n"
+        "try: app(['count', 'resnet50'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'ray', 'optuna') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_text(tiny_network().to_json())
+    config = {
+        "network": "net.json",
+        "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
+        "schedule": {"concurrency": 3, "max_trials": 5},
+    }
+    path = tmp_path / "search.yaml"
+    path.write_text(json.dumps(config))
+    printed = json.loads(said("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
+    assert printed["schedule"]["concurrency"] == 3
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
+    for verb in ("status", "stop", "report", "verify", "resume"):
+        with pytest.raises(RequestError, match="no search was run"):
+            said(verb, "nothing", "--runs", str(tmp_path))

@@ -1,0 +1,161 @@
+"""A case that is really trained, on hosts over SSH: natively on two, and in containers of each engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.bed import Bed
+from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.engines import dockerd
+from tests.cluster.skeleton import mounts, write_rootfs
+from tests.run.fakes import make_plan, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+MakeCluster = Callable[..., ClusterSpec]
+
+TINY = Path(__file__).parents[1] / "train" / "tiny" / "pytorch.py"
+CASE = """
+name: tiny
+version: 1
+title: Tiny
+description: Made up for tests, but really trained.
+licence: Apache-2.0
+size: mini
+train:
+  unit: sample
+  target: {metric: accuracy, direction: at_least, value: 0.9, why: made up for tests}
+  mutable: [precision, loader]
+  settings:
+    batch_size: 32
+    eval_batch_size: 64
+    end: {max_epochs: 6}
+    evaluate: {every_epochs: 1}
+    optimizer: {name: sgd, lr: 0.1}
+    model: {features: 16, width: 32, dropout: 0.0, samples: 1024, eval_samples: 256, sleep_ms: 0, fault_at: 0,
+            fault_rank: 0, fault: none}
+"""
+
+
+@pytest.fixture
+def tiny(plugins: Path) -> Path:
+    """The tiny case, and an image recipe of the vendor acme."""
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(CASE)
+    shutil.copy(TINY, case / "pytorch.py")
+    recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
+    recipe.mkdir(parents=True)
+    write_rootfs(recipe / "rootfs.tar")
+    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    adaptation = plugins / "vendors" / "acme" / "cases" / "tiny-pytorch"
+    adaptation.mkdir(parents=True)
+    (adaptation / "environment_variables.sh").write_text("export OMP_DISPLAY_ENV_OF_ACME=read\n")
+    (adaptation / "requirements.txt").write_text("pydantic\n")
+    return plugins
+
+
+def run_file(directory: Path, cluster: ClusterSpec, key: str) -> Path:
+    file = directory / "cluster.yaml"
+    file.write_text(yaml.safe_dump(cluster.model_dump(mode="json", exclude_unset=True)))
+    file = directory / "file.yaml"
+    file.write_text(yaml.safe_dump({"vendor": "acme", "cluster": "cluster.yaml", "cases": [{"key": key}]}))
+    return file
+
+
+def accelmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    body = "from accelmark.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", body, *arguments], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def in_container(engine: str) -> dict[str, object]:
+    return {"engine": engine, "mounts": mounts(), "python": sys.executable}
+
+
+def test_two_hosts_train_a_case_to_its_target(cluster: MakeCluster, tiny: Path, tmp_path: Path) -> None:
+    file = run_file(tmp_path, cluster(2), "tiny:pytorch:X1:2:1")
+    run = tmp_path / "run"
+    shown = accelmark("run", str(file), "--out", str(run), "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "n1: ssh -p 22 root@" in shown.stdout
+    assert "--node-rank 1" in shown.stdout
+    assert not run.exists()
+    ended = accelmark("run", str(file), "--out", str(run), "--json")
+    result = json.loads((run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text())
+    assert status_of(run)[0].state == "succeeded", ended.stdout + ended.stderr + str(status_of(run))
+    assert result["converged"] is True
+    logs = sorted(run.glob("*/round1/*/rank*.out.log"))
+    assert [log.parent.name for log in logs] == ["n1_noderank0", "n2_noderank1"]
+
+
+def test_a_case_is_trained_in_a_podman_container_that_is_built_once(
+    cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
+) -> None:
+    file = run_file(tmp_path, cluster(2, container=in_container("podman")), "tiny:pytorch:X1:2:1:1")
+    run = tmp_path / "run"
+    ended = accelmark("run", str(file), "--out", str(run), "--json")
+    agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
+    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
+    result = json.loads((run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text())
+    assert result["converged"] is True
+    assert "Requirement already satisfied: pydantic" in agent_log
+    told = json.loads(next(run.rglob("sys_info.json")).read_text())["environment"]
+    assert told["OMP_DISPLAY_ENV_OF_ACME"] == "read"
+    images = subprocess.run(
+        bed.inside(1, "env", *_podman(bed, 1), "podman", "images", "--format", "{{.Repository}}:{{.Tag}}"),
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert images.count("accelmark-acme-pytorch:") == 1
+    left = subprocess.run(
+        bed.inside(1, "env", *_podman(bed, 1), "podman", "ps", "--all", "--quiet"), capture_output=True, check=True
+    )
+    assert left.stdout == b""
+
+
+def _podman(bed: Bed, number: int) -> list[str]:
+    return [f"{name}={value}" for name, value in bed.environment(bed.home(number)).items()]
+
+
+def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
+    cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
+) -> None:
+    fakes = Path(__file__).parents[1] / "run"
+    container = in_container("podman")
+    container["mounts"] = [*mounts(), f"{fakes}:{fakes}:ro"]
+    spec = cluster(1, container=container)
+    run = tmp_path / "run"
+    process = drive("start", run, plan=make_plan(("steps=100000",), ("steps=100000",), hosts=("n1",), cluster=spec))
+    wait_for(lambda: stepping(run), "a step", 60)
+    podman = bed.inside(1, "env", *_podman(bed, 1), "podman")
+    names = subprocess.run([*podman, "ps", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
+    subprocess.run([*podman, "rm", "--force", "--time", "0", names.stdout.strip()], check=True, capture_output=True)
+    wait_for(lambda: status_of(run)[0].ended, "the end of the first job", 60)
+    wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
+    process.terminate()
+    done(process)
+    first, second = status_of(run)
+    assert (first.state, second.state) == ("lost", "cancelled"), (first, second)
+    assert "the node agent ended without a last word" in (first.reason or "")
+    left = subprocess.run([*podman, "ps", "--all", "--quiet"], capture_output=True, check=True)
+    assert left.stdout == b""
+
+
+def test_a_case_is_trained_under_docker(cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path) -> None:
+    if shutil.which("dockerd") is None:
+        pytest.skip("dockerd is not installed")
+    file = run_file(tmp_path, cluster(1, container=in_container("docker")), "tiny:pytorch:X1:1:1:1")
+    run = tmp_path / "run"
+    with dockerd(bed, 1):
+        ended = accelmark("run", str(file), "--out", str(run), "--json")
+    agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
+    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"

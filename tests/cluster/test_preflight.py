@@ -1,0 +1,190 @@
+"""Preflight on real hosts: everything that is wrong is found before anything starts, in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.run.delivery import wheel
+from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.facts import HostProblem
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.bed import Bed
+from tests.cluster.conftest import done, drive, status_of
+from tests.run.fakes import wait_for
+
+pytestmark = pytest.mark.cluster
+MakePlan = Callable[..., Plan]
+
+
+def look(plan: Plan, *given: Path) -> list[HostProblem]:
+    found = asyncio.run(Preflight(plan, given).run())
+    return [problem for problem in found if "is busy: load" not in problem.what]
+
+
+def test_hosts_in_order_have_no_problem(plan: MakePlan) -> None:
+    assert look(plan((), num_hosts=4)) == []
+
+
+def test_every_problem_of_every_host_is_in_one_answer(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    lines = (bed.root / "known_hosts").read_text().splitlines()
+    other_key = lines[0].split(" ", 1)[1]
+    known.write_text("\n".join([lines[0], f"{bed.address(2)} {other_key}", *lines[2:]]) + "\n")
+    made = plan((), num_hosts=4, on={"known_hosts": known})
+    data = Path("/var/tmp/accelmark/data")
+    (bed.work(1) / "data").mkdir()
+    bed.stop_sshd(3)
+    taken = subprocess.Popen(
+        bed.enter(1, sys.executable, "-c", "import socket, time; s = socket.create_server(('', 29501)); time.sleep(60)")
+    )
+    try:
+        wait_for(lambda: bed.processes(), "the squatter")
+        time.sleep(0.5)
+        begun = time.monotonic()
+        problems = {problem.host: problem.what for problem in look(made, data)}
+        assert time.monotonic() - begun < 30
+    finally:
+        taken.kill()
+        taken.wait()
+        bed.sshd(3)
+        shutil.rmtree(bed.work(1) / "data")
+    assert problems["n1"] == "port 29501 is taken"
+    assert "its host key is not the known one" in problems["n2"]
+    assert "cannot be reached at" in problems["n3"]
+    assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
+
+
+def test_a_blocked_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
+    rule = ["ip", "route", "add", "prohibit", bed.address(1)]
+    subprocess.run(bed.enter(2, *rule), check=True)
+    try:
+        (problem,) = look(plan((), num_hosts=3))
+    finally:
+        subprocess.run(bed.enter(2, "ip", "route", "del", "prohibit", bed.address(1)), check=True)
+    assert problem.host == "n2"
+    assert problem.what.startswith(f"does not reach n1 at {bed.address(1)} port 29501")
+
+
+def test_an_engine_that_is_gone_and_a_disk_that_is_full_are_found(plan: MakePlan, bed: Bed) -> None:
+    made = plan((), num_hosts=1, on={"container": {"engine": "docker", "image": "x"}, "min_disk_mib": 64})
+    size = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", "/var/tmp/accelmark"]
+    subprocess.run(bed.inside(1, *size), check=True)
+    try:
+        problems = [problem.what for problem in look(made)]
+    finally:
+        subprocess.run(bed.inside(1, "umount", "/var/tmp/accelmark"), check=True)
+    assert any("are free in /var/tmp/accelmark, 64 are needed" in what for what in problems), problems
+    assert any(what.startswith("the container engine docker does not work") for what in problems), problems
+
+
+def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    process = drive("start", first, plan=plan(("steps=100000",)))
+    wait_for(lambda: "rank0.out.log" in str(list(first.glob("*/*/*/*"))), "the first run")
+    found = [problem.what for problem in look(plan(()))]
+    code, out, _ = done(drive("start", second, plan=plan(())))
+    process.terminate()
+    done(process)
+    assert any("is in use by first-" in what for what in found), found
+    assert (code, status_of(second)[0].state) == (1, "failed"), out
+    assert "is in use by first-" in (status_of(second)[0].reason or "")
+
+
+def test_the_same_machine_twice_is_found(plan: MakePlan, bed: Bed) -> None:
+    hosts = [{"address": bed.address(1), "label": "a"}, {"address": "n1", "label": "b"}]
+    known = (bed.root / "known_hosts").read_text()
+    (bed.root / "known_twice").write_text(known + known.splitlines()[0].replace(bed.address(1), "n1") + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("socket.getaddrinfo", _resolving(bed.address(1)))
+        problems = look(plan((), num_hosts=1, on={"hosts": hosts, "known_hosts": bed.root / "known_twice"}))
+    assert [(problem.host, problem.what) for problem in problems] == [("b", "is the same machine as a")]
+
+
+def _resolving(address: str) -> Callable[..., object]:
+    import socket
+
+    real = socket.getaddrinfo
+    return lambda host, *rest, **more: real(address if host == "n1" else host, *rest, **more)
+
+
+def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    evil = "a b;touch /var/tmp/accelmark/pwned $(id) 'q' \"d\" *"
+    made = plan((), on={"environment": {"EVIL": evil}})
+    job = made.jobs[0]
+    script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1]]))"
+    node = job.nodes[0].model_copy(update={"command": ("python", "-c", script, evil)})
+    hosts = (made.cluster.hosts[0].model_copy(update={"label": evil}),)
+    node = node.model_copy(update={"host": evil})
+    made = made.model_copy(
+        update={
+            "cluster": made.cluster.model_copy(update={"hosts": hosts}),
+            "jobs": (job.model_copy(update={"nodes": (node,)}),),
+        }
+    )
+    run = tmp_path / "run $(touch pwned); 'x'"
+    done(drive("start", run, plan=made))
+    log = next(run.glob("*/round1/*/start_pytorch_task.log"))
+    assert json.loads(log.read_text()) == [evil, evil]
+    assert not list(bed.root.rglob("pwned"))
+
+
+def test_a_cluster_file_that_names_a_host_twice_is_refused(bed: Bed) -> None:
+    with pytest.raises(ValueError, match="hosts stand twice"):
+        ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "h"}, {"address": "h", "label": "other"}]})
+
+
+SOURCE = '''
+"""Devices made up for tests, since none are here: what each host has stands in a file of its own."""
+
+import json
+from pathlib import Path
+
+from accelmark.telemetry.sample import DeviceInfo, DeviceSample
+
+DEVICES = Path("/var/tmp/accelmark/devices.json")
+
+
+class Source:
+    def open(self):
+        return tuple(
+            DeviceInfo(index=index, name="Acme X1", driver=device["driver"])
+            for index, device in enumerate(json.loads(DEVICES.read_text()))
+        )
+
+    def sample(self):
+        return tuple(
+            DeviceSample(index=index, utilisation=device["busy"], memory_used_mib=0.0)
+            for index, device in enumerate(json.loads(DEVICES.read_text()))
+        )
+
+    def close(self):
+        pass
+'''
+
+
+def test_devices_that_lack_are_busy_or_have_another_driver_are_found(plan: MakePlan, bed: Bed, plugins: Path) -> None:
+    vendor = plugins / "vendors" / "acme"
+    text = (vendor / "vendor.yaml").read_text()
+    (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")
+    (vendor / "telemetry.py").write_text(SOURCE)
+    devices: tuple[list[tuple[str, float]], ...] = ([("1.0", 0.0)], [("2.0", 0.0)], [("1.0", 0.9)], [])
+    for number, has in enumerate(devices, start=1):
+        content = json.dumps([{"driver": driver, "busy": busy} for driver, busy in has])
+        (bed.work(number) / "devices.json").write_text(content)
+    wheel.cache_clear()
+    found = {(problem.host, problem.what): problem.severity for problem in look(plan((), num_hosts=4))}
+    wheel.cache_clear()
+    assert found[("n2", "has driver 2.0, n1 has 1.0")] == "warning"
+    assert found[("n3", "device 0 (Acme X1) is not idle: 90 % busy, 0 MiB used")] == "warning"
+    assert found[("n4", "has no device of acme, 1 are needed")] == "error"
+    assert not [what for host, what in found if host == "n1"]

@@ -1,0 +1,93 @@
+"""Runs through a real Slurm of four nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.slurm import slurm
+from tests.cluster.test_containers import CASE, TINY, accelmark
+from tests.run.fakes import left_running, make_plan, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(scope="module")
+def slurm_conf() -> Iterator[str]:
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        pytest.skip("needs root and Slurm")
+    with tempfile.TemporaryDirectory(prefix="accelmark-slurm-") as home, slurm(Path(home) / "s") as variables:
+        yield variables["SLURM_CONF"]
+
+
+@pytest.fixture(autouse=True)
+def in_slurm(slurm_conf: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SLURM_CONF", slurm_conf)
+    yield
+    wait_for(lambda: not queue(), "an empty queue")
+
+
+def queue() -> str:
+    return subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def cluster(num_nodes: int) -> ClusterSpec:
+    hosts = [{"address": f"n{number}"} for number in range(1, num_nodes + 1)]
+    return ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": hosts, "python": sys.executable})
+
+
+def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plugins: Path, tmp_path: Path) -> None:
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(CASE)
+    shutil.copy(TINY, case / "pytorch.py")
+    values = cluster(2).model_dump(mode="json", exclude_unset=True)
+    request = {"vendor": "acme", "cluster": values, "cases": [{"key": "tiny:pytorch:X1:2:1"}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run"
+    ended = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json")
+    (status,) = status_of(run)
+    assert status.state == "succeeded", f"{ended.stdout}{ended.stderr}{status}"
+    assert '"converged":true' in (run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text()
+
+
+def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hosts = tuple(f"n{number}" for number in range(1, 5))
+    plan = make_plan(("steps=100000", "2:die"), (), hosts=hosts, cluster=cluster(4))
+    done(drive("start", run, plan=plan))
+    first, second = status_of(run)
+    assert (first.state, second.state) == ("failed", "succeeded"), (first, second)
+    assert (first.reason or "").startswith("n3: rank 2: killed by SIGKILL")
+    assert left_running(run) == []
+
+
+def test_inside_an_allocation_a_killed_coordinator_is_resumed(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["salloc", "--no-shell", "--nodes=2", "--job-name=outer"], check=True, capture_output=True)
+    job_id = subprocess.run(["squeue", "-ho", "%i"], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    try:
+        run = tmp_path / "run"
+        hosts = ("n1", "n2")
+        process = drive("start", run, plan=make_plan(("steps=100", "pace=0.05"), (), hosts=hosts, cluster=cluster(2)))
+        wait_for(lambda: stepping(run), "a step")
+        process.send_signal(signal.SIGKILL)
+        done(process)
+        code, out, err = done(drive("resume", run))
+        assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded", "succeeded"]), out + err
+        assert queue().startswith(job_id)
+    finally:
+        subprocess.run(["scancel", job_id], check=True)

@@ -1,0 +1,178 @@
+"""Runs over SSH on hosts with real sshd's: ends, faults, death of the coordinator, resumption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from tests.cluster.bed import Bed
+from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.run.fakes import wait_for
+
+ENDLESS = "steps=100000"
+MakePlan = Callable[..., Plan]
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
+    for number in range(1, 5):
+        node = run / "toy0-pytorch-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
+        expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_pytorch_task.log"}
+        assert expected <= {path.name for path in node.iterdir()}
+    assert (run / "summary.json").exists()
+
+
+def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_goes_on(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=plan((ENDLESS, "1:die"), (), num_hosts=2)))
+    first, second = statuses(run)
+    assert (code, first.state, second.state) == (1, "failed", "succeeded"), out + err
+    assert first.reason == "n2: rank 1: killed by SIGKILL (often the kernel's out-of-memory killer: see dmesg)"
+
+
+def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan((ENDLESS, "1:hang"), num_hosts=2, stall_timeout_s=1.5)))
+    (status,) = statuses(run)
+    assert (status.state, status.reason) == ("timed_out", "n2: no rank of this host wrote anything for 1.5 s")
+
+
+def test_binary_noise_comes_home_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan(("noise",))))
+    assert statuses(run)[0].state == "succeeded"
+    log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_bytes()
+    assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
+
+
+def test_a_short_loss_of_the_link_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=250", "pace=0.05"), on={"reconnect_s": 12.0}))
+    wait_for(lambda: stepping(run), "a step that came home")
+    bed.link(1, "down")
+    try:
+        with pytest.raises(Exception, match="timed out"):
+            process.wait(8)
+    finally:
+        bed.link(1, "up")
+    code, out, err = done(process)
+    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))
+    log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_text()
+    assert log.count('"STEP_END"') == 250
+
+
+def test_a_host_that_stays_away_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS, "1:pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0}))
+    wait_for(lambda: stepping(run), "a step that came home")
+    bed.link(2, "down")
+    try:
+        wait_for(lambda: statuses(run)[0].ended, "the end of the job", 60)
+    finally:
+        bed.link(2, "up")
+    code, _, _ = done(process)
+    (status,) = statuses(run)
+    assert (code, status.state) == (1, "lost")
+    assert "n2: was out of reach for" in (status.reason or "")
+
+
+def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.run.agent")
+    code, out, err = done(process)
+    (status,) = statuses(run)
+    assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
+    first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
+    assert "the node agent ended without a last word (was it killed?)" in first
+
+
+def test_a_monitor_that_is_killed_is_started_again_and_told(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=80", "pace=0.05")))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.telemetry.record")
+    code, out, err = done(process)
+    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err
+    ended = next(run.glob("*/round1/n1_noderank0/exit.json")).read_text()
+    assert "the telemetry recorder ended with exit code -9; it was started again" in ended
+
+
+def kill(bed: Bed, what: str) -> None:
+    wait_for(lambda: any(what in line for line in bed.processes().values()), what)
+    for pid, line in bed.processes().items():
+        if what in line and " sh -c " not in line:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_disk_that_fills_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", "/var/tmp/accelmark"]
+    subprocess.run(bed.inside(2, *mount), check=True)
+    try:
+        done(drive("start", run, plan=plan((ENDLESS, "1:fill", "pace=0.2"), (), num_hosts=2)))
+    finally:
+        subprocess.run(bed.inside(2, "umount", "-l", "/var/tmp/accelmark"), check=True)
+    reason = statuses(run)[0].reason or ""
+    assert statuses(run)[0].state == "failed"
+    assert reason.startswith("n2: ")
+    assert "No space left on device" in reason or "are free on the disk of" in reason
+
+
+def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    keys = (bed.root / "known_hosts").read_text().splitlines()
+    wrong = tmp_path / "known_hosts"
+    wrong.write_text(f"{bed.address(1)} {keys[1].split(' ', 1)[1]}\n")
+    done(drive("start", tmp_path / "key", plan=plan((), on={"known_hosts": wrong})))
+    bed.stop_sshd(2)
+    try:
+        done(drive("start", tmp_path / "refused", plan=plan((), num_hosts=2)))
+    finally:
+        bed.sshd(2)
+    (key,), (refused,) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
+    assert (key.state, refused.state) == ("failed", "failed")
+    assert "n1: its host key is not the known one" in (key.reason or "")
+    assert "n2: cannot be reached at" in (refused.reason or "")
+
+
+def test_a_killed_coordinator_is_resumed_and_the_agents_went_on(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=120", "pace=0.05"), (), num_hosts=2))
+    wait_for(lambda: stepping(run), "a step that came home")
+    process.send_signal(signal.SIGKILL)
+    done(process)
+    code, out, err = done(drive("resume", run))
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
+    assert [status.attempt for status in statuses(run)] == [1, 1]
+    log = next(run.glob("toy0*/round1/n1_noderank0/rank0.out.log")).read_text()
+    assert log.count('"STEP_END"') == 120
+
+
+def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS,), num_hosts=2))
+    wait_for(lambda: stepping(run), "a step that came home")
+    process.send_signal(signal.SIGKILL)
+    done(process)
+    code, out, err = done(drive("end", run))
+    assert (code, statuses(run)[0].state) == (0, "cancelled"), out + err
+
+
+def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS, "grandchild"), (), num_hosts=2))
+    wait_for(lambda: stepping(run), "a step that came home")
+    process.send_signal(signal.SIGINT)
+    code, *_ = done(process)
+    assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"])

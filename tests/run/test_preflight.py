@@ -1,0 +1,115 @@
+"""What is made of the facts of hosts, and of what people wrote about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.run.delivery import Wheel, wheel
+from accelmark.run.preflight.facts import (
+    DeviceFacts,
+    HostFacts,
+    HostProblem,
+    judge_devices,
+    judge_host,
+    judge_together,
+)
+from accelmark.run.preflight.report import NotReadyError, refuse
+from accelmark.spec.cluster import ClusterSpec
+from tests.run.fakes import make_plan
+
+CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]})
+
+
+def facts(**changed: object) -> HostFacts:
+    values: dict[str, object] = {
+        "time": 0.0, "hostname": "a", "boot_id": "x", "python": (3, 11, 2), "executable": "/usr/bin/python3",
+        "kernel": "6", "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1,
+        "busy_ports": (), "missing_directories": (), "missing_files": (), "lacking_modules": (),
+        "engine_problem": None, "held_by": None, "may_clear_caches": True,
+    }  # fmt: skip
+    return HostFacts.model_validate(values | changed)
+
+
+def whats(problems: list[HostProblem], severity: str) -> list[str]:
+    return [problem.what for problem in problems if problem.severity == severity]
+
+
+def test_a_host_in_order_has_no_problem() -> None:
+    assert judge_host("a", facts(), CLUSTER, 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"python": (3, 9, 1)}, "/usr/bin/python3 is Python 3.9.1, 3.11 is needed"),
+        ({"free_mib": 12.0}, "12 MiB are free in /var/tmp/accelmark, 1024 are needed"),
+        ({"not_writable": "Read-only file system"}, "/var/tmp/accelmark cannot be written: Read-only file system"),
+        ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
+        ({"busy_ports": (29501,)}, "port 29501 is taken"),
+        ({"held_by": "run7"}, "is in use by run7"),
+        ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_an_error(changed: dict[str, object], what: str) -> None:
+    assert whats(judge_host("a", facts(**changed), CLUSTER, 0.0), "error") == [what]
+
+
+def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
+    found = judge_host("a", facts(load1=7.0), CLUSTER, -42.0)
+    assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
+
+
+def test_too_few_and_busy_devices_are_told() -> None:
+    busy = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
+    found = judge_devices("a", [busy], "acme", 2)
+    assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
+    assert whats(found, "warning") == ["device 0 (X1) is not idle: 90 % busy, 5000 MiB used"]
+
+
+def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) -> None:
+    devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
+    found = judge_together({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
+    assert [str(problem) for problem in found] == ["b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"]
+    make: Callable[..., Plan] = make_plan
+    refuse(found, make(()))
+    with pytest.raises(NotReadyError, match=r"has driver 2\.0"):
+        refuse(found, make((), strict=True))
+
+
+def test_one_machine_under_two_names_is_an_error() -> None:
+    found = judge_together({"a": facts(), "b": facts()}, {}, CLUSTER)
+    assert [str(problem) for problem in found] == ["b: is the same machine as a (name each host once)"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"hosts": [{"address": "-oProxyCommand=x"}]}, "begins with a dash"),
+        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "hosts stand twice: a"),
+        ({"launcher": "local"}, "several hosts need launcher"),
+        ({"environment": {"A=B": "x"}}, "not names of variables"),
+        ({"container": {"engine": "podman", "image_file": "x.tar"}}, "image_file needs image"),
+        ({"hosts": []}, "at least 1 item"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(changed: dict[str, object], what: str) -> None:
+    values = {"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]}
+    with pytest.raises(ValueError, match=what):
+        ClusterSpec.model_validate(values | changed)
+
+
+def test_the_wheel_is_the_same_bytes_for_the_same_files(plugins: Path) -> None:
+    wheel.cache_clear()
+    first = wheel()
+    wheel.cache_clear()
+    assert wheel() == first
+    (plugins / "vendors" / "acme" / "notes.txt").write_text("x")
+    wheel.cache_clear()
+    second = wheel()
+    wheel.cache_clear()
+    assert isinstance(second, Wheel)
+    assert second.sha256 != first.sha256
