@@ -177,7 +177,7 @@ def test_devices_that_lack_are_busy_or_have_another_driver_are_found(plan: MakeP
     text = (vendor / "vendor.yaml").read_text()
     (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")
     (vendor / "telemetry.py").write_text(SOURCE)
-    devices = ([("1.0", 0.0)], [("2.0", 0.0)], [("1.0", 0.9)], [])
+    devices: tuple[list[tuple[str, float]], ...] = ([("1.0", 0.0)], [("2.0", 0.0)], [("1.0", 0.9)], [])
     for number, has in enumerate(devices, start=1):
         content = json.dumps([{"driver": driver, "busy": busy} for driver, busy in has])
         (bed.work(number) / "devices.json").write_text(content)
