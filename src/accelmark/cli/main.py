@@ -14,6 +14,7 @@ from accelmark.cli.automl import app as automl
 from accelmark.cli.cases import cases
 from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
+from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, compare, results, serve, cases, vendors, doctor, monitor):
+for _verb in (train, infer, run, resume, status, stop, report, compare, results, serve, export, cases, vendors, doctor, monitor):
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from accelmark.report.charts import scaling_chart, trend_chart
 from accelmark.report.numbers import NOTHING, quantity, title_of, unit_of
 from accelmark.report.runs_table import figure_cell, shown_columns
-from accelmark.report.serve.charts import scaling_chart, trend_chart
 from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
@@ -42,7 +42,7 @@ class Pages:
         self._index = index
         self._at: dict[str, Callable[[Query], Reply]] = {
             "/": self.runs, "/live": self.live, "/compare": self.compare, "/scaling": self.scaling,
-            "/trend": self.trend, "/results.json": self.results_json,
+            "/trend": self.trend, "/results.json": self.results_json, "/metrics": self.metrics,
         }  # fmt: skip
 
     def reply(self, path: str, query: Query) -> Reply:
@@ -66,7 +66,7 @@ class Pages:
         rows = rows[::-1]
         heads, names = shown_columns(rows)
         listed = [
-            (self._index.name_of(row), row, [figure_cell(row, name) for name in names]) for row in rows
+            (self._index.name_of(row), row, [figure_cell(row, name).partition(" ± ") for name in names]) for row in rows
         ]
         choices = [
             (title, name, sorted({str(row[name]) for row in seen.rows}), wanted.get(name, ""))
@@ -164,6 +164,18 @@ class Pages:
         seen = self._index.look()
         rows = [row | {"path": self._index.name_of(row)} for row in seen.rows]
         return Reply(json.dumps({"results": rows, "problems": seen.problems}), "application/json")
+
+    def metrics(self, query: Query) -> Reply:
+        """What telemetry of the runs in progress saw last, for Prometheus."""
+        from accelmark.telemetry.exposition import CONTENT_TYPE, expose
+
+        recorders = [
+            ({"run": name}, record)
+            for name, path in self._index.look().unfinished.items()
+            for record in sorted(path.glob("*/round*/*/telemetry.jsonl"))
+            if record.resolve().is_relative_to(path)
+        ]
+        return Reply(expose(recorders), CONTENT_TYPE)
 
 
 def _subjects(seen: Seen) -> dict[str, list[Row]]:
