@@ -37,7 +37,23 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (train, infer, run, resume, status, stop, report, compare, results, serve, export, cases, vendors, doctor, monitor):
+for _verb in (
+    train,
+    infer,
+    run,
+    resume,
+    status,
+    stop,
+    report,
+    compare,
+    results,
+    serve,
+    export,
+    cases,
+    vendors,
+    doctor,
+    monitor,
+):
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")

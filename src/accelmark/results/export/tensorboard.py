@@ -49,7 +49,9 @@ def _events(contents: RoundContents) -> list[object]:
         for step, at, value in points
     ]
     events += [
-        Event(step=0, wall_time=begin, summary=Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)]))
+        Event(
+            step=0, wall_time=begin, summary=Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
+        )
         for name, value in contents.figures.items()
     ]
     rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
