@@ -104,7 +104,7 @@ def test_parquet_reads_back(runs: Path, tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     out = tmp_path / "table.parquet"
     ask("results", runs, "--format", "parquet", "-o", out)
-    assert duckdb.sql(f"SELECT count(*), max(ranks) FROM '{out}'").fetchall() == [(3, 2)]
+    assert duckdb.read_parquet(str(out)).aggregate("count(*), max(ranks)").fetchall() == [(3, 2)]
     with pytest.raises(RequestError, match="--output"):
         ask("results", runs, "--format", "parquet")
 

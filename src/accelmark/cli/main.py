@@ -16,6 +16,7 @@ from accelmark.cli.cases import cases
 from accelmark.cli.check import app as check
 from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
+from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
@@ -44,7 +45,7 @@ app = typer.Typer(
 _VERBS: Final = (
     *(train, infer, probe, run),
     *(resume, status, stop),
-    *(report, compare, results, serve, verify, bundle),
+    *(report, compare, results, serve, verify, bundle, export),
     *(cases, vendors, doctor, monitor),
 )
 for _verb in _VERBS:

@@ -105,9 +105,7 @@ def _renew(readme: Path, runs: Sequence[LoadedRun]) -> None:
     typer.echo(str(readme))
 
 
-def _answer(
-    rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool
-) -> None:
+def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
     from accelmark.results.query import ask
     from accelmark.spec.errors import RequestError
 

@@ -1,4 +1,4 @@
-"""Two results beside each other: may they be compared, how far are they apart, and is that more than noise?"""
+"""Two results beside each other: whether they may be compared, how far apart they are, and what of it is noise."""
 
 from __future__ import annotations
 
@@ -118,9 +118,7 @@ def compare(
         unmatched += [f"{case.key}: only {other.summary.run} has it" for case in left]
     if not pairs:
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
-    refused = [
-        f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable
-    ]
+    refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
     if refused and not force:
         hint = "--force compares all the same, and marks it"
         if not across_scales and any(" hosts x " in reason for reason in refused):
@@ -157,9 +155,7 @@ def _match(case: CaseResult, candidates: Sequence[CaseResult]) -> CaseResult | N
     return max(same, key=alike, default=None)
 
 
-def _pair(
-    first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResult, *, across_scales: bool
-) -> Pair:
+def _pair(first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResult, *, across_scales: bool) -> Pair:
     sides = _side(first, case), _side(other, match)
     differences: list[Difference] = []
     one_sided: list[str] = []
@@ -211,10 +207,7 @@ def _parted(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
             there, here = (with_it, without) if mark in two.marks else (without, with_it)
             yield f"{there}, against {here}"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
-        yield (
-            f"{two.key.nnodes} hosts x {two.key.nproc} ranks against "
-            f"{one.key.nnodes} hosts x {one.key.nproc} ranks"
-        )
+        yield (f"{two.key.nnodes} hosts x {two.key.nproc} ranks against {one.key.nnodes} hosts x {one.key.nproc} ranks")
 
 
 def _values(run: LoadedRun, case: CaseResult, name: FigureName) -> list[float]:

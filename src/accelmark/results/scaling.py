@@ -103,9 +103,7 @@ def _curve(
         half = None if None in parts else efficiency * math.hypot(*(part or 0.0 for part in parts))
         if case is base_case:
             half = None
-        points.append(
-            ScalePoint(run.summary.run, nnodes, nproc, spread.mean or 0.0, speedup, efficiency, half, batch)
-        )
+        points.append(ScalePoint(run.summary.run, nnodes, nproc, spread.mean or 0.0, speedup, efficiency, half, batch))
     return ScalingCurve(group[0], group[1], group[2], group[3], unit, bool(group[6]), tuple(points))
 
 

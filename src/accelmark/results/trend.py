@@ -1,7 +1,8 @@
-"""A figure over time: where did its level change?"""
+"""A figure over time, and where its level changed."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -26,7 +27,7 @@ def change_points(values: Sequence[float]) -> list[int]:
     count = len(values)
     if count < 2 * LEAST_SEGMENT:
         return []
-    steps = [abs(after - before) for before, after in zip(values, values[1:], strict=False)]
+    steps = [abs(after - before) for before, after in itertools.pairwise(values)]
     noise = max(_NORMAL_MAD * median(steps) / math.sqrt(2), _FLOOR * abs(median(values)))
     if noise == 0:
         noise = max(max(steps), 1.0) * _FLOOR
@@ -61,6 +62,6 @@ def levels(values: Sequence[float], changes: Sequence[int]) -> list[tuple[int, i
     edges = [0, *changes, len(values)]
     return [
         (begin, end, math.fsum(values[begin:end]) / (end - begin))
-        for begin, end in zip(edges, edges[1:], strict=False)
+        for begin, end in itertools.pairwise(edges)
         if end > begin
     ]

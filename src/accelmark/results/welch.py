@@ -42,9 +42,7 @@ def mean_difference(first: Sequence[float], second: Sequence[float]) -> MeanDiff
         return MeanDifference(difference, (difference, difference), None)
     # Shares of the variance, so that squares of tiny variances do not vanish.
     shares = [part / error for part in parts]
-    degrees = 1 / math.fsum(
-        share**2 / (len(values) - 1) for share, values in zip(shares, (first, second), strict=True)
-    )
+    degrees = 1 / math.fsum(share**2 / (len(values) - 1) for share, values in zip(shares, (first, second), strict=True))
     from scipy.special import stdtrit
 
     half = float(stdtrit(degrees, 0.975)) * math.sqrt(error)

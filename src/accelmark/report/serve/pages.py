@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from accelmark.report.charts import scaling_chart, trend_chart
 from accelmark.report.numbers import NOTHING, quantity, title_of, unit_of
 from accelmark.report.runs_table import figure_cell, shown_columns
-from accelmark.report.serve.charts import scaling_chart, trend_chart
 from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
@@ -42,7 +43,7 @@ class Pages:
         self._index = index
         self._at: dict[str, Callable[[Query], Reply]] = {
             "/": self.runs, "/live": self.live, "/compare": self.compare, "/scaling": self.scaling,
-            "/trend": self.trend, "/results.json": self.results_json,
+            "/trend": self.trend, "/results.json": self.results_json, "/metrics": self.metrics,
         }  # fmt: skip
 
     def reply(self, path: str, query: Query) -> Reply:
@@ -56,7 +57,7 @@ class Pages:
             return message("This cannot be shown", str(error), 400)
 
     def runs(self, query: Query) -> Reply:
-        """The list, filtered."""
+        """Return the list, filtered."""
         seen = self._index.look()
         wanted = {name: query[name][0] for _, name in FILTERS if query.get(name) and query[name][0]}
         rows = [row for row in seen.rows if all(str(row[name]) == value for name, value in wanted.items())]
@@ -66,7 +67,7 @@ class Pages:
         rows = rows[::-1]
         heads, names = shown_columns(rows)
         listed = [
-            (self._index.name_of(row), row, [figure_cell(row, name) for name in names]) for row in rows
+            (self._index.name_of(row), row, [figure_cell(row, name).partition(" ± ") for name in names]) for row in rows
         ]
         choices = [
             (title, name, sorted({str(row[name]) for row in seen.rows}), wanted.get(name, ""))
@@ -80,12 +81,12 @@ class Pages:
         return Reply(page)
 
     def live(self, query: Query) -> Reply:
-        """The part of the list that tells of runs in progress."""
+        """Return the part of the list that tells of runs in progress."""
         seen = self._index.look()
         return Reply(fill("live.html", live=live_runs(seen.unfinished)))
 
     def run(self, name: str) -> Reply:
-        """The page of one run, or how far it is."""
+        """Return the page of one run, or how far it is."""
         seen = self._index.look()
         if name in seen.runs:
             from accelmark.report.page import render_page
@@ -97,7 +98,7 @@ class Pages:
         return not_found()
 
     def compare(self, query: Query) -> Reply:
-        """Some runs against the first."""
+        """Compare some runs with the first."""
         from accelmark.report.comparison import render_comparison
         from accelmark.results.compare import compare
 
@@ -111,7 +112,7 @@ class Pages:
         return Reply(render_comparison(told, served=True))
 
     def scaling(self, query: Query) -> Reply:
-        """Efficiency over scales."""
+        """Return efficiency over scales."""
         from accelmark.results.scaling import scaling_curves
 
         curves = scaling_curves(self._index.look().runs.values())
@@ -119,7 +120,7 @@ class Pages:
         return Reply(fill("scaling.html", served=True, title="Scaling", curves=shown))
 
     def trend(self, query: Query) -> Reply:
-        """One figure of one case over time."""
+        """Return one figure of one case over time."""
         seen = self._index.look()
         groups = _subjects(seen)
         chosen = (query.get("of") or [next(iter(groups), "")])[0]
@@ -149,7 +150,7 @@ class Pages:
             (str(points[begin]["started_at"])[:16].replace("T", " "), self._index.name_of(points[begin]),
              quantity(before[2], shown_unit), quantity(level, shown_unit),
              f"{100 * (level / before[2] - 1):+.1f}\u202f%".replace("-", "−") if before[2] else NOTHING)
-            for before, (begin, _, level) in zip(segments, segments[1:], strict=False)
+            for before, (begin, _, level) in itertools.pairwise(segments)
         ]  # fmt: skip
         listed = [
             (self._index.name_of(row), str(row["started_at"])[:16].replace("T", " "), figure_cell(row, name), position)
@@ -160,10 +161,22 @@ class Pages:
         return {"chart": chart, "changes": told, "rows": listed, "starts": changes, "explanation": explanation}
 
     def results_json(self, query: Query) -> Reply:
-        """The whole table, for programs."""
+        """Return the whole table, for programs."""
         seen = self._index.look()
         rows = [row | {"path": self._index.name_of(row)} for row in seen.rows]
         return Reply(json.dumps({"results": rows, "problems": seen.problems}), "application/json")
+
+    def metrics(self, query: Query) -> Reply:
+        """Return what telemetry of the runs in progress saw last, for Prometheus."""
+        from accelmark.telemetry.exposition import CONTENT_TYPE, expose
+
+        recorders = [
+            ({"run": name}, record)
+            for name, path in self._index.look().unfinished.items()
+            for record in sorted(path.glob("*/round*/*/telemetry.jsonl"))
+            if record.resolve().is_relative_to(path)
+        ]
+        return Reply(expose(recorders), CONTENT_TYPE)
 
 
 def _subjects(seen: Seen) -> dict[str, list[Row]]:
@@ -177,10 +190,10 @@ def _subjects(seen: Seen) -> dict[str, list[Row]]:
 
 
 def message(title: str, text: str, status: int) -> Reply:
-    """A page that says one thing."""
+    """Return a page that says one thing."""
     return Reply(fill("message.html", served=True, title=title, text=text), status=status)
 
 
 def not_found() -> Reply:
-    """The page for what is not there."""
+    """Return the page for what is not there."""
     return message("There is no such page", "The run may have been moved or renamed.", 404)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-from accelmark.report.numbers import digits, percent, quantity
+from accelmark.report.numbers import digits, percent, quantity, scale_of
 from accelmark.results.scaling import ScalingCurve
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 300
 _LEFT: Final = 78
 _RIGHT: Final = 24
-_TOP: Final = 18
+_TOP: Final = 26
 _BOTTOM: Final = 46
+_LEAST_RUNS: Final = 4
+"""Runs from which a level is drawn: fewer cannot tell one from two."""
 
 
 def scaling_chart(curve: ScalingCurve) -> Any:
@@ -31,7 +33,7 @@ def scaling_chart(curve: ScalingCurve) -> Any:
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
 
-    parts = [_grid(step * 0.2, y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
+    parts = [_grid(y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
     parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{_WIDTH - _RIGHT}"/>')
     parts.append(_path([(x(point.ranks), y(point.efficiency)) for point in curve.points]))
     for point in curve.points:
@@ -64,9 +66,13 @@ def trend_chart(
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
 
-    parts = [_grid(tick, y(tick), quantity(tick, unit)) for tick in _ticks(low, high)]
+    ticks = _ticks(low, high)
+    scale = scale_of(max(map(abs, values)), unit)
+    decimals = max(0, -math.floor(math.log10((ticks[1] - ticks[0]) / scale.divisor) + 1e-9)) if len(ticks) > 1 else 3
+    parts = [_grid(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in ticks]
+    parts.append(_text(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
     parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
-    for begin, end, level in segments:
+    for begin, end, level in segments if count >= _LEAST_RUNS else ():
         left, right = x(begin) - 10, x(end - 1) + 10
         parts.append(f'<path class="level" d="M{left:.1f},{y(level):.1f} H{right:.1f}"/>')
         if begin:
@@ -89,7 +95,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step) + 1)]
 
 
-def _grid(_value: float, y: float, label: str) -> str:
+def _grid(y: float, label: str) -> str:
     return f'<path class="grid" d="M{_LEFT},{y:.1f} H{_WIDTH - _RIGHT}"/>' + _text(_LEFT - 8, y + 4, label, "end")
 
 
