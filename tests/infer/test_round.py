@@ -11,7 +11,7 @@ from accelmark.report.page import render_page
 from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.rounds import round_result
 from accelmark.results.store import load_run
-from accelmark.results.summary import summarise
+from accelmark.run.measure import measure_run
 from accelmark.spec.job import JobSpec, NodeExit, RankExit
 from accelmark.spec.vendor import Chip, Peaks
 
@@ -60,7 +60,7 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     assert result.inference is not None
     assert len(result.inference.stages) == 7
     assert all(figure.value is not None or figure.reason for figure in result.figures.values())
-    summary = summarise(path)
+    summary = measure_run(path)
     assert summary.cases[0].variant == "eager fp32 batch 4"
     page = render_page(load_run(path))
     assert "Engines side by side" in page
@@ -69,7 +69,7 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
 
 def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:
     path = run_dir(compiler="eager", parameters={"nan": True})
-    (case,) = summarise(path).cases
+    (case,) = measure_run(path).cases
     assert case.state == "succeeded"
     assert case.verdict == "INVALID"
     assert any("NaN or infinity" in reason for reason in case.reasons)

@@ -8,33 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.report.inference import inference_view
+from accelmark.report.shell import fill, inline
 from accelmark.report.view import case_views
-from accelmark.results.store import LoadedRun, load_run, write_atomic, write_manifest
+from accelmark.results.store import LoadedRun, load_run, update_manifest, write_atomic
 
 REPORT_FILE = "report.html"
 
 
 def render_page(run: LoadedRun) -> str:
     """Return the whole page of a run as HTML; every text in it that came from outside is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("accelmark.report", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    from accelmark.report.charts import scaling_chart
+    from accelmark.results.scaling import scaling_curves
+
     cases = case_views(run)
-    page = files("accelmark.report") / "page"
-    return environment.get_template("page.html").render(
+    return fill(
+        "page.html",
         run=run,
         summary=run.summary,
         cases=cases,
         inference=inference_view(run),
-        style=Markup((page / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
-        script=Markup((page / "page.js").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
+        style=inline("page.css"),
+        script=inline("page.js"),
         plotly=Markup(_plotly()),  # noqa: S704 - the library as it was packaged
         data=Markup(script_json({case.anchor: case.plots for case in cases})),  # noqa: S704 - escaped for scripts
     )
@@ -49,7 +46,7 @@ def write_page(run_dir: Path, output: Path | None = None) -> Path:
     path = output or run_dir / REPORT_FILE
     write_atomic(path, render_page(load_run(run_dir)))
     if path.resolve().is_relative_to(run_dir.resolve()):
-        write_manifest(run_dir)
+        update_manifest(run_dir, path.resolve().relative_to(run_dir.resolve()).as_posix())
     return path
 
 

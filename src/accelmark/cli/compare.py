@@ -1,0 +1,84 @@
+"""``accelmark compare A B …``: how far apart results are, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accelmark.cli import options
+
+if TYPE_CHECKING:
+    from accelmark.results.compare import Pair
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the base.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a self-contained page here.")
+    ] = None,
+    across_scales: Annotated[
+        bool, typer.Option("--across-scales", help="Compare other numbers of hosts and ranks.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare what is not comparable, and mark it.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare runs with the first: each figure's difference with its 95 % interval, and what else differs."""
+    from accelmark.results import compare as comparing
+    from accelmark.results.sources import open_sources
+
+    loaded, problems = open_sources(runs)
+    comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
+    if output is not None:
+        from accelmark.report.comparison import render_comparison
+        from accelmark.results.store import write_atomic
+
+        write_atomic(output, render_comparison(comparison))
+    if as_json:
+        typer.echo(comparison.model_dump_json())
+        return
+    for problem in problems:
+        typer.secho(f"warning: {problem}", fg="yellow", err=True)
+    for pair in comparison.pairs:
+        _print(pair)
+    for line in comparison.unmatched:
+        typer.echo(f"not compared: {line}")
+    if output is not None:
+        typer.echo(str(output))
+
+
+def _print(pair: Pair) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from accelmark.report.comparison import lines_of, scale_text, summary_line
+    from accelmark.results.differences import differing_text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
+        console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}"))
+    for reason in pair.not_comparable:
+        console.print(Text(f"NOT COMPARABLE: {reason}", style="bold red"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("figure", no_wrap=True, min_width=16)
+    for heading in ("baseline", "compared", "difference", "95 % interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("judgement", no_wrap=True)
+    styles = {"better": "green", "worse": "red", "different": "yellow"}
+    for line in lines_of(pair):
+        said = Text(line.said, style=styles.get(line.word, "dim"))
+        table.add_row(line.title, line.baseline, line.other, line.change, line.interval, said)
+    console.print(table)
+    console.print(Text(summary_line(pair)))
+    for text in differing_text(pair.differing):
+        console.print(Text(f"  {text}"))
+    for text in pair.one_sided:
+        console.print(Text(f"  one side only: {text}"))
+    console.print()

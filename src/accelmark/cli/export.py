@@ -1,0 +1,58 @@
+"""``accelmark export RUN``: a run in the formats of TensorBoard, MLflow and Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accelmark.cli import options
+
+
+def export(
+    run: options.RunPath,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write event files below this directory.")
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option("--mlflow", metavar="URI", help="Log to this MLflow server or local directory.")
+    ] = None,
+    experiment: Annotated[str, typer.Option("--experiment", help="MLflow's experiment.")] = "accelmark",
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print live telemetry of a run in progress as Prometheus text.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Hand a run over to other tools: figures, curves, settings, artefacts, live telemetry."""
+    from accelmark.spec.errors import RequestError
+
+    if tensorboard is None and mlflow is None and not prometheus:
+        raise RequestError("say where to: --tensorboard DIR, --mlflow URI or --prometheus")
+    if not run.is_dir():
+        raise RequestError(f"{run}: there is no such directory; name the directory of a run")
+    if prometheus:
+        from accelmark.telemetry.exposition import expose
+
+        records = sorted(run.glob("*/round*/*/telemetry.jsonl"))
+        typer.echo(expose([({"run": run.resolve().name}, record) for record in records]), nl=False)
+    told: dict[str, list[str]] = {}
+    if tensorboard is not None or mlflow is not None:
+        from accelmark.results.store import load_run
+
+        loaded = load_run(run)
+        if tensorboard is not None:
+            from accelmark.results.export.tensorboard import to_tensorboard
+
+            told["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
+        if mlflow is not None:
+            from accelmark.results.export.mlflow import to_mlflow, tracking_place
+
+            told["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        for tool, places in told.items():
+            for place in places:
+                typer.echo(f"{tool}: {place}")

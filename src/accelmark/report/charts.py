@@ -1,0 +1,118 @@
+"""Small charts as SVG, styled by the page's own style sheet: no script, no inline style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+from accelmark.report.numbers import digits, percent, quantity, scale_of
+from accelmark.results.scaling import ScalingCurve
+
+_WIDTH: Final = 960
+_HEIGHT: Final = 300
+_LEFT: Final = 78
+_RIGHT: Final = 24
+_TOP: Final = 26
+_BOTTOM: Final = 46
+_LEAST_RUNS: Final = 4
+"""Runs from which a level is drawn: fewer cannot tell one from two."""
+
+
+def scaling_chart(curve: ScalingCurve) -> Any:
+    """Draw efficiency over ranks (logarithmic), with the ideal and 95 % intervals."""
+    ranks = [point.ranks for point in curve.points]
+    highest = max(1.0, *(point.efficiency + (point.half95 or 0) for point in curve.points))
+    top = math.ceil(highest * 5 + 0.01) / 5
+    low, high = math.log2(min(ranks)), math.log2(max(ranks))
+
+    def x(count: int) -> float:
+        return _LEFT + 30 + (_WIDTH - _LEFT - _RIGHT - 60) * ((math.log2(count) - low) / (high - low or 1))
+
+    def y(value: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
+
+    parts = [_grid(y(step * 0.2), percent(step * 0.2)) for step in range(int(top * 5 + 1.5))]
+    parts.append(f'<path class="ideal" d="M{_LEFT},{y(1):.1f} H{_WIDTH - _RIGHT}"/>')
+    parts.append(_path([(x(point.ranks), y(point.efficiency)) for point in curve.points]))
+    for point in curve.points:
+        at, level = x(point.ranks), y(point.efficiency)
+        if point.half95:
+            top_y, low_y = y(point.efficiency + point.half95), y(max(0.0, point.efficiency - point.half95))
+            parts.append(f'<path class="whisker" d="M{at:.1f},{top_y:.1f} V{low_y:.1f}"/>')
+        said = f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s"
+        parts.append(_point(at, level, said))
+        parts.append(_text(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
+        parts.append(_text(at, _HEIGHT - 24, point.scale, "middle"))
+    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × ranks of a host", "middle"))
+    return _svg(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; the figures stand in the table")
+
+
+def trend_chart(
+    points: Sequence[tuple[str, float, float | None]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
+) -> Any:
+    """Draw a figure over runs: (label, value, half interval) each, with the level of every segment."""
+    values = [value for _, value, _ in points]
+    low = min(value - (half or 0) for _, value, half in points)
+    high = max(value + (half or 0) for _, value, half in points)
+    margin = 0.15 * (high - low) or abs(high) * 0.1 or 1.0
+    low, high = low - margin, high + margin
+    count = len(points)
+
+    def x(position: float) -> float:
+        return _LEFT + 24 + (_WIDTH - _LEFT - _RIGHT - 48) * (position / max(count - 1, 1) if count > 1 else 0.5)
+
+    def y(value: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low)
+
+    ticks = _ticks(low, high)
+    scale = scale_of(max(map(abs, values)), unit)
+    decimals = max(0, -math.floor(math.log10((ticks[1] - ticks[0]) / scale.divisor) + 1e-9)) if len(ticks) > 1 else 3
+    parts = [_grid(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in ticks]
+    parts.append(_text(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
+    parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
+    for begin, end, level in segments if count >= _LEAST_RUNS else ():
+        left, right = x(begin) - 10, x(end - 1) + 10
+        parts.append(f'<path class="level" d="M{left:.1f},{y(level):.1f} H{right:.1f}"/>')
+        if begin:
+            middle = (x(begin - 1) + x(begin)) / 2
+            parts.append(f'<path class="change" d="M{middle:.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
+    for i, (label, value, half) in enumerate(points):
+        if half:
+            parts.append(f'<path class="whisker" d="M{x(i):.1f},{y(value + half):.1f} V{y(value - half):.1f}"/>')
+        parts.append(_point(x(i), y(value), f"{label}: {quantity(value, unit)}"))
+    shown = range(0, count, max(1, math.ceil(count / 7)))
+    parts += [_text(x(i), _HEIGHT - 24, points[i][0][:10], "middle") for i in shown]
+    return _svg(parts, f"{title} over time; the figures stand in the table")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    rough = (high - low) / 5
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), power * 10)
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, math.floor(high / step) + 1)]
+
+
+def _grid(y: float, label: str) -> str:
+    return f'<path class="grid" d="M{_LEFT},{y:.1f} H{_WIDTH - _RIGHT}"/>' + _text(_LEFT - 8, y + 4, label, "end")
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return f'<path class="line" d="M{" L".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
+
+
+def _point(x: float, y: float, said: str) -> str:
+    return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(said)}</title></circle>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(parts: Sequence[str], label: str) -> Any:
+    from markupsafe import Markup
+
+    head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+    return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - every text in it was escaped

@@ -1,0 +1,165 @@
+"""A comparison as people read it: in a terminal, and as one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.report.numbers import NOTHING, digits, quantity, scale_of
+from accelmark.report.shell import fill, inline
+from accelmark.report.view import GROUPS
+from accelmark.results.compare import Comparison, Difference, Pair, Side
+from accelmark.results.differences import AREAS, Area, Differing
+from accelmark.results.figures import FIGURES
+
+WORDS: Final = {
+    "better": "better",
+    "worse": "worse",
+    "different": "different",
+    "within noise": "within noise",
+    "equal": "equal",
+    "unknown": "one round: cannot tell",
+}
+_AREA_TITLES: Final[dict[Area, str]] = {
+    "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
+    "audit": "Findings of the audit",
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of a pair."""
+
+    title: str
+    explanation: str
+    baseline: str
+    other: str
+    change: str
+    interval: str
+    word: str
+    """One of the judgements, as a class of the style sheet."""
+    said: str
+    rounds: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """A pair as the page shows it."""
+
+    anchor: str
+    pair: Pair
+    title: str
+    scales: tuple[str, str]
+    verdict_line: str
+    groups: tuple[tuple[str, tuple[Line, ...]], ...]
+    areas: tuple[tuple[str, tuple[Differing, ...]], ...]
+
+
+def pair_views(comparison: Comparison) -> tuple[PairView, ...]:
+    """Return one view for each pair."""
+    return tuple(_pair(number, pair) for number, pair in enumerate(comparison.pairs, start=1))
+
+
+def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
+    """Return the page of a comparison; by itself it needs no other file, ``served`` it is a page of the server."""
+    return fill(
+        "compare.html",
+        comparison=comparison,
+        pairs=pair_views(comparison),
+        served=served,
+        style=inline("page.css"),
+        more_style=inline("runs.css"),
+        script=inline("theme.js"),
+        title="Comparison",
+    )
+
+
+def lines_of(pair: Pair) -> list[Line]:
+    """Return every figure of a pair, in the page's order."""
+    return [line for _, lines in _groups(pair) for line in lines]
+
+
+def summary_line(pair: Pair) -> str:
+    """Return how many figures differ by more than noise, as one sentence."""
+    counts = {word: sum(found.judgement == word for found in pair.differences) for word in WORDS}
+    judged = sum(counts.values()) - counts["unknown"]
+    if not judged:
+        return "A single round has no spread: no difference here can be told from noise. Repeat the case."
+    parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
+    same = counts["within noise"] + counts["equal"]
+    told = ", ".join([*parts, f"{same} within noise or equal"])
+    return f"Of {judged} figures: {told}. By chance alone, about 1 figure in 20 leaves its interval."
+
+
+def scale_text(side: Side) -> str:
+    """Return what a side ran on."""
+    key = side.key
+    hosts = "host" if key.nnodes == 1 else "hosts"
+    ranks = "rank" if key.world_size == 1 else "ranks"
+    variant = f" · {side.variant}" if side.variant else ""
+    return f"{key.framework} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}{variant}"
+
+
+def _pair(number: int, pair: Pair) -> PairView:
+    return PairView(
+        anchor=f"pair-{number}",
+        pair=pair,
+        title=pair.baseline.key.model,
+        scales=(scale_text(pair.baseline), scale_text(pair.other)),
+        verdict_line=summary_line(pair),
+        groups=tuple(_groups(pair)),
+        areas=tuple(
+            (_AREA_TITLES[area], found)
+            for area in AREAS
+            if (found := tuple(fact for fact in pair.differing if fact.area == area))
+        ),
+    )
+
+
+def _groups(pair: Pair) -> Iterable[tuple[str, tuple[Line, ...]]]:
+    left = {found.figure: found for found in pair.differences}
+    for title, names in GROUPS:
+        lines = tuple(_line(left.pop(name)) for name in names if name in left)
+        if lines:
+            yield title, lines
+    if left:
+        yield "More", tuple(_line(found) for found in left.values())
+
+
+def _line(found: Difference) -> Line:
+    scale = scale_of(found.baseline, found.unit)
+    unit = f"\u202f{scale.unit}" if scale.unit else ""
+    return Line(
+        title=found.title,
+        explanation=FIGURES[found.figure].explanation,
+        baseline=f"{scale.number(found.baseline)}{unit}",
+        other=f"{scale.number(found.other)}{unit}",
+        change=_signed(found.relative) if found.relative is not None else quantity(found.difference, found.unit),
+        interval=_interval(found),
+        word=found.judgement.replace(" ", "-"),
+        said=WORDS[found.judgement],
+        rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
+    )
+
+
+def _interval(found: Difference) -> str:
+    if found.relative_interval is not None:
+        return f"{_signed(found.relative_interval[0])} to {_signed(found.relative_interval[1])}"
+    if found.interval is not None:
+        return f"{digits(found.interval[0])} to {quantity(found.interval[1], found.unit)}"
+    return NOTHING
+
+
+def _signed(share: float) -> str:
+    """Return a share as percent with its sign; tenths of a percent from 1 % on, finer below."""
+    percent = 100 * share
+    size = abs(percent)
+    if size == 0:
+        return "0\u202f%"
+    text = f"{size:,.1f}" if size >= 1 else f"{size:.2g}"
+    if "e" in text:
+        text = digits(size, 2)
+    return f"{'+' if percent > 0 else '−'}{text}\u202f%"

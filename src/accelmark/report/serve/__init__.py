@@ -1,0 +1,1 @@
+"""A page over many runs, for a team: read-only, on this machine unless told otherwise."""

@@ -1,0 +1,103 @@
+"""The runs below a directory, read again only where something changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.results.store import SUMMARY_FILE, LoadedRun, find_runs, load_run
+from accelmark.results.table import Row, rows_of
+from accelmark.spec.errors import AccelmarkError, RunError
+
+_LOOK_EVERY_S: Final = 2.0
+_Stamp = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there was at one look."""
+
+    runs: dict[str, LoadedRun]
+    """Name (the path below the directory) -> run."""
+    unfinished: dict[str, Path]
+    """Runs that have a plan and no summary yet."""
+    problems: tuple[str, ...]
+    rows: tuple[Row, ...] = field(default=())
+
+
+@final
+class RunIndex:
+    """Knows every run below a directory; only what it found there can be asked for, so no name leads outside."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise RunError(f"{directory}: there is no such directory")
+        self.directory = directory.resolve()
+        self._lock = threading.Lock()
+        self._known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
+        self._seen: Seen | None = None
+        self._looked_s = 0.0
+
+    def look(self) -> Seen:
+        """Return what there is now, at most a few seconds old."""
+        with self._lock:
+            if self._seen is None or time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+                self._seen = self._look()
+                self._looked_s = time.monotonic()
+            return self._seen
+
+    def _look(self) -> Seen:
+        runs: dict[str, LoadedRun] = {}
+        unfinished: dict[str, Path] = {}
+        problems: list[str] = []
+        known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
+        try:
+            paths = list(find_runs(self.directory))
+        except RunError as error:
+            return Seen({}, {}, (str(error),))
+        for path in paths:
+            name = self._name(path)
+            stamp = _stamp(path / SUMMARY_FILE)
+            if stamp is None:
+                unfinished[name] = path
+                continue
+            before = self._known.get(path)
+            entry = before if before is not None and before[0] == stamp else (stamp, _load(path))
+            known[path] = entry
+            if isinstance(entry[1], str):
+                problems.append(self._below(entry[1]))
+            else:
+                runs[name] = entry[1]
+                problems += [self._below(problem) for problem in entry[1].problems]
+        self._known = known
+        return Seen(runs, unfinished, tuple(problems), tuple(rows_of(runs.values())))
+
+    def name_of(self, row: Row) -> str:
+        """Return the name of a row's run."""
+        return self._name(Path(str(row["path"])))
+
+    def _name(self, path: Path) -> str:
+        return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
+
+    def _below(self, text: str) -> str:
+        """Leave out where the directory lies: readers of a page need not know."""
+        return text.replace(f"{self.directory}/", "")
+
+
+def _load(path: Path) -> LoadedRun | str:
+    try:
+        return load_run(path)
+    except AccelmarkError as error:
+        return str(error)
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,72 @@
+"""Runs in progress: what their coordinators and ranks have written so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from accelmark.report.numbers import NOTHING, digits, percent, quantity
+from accelmark.spec.errors import AccelmarkError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """One round of a run in progress."""
+
+    name: str
+    state: str
+    share: float | None
+    facts: tuple[tuple[str, str], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run without a summary."""
+
+    name: str
+    running: bool
+    """Whether a coordinator on this machine holds it."""
+    problem: str
+    jobs: tuple[LiveJob, ...]
+
+
+def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
+    """Return how far every unfinished run is; one that cannot be read says why."""
+    return [live_run(name, path) for name, path in unfinished.items()]
+
+
+def live_run(name: str, path: Path) -> LiveRun:
+    """Return how far a run is."""
+    from accelmark.run import session
+
+    try:
+        seen = session.standing(path)
+    except AccelmarkError as error:
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+    jobs: list[LiveJob] = []
+    for directory, status in seen.statuses.items():
+        facts: list[tuple[str, str]] = []
+        share: float | None = 1.0 if status.ended else None
+        progress = seen.progress.get(directory)
+        if progress is not None:
+            share = progress.share
+            total = f" of {progress.total_steps:,}" if progress.total_steps else ""
+            facts += [
+                ("phase", progress.phase),
+                ("step", f"{progress.step:,}{total}"),
+                ("loss", NOTHING if progress.loss is None else digits(progress.loss)),
+                ("throughput", NOTHING if progress.throughput is None else f"{digits(progress.throughput)} units/s"),
+                ("left", quantity(progress.eta_s, "s")),
+                ("power", quantity(progress.devices.power_w, "W")),
+                ("utilisation", percent(progress.devices.utilisation)),
+            ]
+            if progress.metric is not None:
+                facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
+        elif status.reason:
+            facts.append(("why", status.reason))
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, tuple(facts)))
+    return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))

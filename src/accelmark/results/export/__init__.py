@@ -1,0 +1,1 @@
+"""Results in the formats of tools that people already use."""

@@ -1,0 +1,85 @@
+"""Rounds as MLflow runs: parameters, figures, curves over steps, and the files of the result as artefacts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from accelmark.results.export.contents import RoundContents, contents_of
+from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, LoadedRun
+from accelmark.spec.errors import RequestError, RunError
+
+_MOST_METRICS: Final = 1000
+_MOST_PARAMETERS: Final = 100
+"""What one request to an MLflow server may hold."""
+_LONGEST_PARAMETER: Final = 6000
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
+_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json")
+
+
+def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
+    """Log every round of a run as an MLflow run; return their ids.
+
+    Args:
+        run: the run.
+        tracking_uri: where MLflow's server or store is (``http://…``, ``file:…``).
+        experiment: name of the experiment; made if it is not there.
+
+    Raises:
+        RequestError: MLflow is not installed.
+        RunError: the server or store refuses.
+    """
+    if tracking_uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for: MLflow 3 refuses else
+    try:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise RequestError("MLflow needs accelmark[export]") from error
+    try:
+        client = MlflowClient(tracking_uri=tracking_uri)
+        found = client.get_experiment_by_name(experiment)
+        experiment_id = found.experiment_id if found else client.create_experiment(experiment)
+        return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
+    except (MlflowException, OSError) as error:
+        raise RunError(f"MLflow at {tracking_uri}: {error}") from error
+
+
+def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:
+    from mlflow.entities import Metric, Param
+
+    name = f"{run.summary.run}/{contents.name}"
+    made = client.create_run(experiment_id, run_name=name, tags=contents.tags)
+    run_id = str(made.info.run_id)
+    parameters = [Param(_name(key), value[:_LONGEST_PARAMETER]) for key, value in contents.parameters.items()]
+    begin_ms = made.info.start_time
+    metrics = [Metric(_name(f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()]
+    for curve, points in contents.curves.items():
+        metrics += [Metric(_name(curve), value, int(at * 1000), step) for step, at, value in points]
+    for some in _batches(parameters, _MOST_PARAMETERS):
+        client.log_batch(run_id, params=some)
+    for some in _batches(metrics, _MOST_METRICS):
+        client.log_batch(run_id, metrics=some)
+    for path in [run.path / contents.name / RESULT_FILE, *(run.path / name for name in _ARTEFACTS)]:
+        if path.is_file():
+            client.log_artifact(run_id, str(path))
+    succeeded = contents.tags["accelmark.state"] == "succeeded"
+    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    return run_id
+
+
+def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
+    for begin in range(0, len(items), most):
+        yield list(items[begin : begin + most])
+
+
+def _name(text: str) -> str:
+    return _UNSAFE.sub("_", text)
+
+
+def tracking_place(text: str) -> str:
+    """Return a tracking URI; a plain path becomes a local store."""
+    return text if "://" in text or text.startswith("file:") else Path(text).resolve().as_uri()

@@ -1,0 +1,108 @@
+"""Live telemetry as Prometheus text: the last sample of each recorder, with units in the metrics' names.
+
+Format: the Prometheus text exposition format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_TAIL_BYTES: Final = 256 * 1024
+_MIB: Final = 2.0**20
+
+_METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
+    ("host", "cpu", "host_cpu_ratio", 1.0, "gauge", "Share of all cores that was busy."),
+    ("host", "mem_used_mib", "host_memory_used_bytes", _MIB, "gauge", "Memory in use."),
+    ("host", "mem_total_mib", "host_memory_bytes", _MIB, "gauge", "Memory there is."),
+    ("host", "load1", "host_load1", 1.0, "gauge", "Load average over one minute."),
+    ("host", "power_w", "host_power_watts", 1.0, "gauge", "Power of the host, by its management controller."),
+    ("host", "rapl_j", "host_cpu_energy_joules_total", 1.0, "counter", "Energy of the CPU packages."),
+    ("host", "rank_rss_mib", "host_ranks_resident_bytes", _MIB, "gauge", "Resident memory of the ranks."),
+    ("device", "utilisation", "device_utilisation_ratio", 1.0, "gauge", "Share of time the device was busy."),
+    ("device", "memory_used_mib", "device_memory_used_bytes", _MIB, "gauge", "Device memory in use."),
+    ("device", "memory_total_mib", "device_memory_bytes", _MIB, "gauge", "Device memory there is."),
+    ("device", "power_w", "device_power_watts", 1.0, "gauge", "Power of the device."),
+    ("device", "temperature_c", "device_temperature_celsius", 1.0, "gauge", "Temperature of the device."),
+    ("device", "sm_clock_mhz", "device_clock_hertz", 1e6, "gauge", "Clock of the device."),
+    ("device", "memory_clock_mhz", "device_memory_clock_hertz", 1e6, "gauge", "Clock of the device's memory."),
+    ("device", "energy_j", "device_energy_joules_total", 1.0, "counter", "The device's own energy counter."),
+    ("device", "ecc_errors", "device_ecc_errors_total", 1.0, "counter", "Uncorrected memory errors."),
+)
+_TIME: Final = "sample_timestamp_seconds"
+
+
+def expose(recorders: Iterable[tuple[Mapping[str, str], Path]]) -> str:
+    """Return the last sample of each recorder as metrics; a record that has ended or holds no sample is left out.
+
+    Args:
+        recorders: labels and the ``telemetry.jsonl`` of each.
+    """
+    samples = [
+        ({"node": path.parent.name, "round": path.parent.parent.name, **labels}, sample)
+        for labels, path in recorders
+        if (sample := last_sample(path)) is not None
+    ]
+    lines: list[str] = []
+    for where, field, name, factor, kind, text in _METRICS:
+        found = list(_values(samples, where, field, factor))
+        if found:
+            lines += [f"# HELP accelmark_{name} {text}", f"# TYPE accelmark_{name} {kind}"]
+            lines += [f"accelmark_{name}{{{labels}}} {value!r}" for labels, value in found]
+    times = [(labels, sample["wall"]) for labels, sample in samples if _is_number(sample.get("wall"))]
+    if times:
+        lines += [f"# HELP accelmark_{_TIME} When the sample was taken.", f"# TYPE accelmark_{_TIME} gauge"]
+        lines += [f"accelmark_{_TIME}{{{_labels(labels)}}} {float(at)!r}" for labels, at in times]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def last_sample(path: Path) -> dict[str, Any] | None:
+    """Return the last whole sample of a record; None where it has ended, holds none or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(entry, dict):
+            continue
+        if "footer" in entry:
+            return None
+        if isinstance(entry.get("host"), dict):
+            return entry
+    return None
+
+
+def _values(
+    samples: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]], where: str, field: str, factor: float
+) -> Iterator[tuple[str, float]]:
+    for labels, sample in samples:
+        if where == "host":
+            if _is_number(sample["host"].get(field)):
+                yield _labels(labels), sample["host"][field] * factor
+            continue
+        devices = sample.get("devices")
+        for device in devices if isinstance(devices, list) else ():
+            if isinstance(device, dict) and _is_number(device.get(field)):
+                yield _labels({**labels, "device": str(device.get("index", ""))}), device[field] * factor
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

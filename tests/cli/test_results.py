@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from accelmark.cli.compare import compare
+from accelmark.cli.results import results
+from accelmark.report.markdown import BEGIN, END
+from accelmark.spec.errors import RequestError
+from tests.results.compared_runs import made
+
+app = typer.Typer()
+app.command("compare")(compare)
+app.command("results")(results)
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    made(root / "base", rounds=2)
+    made(root / "fast", rounds=2, step_ms=5.0)
+    made(root / "two", rounds=1, nproc=2)
+    made(root / "old", rounds=1)
+    summary = root / "old" / "summary.json"
+    summary.write_text(summary.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    (root / "torn").mkdir()
+    (root / "torn" / "summary.json").write_text('{"schema')
+    return root
+
+
+def ask(*arguments: object) -> str:
+    return runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False).stdout
+
+
+def test_bad_runs_are_named_and_the_others_show(runs: Path) -> None:
+    told = json.loads(ask("results", runs, "--json").splitlines()[-1])
+    assert {row["run"] for row in told["results"]} == {"base", "fast", "two"}
+    assert len(told["problems"]) == 2
+    assert any("old/summary.json: has schema version 99" in problem for problem in told["problems"])
+    assert any("torn/summary.json: is not JSON" in problem for problem in told["problems"])
+
+
+def test_rows_are_filtered_and_grouped(runs: Path) -> None:
+    text = ask("results", runs, "--where", "scale=1X1", "--group-by", "chip,scale")
+    assert "chip X1, scale 1x1" in text
+    assert "two" not in text
+    with pytest.raises(RequestError, match="did you mean 'scale'"):
+        ask("results", runs, "--where", "scal=1x1")
+    with pytest.raises(RequestError, match="COLUMN=VALUE"):
+        ask("results", runs, "--where", "scale")
+
+
+def test_sql_is_answered(runs: Path) -> None:
+    told = ask("results", runs, "--json", "--sql", "SELECT scale, count(*) AS n FROM results GROUP BY 1 ORDER BY 1")
+    assert json.loads(told.splitlines()[-1])["results"] == [{"scale": "1x1", "n": 2}, {"scale": "1x2", "n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", "the SQL is wrong"),
+        ("SELECT nothing FROM results", "cannot be answered"),
+        ("DROP TABLE results", "only read"),
+        ("INSERT INTO results SELECT * FROM results", "only read"),
+        ("WITH x AS (SELECT 1) DELETE FROM results", "only read|is wrong"),
+        ("COPY results TO '{file}'", "only read"),
+        ("ATTACH '{file}'", "only read"),
+        ("SET enable_external_access = true", "only read"),
+        ("SELECT 1; DROP TABLE results", "one SELECT"),
+        ("", "one SELECT"),
+        ("SELECT * FROM read_text('{file}')", "cannot be answered"),
+        ("SELECT * FROM '{file}'", "cannot be answered"),
+    ],
+)
+def test_sql_that_is_wrong_writes_or_reaches_for_files_is_refused(
+    runs: Path, tmp_path: Path, sql: str, said: str
+) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text("a\n1\n")
+    with pytest.raises(RequestError, match=said):
+        ask("results", runs, "--sql", sql.format(file=file))
+    assert file.read_text() == "a\n1\n"
+
+
+def test_csv_holds_every_column_and_no_formula(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.csv"
+    ask("results", runs, "--format", "csv", "-o", out)
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert [row["run"] for row in rows] == ["base", "fast", "two"]
+    assert float(rows[1]["throughput_train"]) > float(rows[0]["throughput_train"])
+    assert rows[2]["throughput_train_half95"] == ""
+    formula = ask("results", runs, "--format", "csv", "--sql", "SELECT '=1+1' AS x")
+    assert "'=1+1" in formula
+
+
+def test_parquet_reads_back(runs: Path, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    out = tmp_path / "table.parquet"
+    ask("results", runs, "--format", "parquet", "-o", out)
+    assert duckdb.read_parquet(str(out)).aggregate("count(*), max(ranks)").fetchall() == [(3, 2)]
+    with pytest.raises(RequestError, match="--output"):
+        ask("results", runs, "--format", "parquet")
+
+
+def test_markdown_escapes_and_shows_intervals(runs: Path) -> None:
+    text = ask("results", runs, "--format", "markdown")
+    assert "| base | toy:pytorch | X1 | 1x1 | VALID | 2 |" in text
+    assert "tokens/s ± " in text
+
+
+def test_the_readme_of_a_case_is_written_between_its_markers(runs: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "toy" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text(f"# Toy\n\n{BEGIN}\nold\n{END}\nafter\n")
+    ask("results", runs, "--readme", readme)
+    text = readme.read_text()
+    assert "toy:pytorch" in text
+    assert "old\n" not in text
+    assert text.endswith("after\n")
+    other = tmp_path / "other" / "README.md"
+    other.parent.mkdir()
+    other.write_text(text)
+    with pytest.raises(RequestError, match="no run of other"):
+        ask("results", runs, "--readme", other)
+
+
+def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = ask("compare", runs / "base", runs / "fast", "-o", page)
+    assert "better" in text
+    assert "settings: " not in text
+    html = page.read_text()
+    assert "default-src 'none'" in html
+    assert 'src="' not in html
+    assert 'href="/' not in html
+
+
+def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:
+    with pytest.raises(RequestError, match="--across-scales"):
+        ask("compare", runs / "base", runs / "two")
+    told = json.loads(ask("compare", runs / "base", runs / "two", "--force", "--json"))
+    assert told["pairs"][0]["not_comparable"] == ["1 hosts x 2 ranks against 1 hosts x 1 ranks"]

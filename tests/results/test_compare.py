@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accelmark.results.compare import compare
+from accelmark.results.figures import FigureName
+from accelmark.results.sources import open_sources
+from accelmark.results.store import load_run
+from accelmark.results.welch import mean_difference
+from accelmark.spec.errors import RequestError
+from tests.results.compared_runs import loaded, made
+
+VALUES = st.lists(st.floats(min_value=1, max_value=1000), min_size=2, max_size=8)
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")  # SciPy's, of sides that do not vary
+@settings(max_examples=40, deadline=None)
+@given(VALUES, VALUES)
+def test_the_interval_is_that_of_scipys_welch_test(first: list[float], second: list[float]) -> None:
+    found = mean_difference(first, second)
+    if found.degrees is None:
+        assert len(set(first)) == len(set(second)) == 1
+        return
+    theirs = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    assert found.interval == pytest.approx((theirs.low, theirs.high), rel=1e-6, abs=1e-6)
+
+
+def test_a_single_round_has_no_interval() -> None:
+    assert mean_difference([1.0], [2.0, 3.0]).interval is None
+    with pytest.raises(ValueError, match="need a value"):
+        mean_difference([], [1.0])
+
+
+def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:
+    run = loaded(tmp_path / "a")
+    [pair] = compare([run, run]).pairs
+    assert {found.judgement for found in pair.differences} <= {"within noise", "equal"}
+    assert pair.differing == ()
+
+
+def test_a_slower_run_is_worse_and_a_faster_one_better(tmp_path: Path) -> None:
+    slow, fast = loaded(tmp_path / "slow", step_ms=12.0), loaded(tmp_path / "fast", step_ms=6.0)
+    for baseline, other, word in ((slow, fast, "better"), (fast, slow, "worse")):
+        [pair] = compare([baseline, other]).pairs
+        found = {difference.figure: difference for difference in pair.differences}
+        throughput = found[FigureName.THROUGHPUT_TRAIN]
+        assert throughput.judgement == found[FigureName.STEP_P50].judgement == word
+        assert throughput.interval is not None
+        assert throughput.interval[0] < throughput.difference < throughput.interval[1]
+        assert found[FigureName.FINAL_METRIC].judgement == "equal"
+
+
+def test_one_round_cannot_be_judged(tmp_path: Path) -> None:
+    [pair] = compare([loaded(tmp_path / "a", rounds=1), loaded(tmp_path / "b", step_ms=20.0)]).pairs
+    assert {found.judgement for found in pair.differences} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_open": True}, "open, against closed"),
+        ({"synthetic": True, "target": None}, "on synthetic data, against on real data"),
+        ({"nproc": 2}, "1 hosts x 2 ranks against 1 hosts x 1 ranks"),
+    ],
+)
+def test_what_is_not_comparable_is_refused_and_marked_when_forced(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", **changes)]
+    with pytest.raises(RequestError, match=reason):
+        compare(runs)
+    [pair] = compare(runs, force=True).pairs
+    assert any(reason in why for why in pair.not_comparable)
+
+
+def test_another_version_of_the_case_is_refused(tmp_path: Path) -> None:
+    other = made(tmp_path / "b")
+    for result in other.glob("*/round*/result.json"):
+        result.write_text(result.read_text().replace('"case_version":1', '"case_version":2'))
+    with pytest.raises(RequestError, match="version 2 of the case against version 1"):
+        compare([loaded(tmp_path / "a"), load_run(other)])
+
+
+def test_scales_are_compared_when_asked(tmp_path: Path) -> None:
+    [pair] = compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", nproc=2)], across_scales=True).pairs
+    assert pair.not_comparable == ()
+    assert ("hardware", "scale") in {(fact.area, fact.name) for fact in pair.differing}
+
+
+def test_what_differs_stands_beside_the_figures(tmp_path: Path) -> None:
+    other = made(tmp_path / "b", batch_size=16, precision="fp32")
+    for result in other.glob("*/round*/result.json"):
+        loaded_result = json.loads(result.read_text())
+        loaded_result["environment"]["started"]["library_versions"]["torch"] = "9.9"
+        loaded_result["environment"]["hosts"][0]["cpu"]["model"] = "Other CPU"
+        finding = {"severity": "warning", "rule": "clock-held", "expected": "none", "actual": "thermal"}
+        loaded_result["findings"] = [finding]
+        result.write_text(json.dumps(loaded_result))
+    plan = other / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"source_sha256": "0" * 64}))
+    [pair] = compare([loaded(tmp_path / "a"), load_run(other)]).pairs
+    found = {(fact.area, fact.name): (fact.baseline, fact.other) for fact in pair.differing}
+    assert found["software", "library torch"] == ("2.13.0", "9.9")
+    assert found["hardware", "cpu model"] == ("Made-up CPU", "Other CPU")
+    assert found["settings", "batch_size"] == ("8", "16")
+    assert found["settings", "precision"] == ("bf16", "fp32")
+    assert found["source", "AccelMark's files"] == ("–", "000000000000…")
+    assert found["audit", "clock-held"] == ("–", "warning: thermal")
+
+
+def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no case in common"):
+        compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", model="other")])
+
+
+def test_a_figure_of_one_side_only_is_told_with_its_reason(tmp_path: Path) -> None:
+    [pair] = compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", telemetry=False)]).pairs
+    assert any(line.startswith("Energy") or "power" in line.lower() for line in pair.one_sided)
+
+
+def test_a_directory_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
+    made(tmp_path / "many" / "a", rounds=1)
+    made(tmp_path / "many" / "b", rounds=1)
+    (tmp_path / "many" / "half").mkdir()
+    (tmp_path / "many" / "half" / "plan.json").write_text("{}")
+    runs, problems = open_sources([tmp_path / "many"])
+    assert [run.summary.run for run in runs] == ["a", "b"]
+    assert len(problems) == 1
+    assert "half-written" in problems[0]
+    with pytest.raises(RequestError, match="no such run"):
+        open_sources([tmp_path / "gone"])
+    (tmp_path / "file.txt").write_text("")
+    with pytest.raises(RequestError, match="no run can be read from"):
+        open_sources([tmp_path / "file.txt"])

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from accelmark.cli.export import export
+from accelmark.results.export.mlflow import to_mlflow
+from accelmark.results.export.tensorboard import to_tensorboard
+from accelmark.spec.errors import RequestError, RunError
+from tests.results.compared_runs import loaded
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_tensorboard_reads_the_curves_figures_and_settings_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = loaded(tmp_path / "run", rounds=1)
+    [place] = to_tensorboard(run, tmp_path / "tb")
+    read = EventAccumulator(str(place))
+    read.Reload()
+    [result] = run.rounds.values()
+    losses = [(point.step, point.value) for point in result.curves["loss"] if point.value is not None]
+    assert [event.step for event in read.Scalars("loss")] == [step for step, _ in losses]
+    assert [event.value for event in read.Scalars("loss")] == pytest.approx([value for _, value in losses], rel=1e-6)
+    mfu = result.figures["mfu"].value  # type: ignore[index]
+    assert read.Scalars("figures/mfu")[0].value == pytest.approx(mfu, rel=1e-6)
+    assert b"batch_size" in read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+    with pytest.raises(RequestError, match="written before"):
+        to_tensorboard(run, tmp_path / "tb")
+
+
+def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    run = loaded(tmp_path / "run", rounds=1)
+    uri = (tmp_path / "ml").as_uri()
+    [run_id] = to_mlflow(run, uri)
+    client = tracking.MlflowClient(tracking_uri=uri)
+    found = client.get_run(run_id)
+    [result] = run.rounds.values()
+    assert found.data.params["batch_size"] == "8"
+    assert found.data.metrics["figures/mfu"] == pytest.approx(result.figures["mfu"].value)  # type: ignore[index]
+    assert found.data.tags["accelmark.verdict"] == "VALID"
+    assert len(client.get_metric_history(run_id, "loss")) == len(result.curves["loss"])
+    assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
+
+
+def test_an_unreachable_store_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow.tracking")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="MLflow at"):
+        to_mlflow(loaded(tmp_path / "run", rounds=1), (tmp_path / "file").as_uri())
+
+
+def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    app = typer.Typer()
+    app.command()(export)
+    run = loaded(tmp_path / "run", rounds=1)
+    with pytest.raises(RequestError, match="say where to"):
+        CliRunner().invoke(app, [str(run.path)], catch_exceptions=False)
+    done = CliRunner().invoke(app, [str(run.path), "--tensorboard", str(tmp_path / "tb"), "--json"])
+    assert json.loads(done.stdout)["tensorboard"][0].endswith("run/toy-pytorch-X1x1x1/round1")

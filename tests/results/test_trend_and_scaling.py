@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from accelmark.results.scaling import scaling_curves
+from accelmark.results.trend import change_points, levels
+from tests.results.compared_runs import loaded
+
+
+def noisy(*segments: tuple[float, int]) -> list[float]:
+    noise = random.Random(7)
+    return [level * (1 + noise.gauss(0, 0.01)) for level, count in segments for _ in range(count)]
+
+
+def test_a_steady_figure_hardly_ever_changes() -> None:
+    alarms = 0
+    for seed in range(40):
+        noise = random.Random(seed)
+        alarms += change_points([100 + noise.gauss(0, 1) for _ in range(40)]) != []
+    assert alarms <= 2
+
+
+def test_changes_are_found_where_they_were_made() -> None:
+    values = noisy((100, 12), (110, 9), (95, 14))
+    assert change_points(values) == [12, 21]
+    assert [(begin, end) for begin, end, _ in levels(values, [12, 21])] == [(0, 12), (12, 21), (21, 35)]
+
+
+def test_a_single_outlier_is_no_new_level() -> None:
+    values = noisy((100, 20))
+    values[10] = 90.0
+    assert all(end - begin >= 2 for begin, end, _ in levels(values, change_points(values)))
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0, 1.0], [0.0] * 10, [5.0] * 10])
+def test_what_does_not_vary_does_not_change(values: list[float]) -> None:
+    assert change_points(values) == []
+
+
+def test_a_change_without_noise_is_found() -> None:
+    assert change_points([5.0] * 6 + [6.0] * 6) == [6]
+
+
+def test_efficiency_is_the_speed_up_over_the_ratio_of_ranks(tmp_path: Path) -> None:
+    runs = [
+        loaded(tmp_path / "one", rounds=1, jitter=0.0),
+        loaded(tmp_path / "two", rounds=1, jitter=0.0, nproc=2, step_ms=10.25, data_wait_ms=1.0),
+        loaded(tmp_path / "four", rounds=1, jitter=0.0, nnodes=2, nproc=2, step_ms=11.5),
+        loaded(tmp_path / "other", rounds=1, jitter=0.0, precision="fp32"),
+    ]
+    [curve] = scaling_curves(runs)
+    assert [point.scale for point in curve.points] == ["1×1", "1×2", "2×2"]
+    # A step and its data take 10, 11.25 and 12.5 ms, so that a rank keeps 10/11.25 and 10/12.5 of its speed.
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 10 / 11.25, 0.8], rel=1e-6)
+    assert [point.speedup for point in curve.points] == pytest.approx([1, 20 / 11.25, 3.2], rel=1e-6)
+    assert curve.same_batch
+
+
+def test_efficiency_has_an_interval_over_rounds(tmp_path: Path) -> None:
+    [curve] = scaling_curves([loaded(tmp_path / "one"), loaded(tmp_path / "two", nproc=2)])
+    assert curve.points[0].half95 is None
+    assert curve.points[1].half95 is not None
+    assert 0 < curve.points[1].half95 < 1

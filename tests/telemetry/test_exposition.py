@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.telemetry.exposition import expose, last_sample
+
+SAMPLE: dict[str, Any] = {
+    "t": 1.0, "wall": 1000.5,
+    "host": {"cpu": 0.25, "mem_used_mib": 2.0, "power_w": None},
+    "devices": [{"index": 0, "power_w": 250.0, "sm_clock_mhz": 1500.0, "energy_j": 12.0, "throttle": ["x"]},
+                {"index": 1, "power_w": None}],
+}  # fmt: skip
+
+
+def record(path: Path, *entries: dict[str, Any], torn: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + torn)
+    return path
+
+
+def test_prometheus_own_parser_reads_it(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    path = record(tmp_path / "round1" / "node" / "telemetry.jsonl", {"header": {}}, SAMPLE)
+    text = expose([({"run": 'a"b\\c\nd'}, path)])
+    found = {
+        (sample.name, sample.labels.get("device")): sample
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["accelmark_host_cpu_ratio", None].value == 0.25
+    assert found["accelmark_host_memory_used_bytes", None].value == 2 * 2**20
+    assert found["accelmark_device_power_watts", "0"].value == 250.0
+    assert found["accelmark_device_clock_hertz", "0"].value == 1.5e9
+    assert found["accelmark_device_energy_joules_total", "0"].value == 12.0
+    assert found["accelmark_sample_timestamp_seconds", None].value == 1000.5
+    assert found["accelmark_host_cpu_ratio", None].labels["run"] == 'a"b\\c\nd'
+    assert ("accelmark_device_power_watts", "1") not in found
+    assert "accelmark_host_power_watts" not in text
+
+
+def test_several_recorders_share_one_heading(tmp_path: Path) -> None:
+    paths = [record(tmp_path / "round1" / name / "telemetry.jsonl", SAMPLE) for name in ("n0", "n1")]
+    text = expose([({}, path) for path in paths])
+    assert text.count("# TYPE accelmark_host_cpu_ratio") == 1
+    assert text.count("accelmark_host_cpu_ratio{") == 2
+
+
+def test_what_has_ended_is_torn_or_missing_is_left_out(tmp_path: Path) -> None:
+    assert last_sample(record(tmp_path / "ended", SAMPLE, {"footer": {}})) is None
+    assert last_sample(record(tmp_path / "torn", SAMPLE, torn='{"t": 2, "ho')) == SAMPLE
+    assert last_sample(record(tmp_path / "damaged", SAMPLE, torn="not json\n")) == SAMPLE
+    assert last_sample(tmp_path / "gone") is None
+    assert expose([]) == ""
