@@ -17,7 +17,8 @@ from accelmark.spec.catalog import folders, load_case
 from accelmark.spec.layers import Layer, resolve
 from accelmark.train.case import Place, TrainCase
 
-CASES = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+CASES = [name for name in SHIPPED if load_case(name).train is not None]
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "resnet50": {f"model.stage{stage}_blocks": stage for stage in (1, 2, 3, 4)} | {"model.image_size": 45},
     "bert": {"model.num_layers": 2, "model.hidden_size": 64, "model.intermediate_size": 96, "model.num_heads": 4},

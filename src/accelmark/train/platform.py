@@ -83,13 +83,10 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
     computes fp32.
     """
-    mode = "tf32" if precision == "tf32" and device.type != "cpu" else "ieee"
-    if hasattr(torch.backends, "fp32_precision"):
-        torch.backends.fp32_precision = mode
-    else:
-        torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
-        if hasattr(torch.backends, "cudnn"):
-            torch.backends.cudnn.allow_tf32 = mode == "tf32"
+    # PyTorch's newer names for these switches may not be mixed with the older ones, which other libraries still read.
+    reduced = precision == "tf32" and device.type != "cpu"
+    torch.set_float32_matmul_precision("high" if reduced else "highest")
+    torch.backends.cudnn.allow_tf32 = reduced
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
 
 
