@@ -29,8 +29,15 @@ def stamp() -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores of {model}, {platform.system()}",
         "load_average": list(os.getloadavg()),
         "python": platform.python_version(),
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *map(_without_place, sys.argv[1:])]
+        ),
     }
+
+
+def _without_place(word: str) -> str:
+    """Write a path by its last part: where it lay on the machine that measured means nothing elsewhere."""
+    return Path(word).name if word.startswith("/") else word
 
 
 def write_figures(name: str, figures: dict[str, Any], table: list[str]) -> None:

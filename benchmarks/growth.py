@@ -60,10 +60,10 @@ def make(run_dir: Path, events: int, ranks: int) -> float:
 def measure(run_dir: Path, events: int, ranks: int, log_mib: float) -> Measured:
     """Summarise a run and write its page in this process."""
     from accelmark.report.page import write_page
-    from accelmark.results.summary import summarise
+    from accelmark.run.measure import measure_run
 
     began, cpu_began = time.perf_counter(), time.process_time()
-    summary = summarise(run_dir)
+    summary = measure_run(run_dir)
     summarised, cpu_s = time.perf_counter(), time.process_time() - cpu_began
     page = write_page(run_dir)
     ended = time.perf_counter()

@@ -277,9 +277,9 @@ def main() -> None:
         log = PerfLog(0, file.fileno())
         own = alone(5 if quick else 21, log)
         found = [compare("micro", micro_job, 100, 10 if quick else 40, log)]
-        for name, steps in (("resnet_mini", 5), ("llama_mini", 3)):
+        for name, steps in (("resnet_mini", 60), ("llama_mini", 12)):
             if name in folders("cases"):
-                found.append(compare(name, partial(case_job, name), steps, 3 if quick else 8, log))
+                found.append(compare(name, partial(case_job, name), steps, 3 if quick else 12, log))
     print(f"driver alone: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of {own.window_steps} steps")
     titles = f"{'bare us':>12}{'driver us':>12}{'difference us':>15}{'quartiles':>22}{'':>9}{'least bare, driver':>24}"
     print(f"{'model':<14}{'clock':>6}{titles}")

@@ -134,7 +134,7 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
     noise = random.Random(number * 10_007 + rank)
     world = made.key.world_size
     yield "INIT_START", {}, BOOT_MS
-    yield "INIT_END", started(made, rank).model_dump(mode="json"), BOOT_MS + INIT_MS - 100
+    yield "INIT_END", started(made, rank, number).model_dump(mode="json"), BOOT_MS + INIT_MS - 100
     start = clock = BOOT_MS + INIT_MS
     yield "TRAIN_START", {}, clock
     samples, losses = 0, [0.0]
@@ -169,13 +169,13 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
     yield "FINISHED", finished(made, losses[-1], samples).model_dump(mode="json"), clock + 100
 
 
-def started(made: Made, rank: int) -> Started:
+def started(made: Made, rank: int, number: int = 1) -> Started:
     return Started(
         framework="pytorch", framework_version="2.13.0", device_type=made.device_type, device_name="Acme X1 Pod",
         device_index=rank % made.nproc, world_size=made.key.world_size, hostname="node00", threads=1,
-        seed=1000 + rank,
+        seed=1000 * number + rank,
         precision=made.precision, model_class="toy.Model", num_parameters=1_000_000, parameter_hash="ab" * 32,
-        checkpoint_hash="cd" * 32 if rank == 0 else None, optimizer_class="torch.optim.SGD", hooks={},
+        checkpoint_hash=f"{number:02x}" * 32 if rank == 0 else None, optimizer_class="torch.optim.SGD", hooks={},
         library_versions={"torch": "2.13.0"},
     )  # fmt: skip
 

@@ -95,3 +95,17 @@ def test_completion_can_be_had_for_a_shell() -> None:
     shown = accelmark("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0 or shown.returncode == 0
     assert "complete" in done.stdout + shown.stdout
+
+
+def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nSSH_PORT = "2022"\n')
+    (tmp_path / "test_conf.py").write_text('import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"a:b": "/data"}\n')
+    files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
+    done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    assert "ssh_port: 2022" in (tmp_path / "site" / "cluster.yaml").read_text()
+    assert "cluster: cluster.yaml" in (tmp_path / "site" / "run.yaml").read_text()
+    assert "FLAGPERF_PATH: is computed, and nothing is executed: os.getcwd()" in done.stdout
+    again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
+    assert again.returncode == 2
+    assert "give --force to replace" in again.stderr

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.report import report
-from accelmark.results.summary import summarise
+from accelmark.run.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError
 from tests.made_run import Made, make_run
 
@@ -42,7 +42,7 @@ def test_json_tells_the_page_and_the_summary(tmp_path: Path) -> None:
 
 def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
-    summarise(run)
+    measure_run(run)
     result = run / "toy-pytorch-X1x1x1" / "round1" / "result.json"
     before = result.read_text()
     result.write_text(before.replace("12800.0", "99999.0"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
+from accelmark.run.delivery import wheel
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem
 from accelmark.spec.cluster import ClusterSpec
@@ -140,3 +141,50 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
 def test_a_cluster_file_that_names_a_host_twice_is_refused(bed: Bed) -> None:
     with pytest.raises(ValueError, match="hosts stand twice"):
         ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "h"}, {"address": "h", "label": "other"}]})
+
+
+SOURCE = '''
+"""Devices made up for tests, since none are here: what each host has stands in a file of its own."""
+
+import json
+from pathlib import Path
+
+from accelmark.telemetry.sample import DeviceInfo, DeviceSample
+
+DEVICES = Path("/var/tmp/accelmark/devices.json")
+
+
+class Source:
+    def open(self):
+        return tuple(
+            DeviceInfo(index=index, name="Acme X1", driver=device["driver"])
+            for index, device in enumerate(json.loads(DEVICES.read_text()))
+        )
+
+    def sample(self):
+        return tuple(
+            DeviceSample(index=index, utilisation=device["busy"], memory_used_mib=0.0)
+            for index, device in enumerate(json.loads(DEVICES.read_text()))
+        )
+
+    def close(self):
+        pass
+'''
+
+
+def test_devices_that_lack_are_busy_or_have_another_driver_are_found(plan: MakePlan, bed: Bed, plugins: Path) -> None:
+    vendor = plugins / "vendors" / "acme"
+    text = (vendor / "vendor.yaml").read_text()
+    (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")
+    (vendor / "telemetry.py").write_text(SOURCE)
+    devices: tuple[list[tuple[str, float]], ...] = ([("1.0", 0.0)], [("2.0", 0.0)], [("1.0", 0.9)], [])
+    for number, has in enumerate(devices, start=1):
+        content = json.dumps([{"driver": driver, "busy": busy} for driver, busy in has])
+        (bed.work(number) / "devices.json").write_text(content)
+    wheel.cache_clear()
+    found = {(problem.host, problem.what): problem.severity for problem in look(plan((), num_hosts=4))}
+    wheel.cache_clear()
+    assert found[("n2", "has driver 2.0, n1 has 1.0")] == "warning"
+    assert found[("n3", "device 0 (Acme X1) is not idle: 90 % busy, 0 MiB used")] == "warning"
+    assert found[("n4", "has no device of acme, 1 are needed")] == "error"
+    assert not [what for host, what in found if host == "n1"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,14 +21,12 @@ MakePlan = Callable[..., Plan]
 pytestmark = pytest.mark.cluster
 
 
-def test_a_job_on_two_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan((), num_hosts=2)))
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), (
-        out + err + str([status.reason for status in statuses(run)])
-    )
-    for number in (1, 2):
-        node = run / "toy0-pytorch-X1x2x1" / "round1" / f"n{number}_noderank{number - 1}"
+    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
+    for number in range(1, 5):
+        node = run / "toy0-pytorch-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
         expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_pytorch_task.log"}
         assert expected <= {path.name for path in node.iterdir()}
     assert (run / "summary.json").exists()
@@ -71,10 +71,9 @@ def test_a_short_loss_of_the_link_changes_nothing(plan: MakePlan, bed: Bed, tmp_
     assert log.count('"STEP_END"') == 250
 
 
-def test_a_host_that_stays_away_is_lost_and_its_job_is_done_again(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_host_that_stays_away_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    made = plan((ENDLESS, "1:pace=0.1"), ("0:x",), num_hosts=2, on={"reconnect_s": 3.0})
-    process = drive("start", run, plan=made)
+    process = drive("start", run, plan=plan((ENDLESS, "1:pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0}))
     wait_for(lambda: stepping(run), "a step that came home")
     bed.link(2, "down")
     try:
@@ -82,10 +81,69 @@ def test_a_host_that_stays_away_is_lost_and_its_job_is_done_again(plan: MakePlan
     finally:
         bed.link(2, "up")
     code, _, _ = done(process)
-    first, second = statuses(run)
-    assert (code, first.state) == (1, "lost")
-    assert "n2: was out of reach for" in (first.reason or "")
-    assert second.state in ("failed", "succeeded")
+    (status,) = statuses(run)
+    assert (code, status.state) == (1, "lost")
+    assert "n2: was out of reach for" in (status.reason or "")
+
+
+def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.run.agent")
+    code, out, err = done(process)
+    (status,) = statuses(run)
+    assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
+    first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
+    assert "the node agent ended without a last word (was it killed?)" in first
+
+
+def test_a_monitor_that_is_killed_is_started_again_and_told(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan(("steps=80", "pace=0.05")))
+    wait_for(lambda: stepping(run), "a step that came home")
+    kill(bed, "accelmark.telemetry.record")
+    code, out, err = done(process)
+    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err
+    ended = next(run.glob("*/round1/n1_noderank0/exit.json")).read_text()
+    assert "the telemetry recorder ended with exit code -9; it was started again" in ended
+
+
+def kill(bed: Bed, what: str) -> None:
+    wait_for(lambda: any(what in line for line in bed.processes().values()), what)
+    for pid, line in bed.processes().items():
+        if what in line and " sh -c " not in line:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_disk_that_fills_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", "/var/tmp/accelmark"]
+    subprocess.run(bed.inside(2, *mount), check=True)
+    try:
+        done(drive("start", run, plan=plan((ENDLESS, "1:fill", "pace=0.2"), (), num_hosts=2)))
+    finally:
+        subprocess.run(bed.inside(2, "umount", "-l", "/var/tmp/accelmark"), check=True)
+    reason = statuses(run)[0].reason or ""
+    assert statuses(run)[0].state == "failed"
+    assert reason.startswith("n2: ")
+    assert "No space left on device" in reason or "are free on the disk of" in reason
+
+
+def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    keys = (bed.root / "known_hosts").read_text().splitlines()
+    wrong = tmp_path / "known_hosts"
+    wrong.write_text(f"{bed.address(1)} {keys[1].split(' ', 1)[1]}\n")
+    done(drive("start", tmp_path / "key", plan=plan((), on={"known_hosts": wrong})))
+    bed.stop_sshd(2)
+    try:
+        done(drive("start", tmp_path / "refused", plan=plan((), num_hosts=2)))
+    finally:
+        bed.sshd(2)
+    (key,), (refused,) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
+    assert (key.state, refused.state) == ("failed", "failed")
+    assert "n1: its host key is not the known one" in (key.reason or "")
+    assert "n2: cannot be reached at" in (refused.reason or "")
 
 
 def test_a_killed_coordinator_is_resumed_and_the_agents_went_on(plan: MakePlan, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from accelmark.report.page import write_page
-from accelmark.results.summary import summarise, write_round
+from accelmark.results.summary import write_round
+from accelmark.run.measure import measure_run
 from tests.made_run import Made, make_run
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -48,7 +49,7 @@ def browser() -> Iterator[Browser]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = Made(rounds=2, nproc=2, windows=60, jitter=1.0, eval_windows=(20, 40, 60), metrics=(0.5, 0.92, 0.94))
     run = make_run(tmp_path_factory.mktemp("browser") / "run", made)
-    summarise(run)
+    measure_run(run)
     return write_page(run)
 
 
@@ -148,7 +149,7 @@ def test_a_failed_run_shows_its_reason_and_runs_no_script_of_it(browser: Browser
     run = make_run(tmp_path / "run", Made(telemetry=False))
     hostile = "</script><script>window.hacked = 1</script>"
     write_round(run / "toy-pytorch-X1x1x1" / "round1", state="failed", reason=hostile)
-    summarise(run)
+    measure_run(run)
     seen = see(browser, write_page(run))
     assert seen.page.evaluate("window.hacked") is None
     assert hostile in (seen.page.locator(".note.bad").text_content() or "")

@@ -6,7 +6,7 @@ import pytest
 
 from accelmark.report.markdown import BEGIN, END, results_table, write_readme_table
 from accelmark.results.store import LoadedRun, load_run
-from accelmark.results.summary import summarise
+from accelmark.run.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 
@@ -14,7 +14,7 @@ from tests.made_run import Made, make_run
 @pytest.fixture
 def run(tmp_path: Path) -> LoadedRun:
     path = make_run(tmp_path / "run", Made(rounds=2, is_open=True))
-    summarise(path)
+    measure_run(path)
     return load_run(path)
 
 

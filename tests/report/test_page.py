@@ -9,7 +9,8 @@ import pytest
 
 from accelmark.report.page import render_page, script_json, write_page
 from accelmark.results.store import check_manifest, load_run
-from accelmark.results.summary import summarise, write_round
+from accelmark.results.summary import write_round
+from accelmark.run.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 
@@ -17,7 +18,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 def page_of(run: Path) -> str:
-    summarise(run)
+    measure_run(run)
     return render_page(load_run(run))
 
 
@@ -102,7 +103,7 @@ def test_the_page_stands_alone_and_stays_small(tmp_path: Path) -> None:
 
 def test_the_page_is_written_into_the_run_and_covered_by_its_manifest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    summarise(run)
+    measure_run(run)
     assert write_page(run) == run / "report.html"
     assert "report.html" in (run / "MANIFEST.sha256").read_text()
     assert check_manifest(run) == []
@@ -110,7 +111,7 @@ def test_the_page_is_written_into_the_run_and_covered_by_its_manifest(tmp_path: 
 
 def test_a_round_that_cannot_be_read_is_named_and_the_page_still_comes(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
-    summarise(run)
+    measure_run(run)
     (run / "toy-pytorch-X1x1x1" / "round2" / "result.json").write_text("{")
     text = visible(render_page(load_run(run)))
     assert "Could not be read" in text
@@ -125,6 +126,6 @@ def test_a_case_that_never_started_has_a_page_too(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    summarise(run)
+    measure_run(run)
     with pytest.raises(RunError, match="nowhere"):
         write_page(run, tmp_path / "nowhere" / "page.html")

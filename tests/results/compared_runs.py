@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.results.store import LoadedRun, load_run
-from accelmark.results.summary import summarise
+from accelmark.run.measure import measure_run
 from tests.made_run import Made, make_run
 
 
 def made(path: Path, **changes: Any) -> Path:
     """Make and summarise a run with three rounds that vary a little."""
     run = make_run(path, Made(**({"rounds": 3, "jitter": 1.0, "windows": 10} | changes)))
-    summarise(run)
+    measure_run(run)
     return run
 
 

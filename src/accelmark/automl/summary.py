@@ -8,6 +8,7 @@ from typing import Literal
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.counting import Mode
 from accelmark.automl.engine.journal import Note
+from accelmark.automl.engine.recording import Consumption, consumption_of
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.records import Record
@@ -84,6 +85,7 @@ class Summary(Record):
     series: tuple[PointRow, ...]
     utilisation: UtilisationRecord
     best_trial: int | None
+    consumption: Consumption
     judgement: JudgementRecord
     interruptions: int
     failures: tuple[str, ...]
@@ -102,7 +104,7 @@ def summarise(run: RunDirectory, *, state: RunState | None = None) -> Summary:
     best = board.best_trial_at(known.clock_s + 1)
     step_s = FULL_STEP_S if config.rules == "aiperf-v1" else SMOKE_STEP_S
     return Summary(
-        run=str(run.path),
+        run=run.name,
         standing=_standing(run, known),
         ended_because=known.ended.reason if known.ended is not None else None,
         duration_s=board.ended_s - board.started_s,
@@ -122,6 +124,7 @@ def summarise(run: RunDirectory, *, state: RunState | None = None) -> Summary:
             evaluating_s=used.evaluating_s,
             idle_share=used.idle_share,
         ),
+        consumption=consumption_of(run.path, known),
         best_trial=best.trial if best is not None else None,
         judgement=JudgementRecord(
             rules=judged.rules,

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import accelmark
 from accelmark.cli.automl import app as automl
+from accelmark.cli.bundle import bundle
 from accelmark.cli.cases import cases
+from accelmark.cli.check import app as check
 from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
 from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
+from accelmark.cli.new import app as new
+from accelmark.cli.probe import probe
 from accelmark.cli.report import report
 from accelmark.cli.results import results
 from accelmark.cli.resume import resume
@@ -27,6 +31,7 @@ from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
+from accelmark.cli.verify import verify
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -37,26 +42,18 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _verb in (
-    train,
-    infer,
-    run,
-    resume,
-    status,
-    stop,
-    report,
-    compare,
-    results,
-    serve,
-    export,
-    cases,
-    vendors,
-    doctor,
-    monitor,
-):
+_VERBS: Final = (
+    *(train, infer, probe, run),
+    *(resume, status, stop),
+    *(report, compare, results, serve, verify, bundle, export),
+    *(cases, vendors, doctor, monitor),
+)
+for _verb in _VERBS:
     app.command()(_verb)
 app.command(name="import")(import_files)
 app.add_typer(automl, name="automl")
+app.add_typer(new, name="new")
+app.add_typer(check, name="check")
 
 
 def _print_version(wanted: bool) -> None:

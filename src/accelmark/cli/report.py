@@ -18,19 +18,26 @@ def report(
         bool, typer.Option("--recompute", help="Compute every figure anew from events and telemetry.")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown too.")] = False,
+    mllog: Annotated[
+        bool, typer.Option("--mllog", help="Write MLCommons' log lines (mllog.log) beside each training round too.")
+    ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the page of a run; one that was killed before its summary is summarised first."""
     from accelmark.report.page import write_page
     from accelmark.results.store import SUMMARY_FILE, load_run
-    from accelmark.results.summary import summarise
+    from accelmark.run.measure import measure_run
     from accelmark.spec.errors import RequestError
 
     if not run.is_dir():
         raise RequestError(f"{run}: there is no such directory; name the directory of a run")
     if recompute or not (run / SUMMARY_FILE).is_file():
-        summarise(run, recompute=recompute)
+        measure_run(run, recompute=recompute)
+    if mllog:
+        from accelmark.results.mllog import write_mllog
+
+        write_mllog(run)
     page = write_page(run, output)
     loaded = load_run(run)
     if as_json:

@@ -10,6 +10,7 @@ from typing import Any, Final, final
 
 from accelmark.plan import Detected, Plan, build_plan
 from accelmark.run.data import data_dirs
+from accelmark.run.probe import remembered
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import parse
@@ -99,6 +100,7 @@ def detected(vendor: str | None) -> Detected:
         hardware=found.hardware or name.upper(),
         chip=chips.pop() if len(chips) == 1 else None,
         num_devices=None if found.fallback else len(found.devices),
+        ceilings=remembered(name, found.hardware or name.upper()),
     )
 
 

@@ -94,7 +94,7 @@ _SHAPE: Final = re.compile(
     r"Got invalid dimensions|Invalid rank for input|Unexpected input data type|shapes? cannot be multiplied"
     r"|expected input.* to have \d+ channels|size mismatch|incompatible with|is not compatible|shape mismatch"
     r"|Expected \d+-dimensional|Expected \d+D|must match the size|invalid for input of size|index out of range in self"
-    r"|tensor size doesn't match|not compatible with the model|input tensor shape",
+    r"|are incompatible|shape\.compatible|tensor size doesn't match|not compatible with the model|input tensor shape",
     re.IGNORECASE,
 )
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from accelmark.spec.model import Spec
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
 """CPU tensors in; CPU tensors and the seconds that are not inference out."""
 Emit = Callable[[Event, Spec], None]
+_MOST_HELD: Final = 32 * 2**20
+"""Bytes of outputs that wait for their evaluation."""
 
 
 @final
@@ -81,21 +83,26 @@ def measure(
     windows: list[ForwardWindow] = []
     sums: Counter[str] = Counter()
     num_items = 0
+
+    def judge(outputs: list[Tensor], labels: Tensor | None) -> None:
+        if evaluated and labels is not None:
+            for name, value in _evaluate(case, outputs, labels).items():
+                sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
+
     for pass_number in range(1, settings.repeat + 1):
         window = _Window(warmed.phase, pass_number)
         for batch in batches:
             began = time.perf_counter()
             outputs, other_s = _guarded(forward, batch, situation)
-            window.add(batch.num_items, time.perf_counter() - began - other_s, other_s, outputs)
+            window.add(batch, time.perf_counter() - began - other_s, other_s, outputs)
             num_items += batch.num_items
-            if evaluated and batch.labels is not None:
-                for name, value in _evaluate(case, outputs, batch.labels).items():
-                    sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
+            if window.held_bytes > _MOST_HELD:
+                window.evaluate(judge)
             if len(window.items) == settings.log_freq:
-                windows.append(window.closed(emit))
+                windows.append(window.closed(judge, emit))
                 window = _Window(warmed.phase, pass_number)
         if window.items:
-            windows.append(window.closed(emit))
+            windows.append(window.closed(judge, emit))
     metrics = _finite(case.metrics(dict(sums))) if sums else {}
     emit(Event.EVALUATE, InferEvaluation(phase=warmed.phase, num_items=num_items, metrics=metrics))
     nonfinite = sum(window.nonfinite_batches for window in windows)
@@ -104,7 +111,10 @@ def measure(
 
 @final
 class _Window:
-    """Up to ``log_freq`` batches that have not been written yet."""
+    """Up to ``log_freq`` batches that have not been written yet.
+
+    Outputs are held and looked at together, so that a call finds the caches as the call before left them.
+    """
 
     def __init__(self, phase: Phase, pass_number: int) -> None:
         self.phase: Phase = phase
@@ -113,15 +123,26 @@ class _Window:
         self.latency_ms: list[float] = []
         self.not_inference_ms: list[float] = []
         self.nonfinite = 0
+        self.held: list[tuple[list[Tensor], Tensor | None]] = []
+        self.held_bytes = 0
         self.opened = time.perf_counter()
 
-    def add(self, num_items: int, core_s: float, other_s: float, outputs: Sequence[Tensor]) -> None:
-        self.items.append(num_items)
+    def add(self, batch: InferBatch, core_s: float, other_s: float, outputs: list[Tensor]) -> None:
+        self.items.append(batch.num_items)
         self.latency_ms.append(core_s * 1000)
         self.not_inference_ms.append(other_s * 1000)
-        self.nonfinite += not all(_is_finite(output) for output in outputs if output.is_floating_point())
+        self.held.append((outputs, batch.labels))
+        self.held_bytes += sum(output.nbytes for output in outputs)
 
-    def closed(self, emit: Emit) -> ForwardWindow:
+    def evaluate(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
+        for outputs, labels in self.held:
+            self.nonfinite += not all(_is_finite(output) for output in outputs if output.is_floating_point())
+            judge(outputs, labels)
+        self.held.clear()
+        self.held_bytes = 0
+
+    def closed(self, judge: Callable[[list[Tensor], Tensor | None], None], emit: Emit) -> ForwardWindow:
+        self.evaluate(judge)
         window = ForwardWindow(
             phase=self.phase,
             pass_number=self.pass_number,

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import accelmark
+from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.data import DataDirs
 from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.spec.case import CaseSpec, TrainCaseSpec
 from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.inference import InferJob
@@ -35,6 +37,8 @@ class Detected:
     chip: Chip | None
     num_devices: int | None
     """null where ranks are not bound to devices (a CPU)."""
+    ceilings: Ceilings | None = None
+    """What ``accelmark probe`` measured of these devices, if it did."""
 
 
 def build_plan(
@@ -206,6 +210,8 @@ class _Planner:
             framework_module=self.vendor.framework_module,
             distributed_backend=self.vendor.distributed_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
+            adaptation=adaptation_files(adaptation),
+            ceilings=self.detected.ceilings if self.vendor.name == self.detected.vendor else None,
             chip=self._chip(key),
             data_dirs=data_dirs,
             checkpoint_dir=Path("checkpoints"),

@@ -10,7 +10,7 @@ from typing import Any
 from accelmark.report.inference import inference_view
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import case_views
-from accelmark.results.store import LoadedRun, load_run, write_atomic, write_manifest
+from accelmark.results.store import LoadedRun, load_run, update_manifest, write_atomic
 
 REPORT_FILE = "report.html"
 
@@ -46,7 +46,7 @@ def write_page(run_dir: Path, output: Path | None = None) -> Path:
     path = output or run_dir / REPORT_FILE
     write_atomic(path, render_page(load_run(run_dir)))
     if path.resolve().is_relative_to(run_dir.resolve()):
-        write_manifest(run_dir)
+        update_manifest(run_dir, path.resolve().relative_to(run_dir.resolve()).as_posix())
     return path
 
 

@@ -11,7 +11,7 @@ from accelmark.report.numbers import NOTHING, digits, figure, percent, quantity,
 from accelmark.report.plots import plots_of
 from accelmark.results.aggregate import NARROW
 from accelmark.results.figures import FIGURES, FigureName
-from accelmark.results.schema import CaseResult, Finding, RoundResult, Spread
+from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
 from accelmark.results.store import LoadedRun
 from accelmark.spec.job import RankExit
 
@@ -142,7 +142,8 @@ class CaseView:
     round_heads: tuple[str, ...]
     rounds: tuple[RoundView, ...]
     warnings: tuple[str, ...]
-    findings: tuple[tuple[int, Finding], ...]
+    findings: tuple[Finding, ...]
+    adaptation: AdaptationCost | None
     environment: tuple[tuple[str, str], ...]
     hosts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     settings: tuple[Setting, ...]
@@ -188,7 +189,8 @@ def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult]) -> CaseV
         round_heads=tuple(words.title(name) for name in columns),
         rounds=tuple(_round(result, columns) for result in rounds),
         warnings=case.warnings,
-        findings=tuple((result.round, finding) for result in rounds for finding in result.findings),
+        findings=case.findings,
+        adaptation=case.adaptation,
         environment=tuple(_environment(first)) if first else (),
         hosts=tuple(_hosts(first)) if first else (),
         settings=tuple(_settings(first)) if first else (),

@@ -265,7 +265,7 @@ def _is_partial(log: InferLog) -> bool:
 
 
 def _latency_curve(log: InferLog, batch_size: int) -> tuple[tuple[float, float], ...]:
-    """Return up to a hundred points of the distribution over full batches, its ends included."""
+    """Return the distribution over full batches in steps of 1 %, and finer steps from 99 % on."""
     ordered = sorted(
         latency
         for window in log.windows.get("inference", ())
@@ -275,5 +275,8 @@ def _latency_curve(log: InferLog, batch_size: int) -> tuple[tuple[float, float],
     if not ordered:
         return ()
     last = len(ordered) - 1
-    indices = sorted({round(last * point / _CURVE_POINTS) for point in range(_CURVE_POINTS + 1)})
+    shares = [point / _CURVE_POINTS for point in range(_CURVE_POINTS)] + [
+        1 - 10 ** (-nines / 10) for nines in range(20, 41)
+    ]
+    indices = sorted({round(last * share) for share in shares} | {last})
     return tuple(((index + 1) / len(ordered), round(ordered[index], 5)) for index in indices)

@@ -164,7 +164,6 @@ def compute_figures(job: JobSpec, timeline: Timeline, work: Work, per_device: Fi
         FigureName.FLOPS_PER_SAMPLE: flops,
         FigureName.ACHIEVED_TFLOPS: value(achieved, reason),
         FigureName.MFU: ratio(achieved, peak, why_no_peak or reason),
-        FigureName.MFU_MEASURED: Figure(value=None, reason="no measured ceiling of this device was given"),
     }
 
 

@@ -20,6 +20,7 @@ from accelmark.results.measure import (
     memory_figure,
     outcome_figures,
     time_figures,
+    with_ceiling,
     work_of,
 )
 from accelmark.results.round_state import NodeDir, ledger_states, node_dirs, state_of
@@ -140,7 +141,7 @@ def read_telemetry(
         samples.only(*_devices_of(node))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-    findings += [_finding("warning", "telemetry-present", "samples from every host", what) for what in missing]
+    findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
     return hosts, None if hosts else "training did not begin"
@@ -174,12 +175,24 @@ def _figures(
     work = work_of(job, timeline)
     figures = time_figures(timeline, work) | outcome_figures(timeline, work, job.train)
     per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
-    figures |= compute_figures(job, timeline, work, per_device, _precision(job, timeline))
+    precision = _precision(job, timeline)
+    figures |= compute_figures(job, timeline, work, per_device, precision)
+    figures = with_ceiling(figures, *_ceiling(job, precision))
     figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
     consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
     findings += [_finding("warning", "energy-cross-check", "power and counter agree", what) for what in warnings]
     ordered = figures | consumed
     return {name: ordered[name] for name in TRAIN_FIGURES}
+
+
+def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
+    """Return the measured rate of a device for the precision that ran, or the reason why there is none."""
+    if job.ceilings is None:
+        return None, "this device was not probed: 'accelmark probe' measures its ceilings"
+    rate = job.ceilings.matmul.get(precision)
+    if rate is None or rate.value is None:
+        return None, (rate.reason if rate is not None else None) or f"the probe measured no {precision}"
+    return rate.value, ""
 
 
 def _marks(

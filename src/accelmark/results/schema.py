@@ -61,13 +61,55 @@ class Environment(Spec):
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
 
 
-class Finding(Spec):
-    """One result of the audit."""
+Severity = Literal["info", "warning", "open", "error"]
 
-    severity: Literal["info", "warning", "error"]
+
+class Finding(Spec):
+    """One fact of the audit."""
+
+    severity: Severity
+    """``error`` makes a result invalid; ``open`` takes it out of comparison; a warning is told and changes nothing."""
     rule: str
     expected: str
     actual: str
+    round: int | None = None
+    """The round it is about; null for all of them."""
+
+    def __str__(self) -> str:
+        where = f"round {self.round}: " if self.round is not None else ""
+        return f"{where}{self.actual} (expected: {self.expected}) [{self.rule}]"
+
+
+class ChangedKey(Spec):
+    """A setting that a vendor's files changed."""
+
+    key: str
+    standard: Any
+    value: Any
+    layer: str
+
+
+class ReplacedHook(Spec):
+    """A hook that a vendor replaced."""
+
+    name: str
+    place: str
+    """``file:line``."""
+    num_lines: int | None
+
+
+class AdaptationCost(Spec):
+    """What a vendor had to change for a case: nothing at best."""
+
+    keys: tuple[ChangedKey, ...] = ()
+    hooks: tuple[ReplacedHook, ...] = ()
+    extern: dict[str, int] = Field(default_factory=dict)
+    """File of the vendor's ``extern/`` -> lines of code."""
+    kernels: dict[str, int] = Field(default_factory=dict)
+    """File of the vendor's ``csrc/`` -> lines."""
+    requirements: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    """Variables that the vendor's script set."""
 
 
 class InferenceRound(Spec):
@@ -156,6 +198,10 @@ class CaseResult(Spec):
     rounds: tuple[str, ...]
     """Directories of the rounds, relative to the run."""
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """All findings of the audit, those of the rounds among them; the verdict follows from them."""
+    adaptation: AdaptationCost | None = None
+    """What the vendor changed; null where no round left a record."""
 
 
 class Summary(Spec):

@@ -135,8 +135,22 @@ def write_manifest(run_dir: Path) -> Path:
     return manifest
 
 
+def update_manifest(run_dir: Path, *names: str) -> None:
+    """Take the files ``names`` (relative to the run) into the manifest as they are now; other lines stay as they are.
+
+    So a page that is written anew does not vouch for a log that was edited meanwhile. Without a manifest, one is made.
+    """
+    manifest = run_dir / MANIFEST_FILE
+    if not manifest.is_file():
+        write_manifest(run_dir)
+        return
+    kept = [line for line in manifest.read_text(encoding="utf-8").splitlines() if line.partition("  ")[2] not in names]
+    lines = [*kept, *(f"{_sha256(run_dir / name)}  {name}" for name in names)]
+    write_atomic(manifest, "".join(f"{line}\n" for line in sorted(lines, key=lambda line: line.partition("  ")[2])))
+
+
 def check_manifest(run_dir: Path) -> list[str]:
-    """Return one sentence for each file that the manifest names and that is gone or was changed.
+    """Return one sentence for each file that the manifest names and that is gone or was changed, or that it lacks.
 
     Raises:
         RunError: there is no readable manifest.
@@ -147,8 +161,10 @@ def check_manifest(run_dir: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
     problems: list[str] = []
+    named: set[str] = set()
     for number, line in enumerate(lines, start=1):
         expected, separator, name = line.partition("  ")
+        named.add(name)
         file = run_dir / name
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
             problems.append(f"{path}: line {number} is no line of a manifest")
@@ -156,7 +172,14 @@ def check_manifest(run_dir: Path) -> list[str]:
             problems.append(f"{name}: is missing")
         elif _sha256(file) != expected:
             problems.append(f"{name}: was changed (its SHA-256 is not {expected[:12]}…)")
+    found = sorted(file.relative_to(run_dir).as_posix() for file in _files(run_dir))
+    problems += [f"{name}: was added (the manifest does not name it)" for name in found if name not in named]
     return problems
+
+
+def covered_files(run_dir: Path) -> list[Path]:
+    """Return the files of a run that its manifest covers, by name."""
+    return sorted(_files(run_dir))
 
 
 def _files(run_dir: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,10 +12,10 @@ from pydantic_core import from_json
 
 import accelmark
 from accelmark.results.aggregate import aggregate, spread_warnings
+from accelmark.results.judgement import Judge
 from accelmark.results.rounds import round_result
 from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary
 from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write_atomic, write_manifest
-from accelmark.results.verdict import verdict
 from accelmark.spec.errors import RunError
 from accelmark.spec.key import CaseKey
 
@@ -31,15 +31,36 @@ def write_round(round_dir: Path, *, state: JobState | None = None, reason: str |
     return result
 
 
-def summarise(run_dir: Path, *, recompute: bool = False) -> Summary:
+def summarise(run_dir: Path, judge: Judge, *, recompute: bool = False) -> Summary:
     """Gather a run into ``summary.json`` and ``MANIFEST.sha256``; rounds without a ``result.json`` get theirs.
 
     Args:
         run_dir: the run.
+        judge: decides whether a case counts.
         recompute: compute every round anew from its events and telemetry instead of reading its ``result.json``.
 
     Raises:
         RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+    """
+
+    def result_of(round_dir: Path) -> RoundResult:
+        if recompute or not (round_dir / RESULT_FILE).is_file():
+            return write_round(round_dir)
+        return load_round(round_dir / RESULT_FILE)
+
+    summary, _ = gather(run_dir, judge, result_of)
+    write_atomic(run_dir / SUMMARY_FILE, summary.model_dump_json(indent=1) + "\n")
+    write_manifest(run_dir)
+    return summary
+
+
+def gather(
+    run_dir: Path, judge: Judge, result_of: Callable[[Path], RoundResult]
+) -> tuple[Summary, dict[str, RoundResult]]:
+    """Return what a run came to, and its rounds by directory; nothing is written but what ``result_of`` writes.
+
+    Raises:
+        RunError: nothing in ``run_dir`` is a round.
     """
     planned = _planned(run_dir)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
@@ -51,20 +72,10 @@ def summarise(run_dir: Path, *, recompute: bool = False) -> Summary:
         if not (run_dir / name / "job.json").is_file() and name in planned:
             continue
         try:
-            rounds[name] = _round(run_dir / name, recompute)
+            rounds[name] = result_of(run_dir / name)
         except RunError as error:
             problems.append(str(error))
-    summary = _summary(run_dir, names, planned, rounds, problems)
-    write_atomic(run_dir / SUMMARY_FILE, summary.model_dump_json(indent=1) + "\n")
-    write_manifest(run_dir)
-    return summary
-
-
-def _round(round_dir: Path, recompute: bool) -> RoundResult:
-    path = round_dir / RESULT_FILE
-    if path.is_file() and not recompute:
-        return load_round(path)
-    return write_round(round_dir)
+    return _summary(run_dir, judge, names, planned, rounds, problems), rounds
 
 
 def _on_disk(run_dir: Path) -> list[str]:
@@ -98,6 +109,7 @@ def _plan(run_dir: Path) -> dict[str, Any]:
 
 def _summary(
     run_dir: Path,
+    judge: Judge,
     names: Sequence[str],
     planned: Mapping[str, dict[str, Any]],
     rounds: Mapping[str, RoundResult],
@@ -113,7 +125,7 @@ def _summary(
         if key is None:
             continue
         bad = [problem for problem in problems if f"/{slug}/" in problem]
-        cases.append(_case(key, there, len(directories), bad, planned))
+        cases.append(_case(run_dir, judge, key, there, len(directories), bad, planned))
     plan = _plan(run_dir)
     vendors = [result.vendor for result in rounds.values()]
     return Summary(
@@ -138,6 +150,8 @@ def _planned_key(planned: Mapping[str, dict[str, Any]], directories: Sequence[st
 
 
 def _case(
+    run_dir: Path,
+    judge: Judge,
     key: CaseKey,
     rounds: Mapping[str, RoundResult],
     num_planned: int,
@@ -146,20 +160,13 @@ def _case(
 ) -> CaseResult:
     results = list(rounds.values())
     figures = aggregate(results)
-    decision, reasons = verdict(results, max(num_planned, 1))
+    judged = judge(run_dir, rounds, max(num_planned, 1))
     marks: list[Mark] = list(dict.fromkeys(mark for result in results for mark in result.marks))
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend("queued" for _ in range(num_planned - len(results) - len(problems)))
-    if decision == "VALID" and problems:
-        decision = "INVALID"
-    warnings = [*spread_warnings(figures), *_mark_warnings(marks)]
-    warnings += dict.fromkeys(
-        f"{finding.rule}: expected {finding.expected}, found {finding.actual}"
-        for result in results
-        for finding in result.findings
-        if finding.severity == "warning"
-    )
+    warnings = [*spread_warnings(figures)]
+    warnings += dict.fromkeys(str(finding) for finding in judged.findings if finding.severity == "warning")
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
@@ -171,12 +178,14 @@ def _case(
         variant=_variant(results[0]) if results else None,
         state=worst(states),
         converged=_all([result.converged for result in results]),
-        verdict=decision,
-        reasons=(*reasons, *problems),
+        verdict="INVALID" if problems else judged.verdict,
+        reasons=(*judged.reasons, *problems),
         marks=tuple(marks),
         figures=figures,
         rounds=tuple(rounds),
         warnings=tuple(warnings),
+        findings=judged.findings,
+        adaptation=judged.adaptation,
     )
 
 
@@ -189,14 +198,6 @@ def _variant(result: RoundResult) -> str | None:
 
 def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:
     return "infer" if any(job.get("task") == "infer" for job in planned.values()) else "train"
-
-
-def _mark_warnings(marks: Sequence[Mark]) -> list[str]:
-    said: dict[Mark, str] = {
-        "busy_machine": "the machine was busy with something else: times and energy may be worse than it can do",
-        "resumed": "the run was resumed: work redone after the checkpoint counts as time",
-    }
-    return [said[mark] for mark in marks if mark in said]
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:

@@ -22,6 +22,7 @@ from typing import Final, final
 
 from pydantic import TypeAdapter, ValidationError
 
+from accelmark.run.adaptation import carry_out
 from accelmark.run.environment import rank_command, rank_environment
 from accelmark.run.files import write_atomic
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
@@ -77,6 +78,8 @@ class Agent:
             with hold(self._task.host_lock, self._task.run):
                 self._prepare_grounds()
                 self._write_system_information()
+                if self._task.adaptation is not None:
+                    self._environment = carry_out(self._task.adaptation, self._dir, self._environment)
                 self._start_telemetry()
                 exit_code = self._supervise()
         except HostInUseError as error:

@@ -66,11 +66,16 @@ def _task(
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
+        adaptation=_adaptation_folder(plan, job.job) if job.job.adaptation is not None else None,
         telemetry=TelemetryTask(
             vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s
         ),
         limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
     )
+
+
+def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:
+    return _vendor_folder(plan) / "cases" / f"{job.key.model}-{job.key.framework}"
 
 
 def _vendor_folder(plan: Plan) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 from accelmark.plan.plan import PlannedJob
@@ -16,14 +17,18 @@ from accelmark.run.follow import Following, StopRequest
 from accelmark.run.launchers.launcher import Launcher, Link
 from accelmark.run.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.progress import ProgressReader
+from accelmark.run.source import source_record
 from accelmark.run.ssh.connection import UnreachableError
 from accelmark.run.states import Ledger
 from accelmark.run.watcher import Watcher
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.evidence import DATA_FILE, SOURCE_FILE, DataRecord
 from accelmark.spec.job import JobSpec
 
-FetchData = Callable[[JobSpec, Callable[[str], None]], None]
-"""Sees to it that a job's data is where its ``data_dirs`` say, telling how far it is; raises DataError."""
+FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
+"""Sees to it that a job's data is where its ``data_dirs`` say, telling how far it is; raises DataError.
+
+Returns what it found there, or None where it did not look."""
 
 REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -54,6 +59,7 @@ class Coordinator:
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and sum up."""
         self._ledger.note("run_started")
+        write_atomic(self._directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
         return await self._all(())
 
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
@@ -143,7 +149,13 @@ class Coordinator:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._watcher.preparing, job, what)
 
-        fetching = [in_background(lambda: self._fetch(spec, tell))] if self._launcher.fetches_here else []
+        def fetch() -> None:
+            found = self._fetch(spec, tell)
+            if found is not None:
+                records = {name: record.model_dump(mode="json") for name, record in found.items()}
+                write_atomic(round_dir / DATA_FILE, json.dumps(records, indent=2))
+
+        fetching = [in_background(fetch)] if self._launcher.fetches_here else []
         ready = asyncio.gather(*fetching, *(link.prepare() for link in links))
         asked = asyncio.create_task(self._stop.more_than(0))
         either: set[asyncio.Future[Any]] = {ready, asked}

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from accelmark.datasets import dataset_specs, ensure, place_of
+from accelmark.datasets import dataset_specs, ensure, fingerprint, place_of
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.run.wording import memory, percent
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_case
+from accelmark.spec.errors import DataError
+from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
 
 Tell = Callable[[str], None]
@@ -40,23 +42,36 @@ class DataFetcher:
     """
 
     offline: bool = False
-    _checked: set[Path] = field(default_factory=set)
+    _checked: dict[Path, DataRecord] = field(default_factory=dict)
 
-    def __call__(self, job: JobSpec, tell: Tell) -> None:
-        """Bring and check the data of ``job``.
+    def __call__(self, job: JobSpec, tell: Tell) -> dict[str, DataRecord]:
+        """Bring and check the data of ``job``, and return what was found.
 
         Raises:
             DataError: it is not there, not right or cannot be had; the message says what to do.
         """
         case = load_case(job.case.name)
+        found: dict[str, DataRecord] = {}
         for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml"):
             place = job.data_dirs.get(spec.name)
-            if place is None or place in self._checked:
+            if place is None:
+                continue
+            if place in self._checked:
+                found[spec.name] = self._checked[place]
                 continue
             own = None if _in_cache(spec, place) else place
             is_small = job.open or case.size == "mini"
             ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(tell))
-            self._checked.add(place)
+            self._checked[place] = found[spec.name] = _record(spec, place)
+        return found
+
+
+def _record(spec: DatasetSpec, place: Path) -> DataRecord:
+    try:
+        seen = fingerprint(spec, place)
+    except OSError as error:
+        raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
+    return DataRecord(path=str(place), fingerprint=seen, declared=spec.fingerprint if spec.files else None)
 
 
 def _in_cache(spec: DatasetSpec, place: Path) -> bool:

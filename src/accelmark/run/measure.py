@@ -1,4 +1,4 @@
-"""The one door from carrying out a run to what it came to: the files of the results room."""
+"""The one door from carrying out a run to what it came to: the results room counts, the audit judges."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ def measure_round(round_dir: Path) -> RoundResult:
     return write_round(round_dir)
 
 
-def measure_run(run_dir: Path) -> Summary:
-    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``."""
+def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
+    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``.
+
+    Args:
+        run_dir: the run.
+        recompute: compute every round anew from its events and telemetry.
+
+    Raises:
+        RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+    """
+    from accelmark.audit.judge import judge_case
     from accelmark.results.summary import summarise  # numerical libraries: not before they are needed
 
-    return summarise(run_dir)
+    return summarise(run_dir, judge_case, recompute=recompute)

@@ -76,6 +76,8 @@ class AgentTask(Spec):
     """Drop the page cache before the ranks start."""
     host_lock: Path | None = None
     """Locked while the job runs, so that two runs never share a host; null on this machine."""
+    adaptation: Path | None = None
+    """The vendor's folder for this case, to be carried out before the ranks start."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

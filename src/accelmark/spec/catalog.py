@@ -85,6 +85,11 @@ def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
     return dict(sorted(found.items()))
 
 
+def look_again() -> None:
+    """Forget which folders were found, after one was made or installed."""
+    _folders.cache_clear()
+
+
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
     yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):

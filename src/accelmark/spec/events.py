@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Literal
 
+from pydantic import Field
+
 from accelmark.spec.model import Spec
 
 PERFLOG_PREFIX: Final = "[PerfLog] "
@@ -134,10 +136,26 @@ class Started(Spec):
     model_class: str
     num_parameters: int
     parameter_hash: str
-    """SHA-256 over names, shapes and dtypes of all parameters: the structure of the model."""
+    """SHA-256 over names, shapes and dtypes of all parameters as the hooks left them: the structure of the model."""
+    standard_parameter_hash: str | None = None
+    """The same of the model as its case built it."""
+    standard_num_parameters: int | None = None
+    replaced_modules: tuple[str, ...] = ()
+    """Modules of another class than the case's (``layer1.act: ReLU -> Identity``), the first few."""
+    num_replaced_modules: int = 0
     checkpoint_hash: str | None
-    """SHA-256 over the initial values of all parameters (rank 0; null elsewhere)."""
+    """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
+    trained_checkpoint_hash: str | None = None
+    """The same as the hooks left them, where a vendor's hooks ran and the model is not sharded (rank 0)."""
     optimizer_class: str
+    standard_optimizer_class: str | None = None
+    """The optimizer that the case would build."""
+    optimizer_changes: tuple[str, ...] = ()
+    """Where the optimizer's numbers differ from those of the case's (``weight_decay: 0.01 -> 0.0``)."""
+    compute_type: str | None = None
+    """Type of the matrix work in a forward pass: autocast's where it is on, else the parameters'."""
     hooks: dict[str, str]
     """Overridden vendor hooks -> ``file:line``."""
+    hook_lines: dict[str, int] = Field(default_factory=dict)
+    """Overridden vendor hooks -> lines of code."""
     library_versions: dict[str, str]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.ceilings import Ceilings
+from accelmark.spec.evidence import AdaptationFiles
 from accelmark.spec.inference import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
@@ -68,6 +70,10 @@ class JobSpec(Spec):
     distributed_backend: str
     extern: FolderRef | None = None
     """The vendor's folder for this case, where it overrides hooks."""
+    adaptation: AdaptationFiles | None = None
+    """What the vendor's folder for this case holds, where there is one."""
+    ceilings: Ceilings | None = None
+    """What ``accelmark probe`` measured of this device; null where it was not probed."""
     chip: Chip | None = None
     """The chip under test as its vendor describes it; null where it is unknown (then MFU is null)."""
     data_dirs: dict[str, Path]

@@ -35,6 +35,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
     parser.add_argument("--local-addr", help="address of this host that the others reach")
     parser.add_argument("--timeout-s", type=int, default=_RENDEZVOUS_TIMEOUT_S, help="longest wait for other hosts")
+    parser.add_argument("--module", default="accelmark.train", help="what a rank runs")
     given = parser.parse_args(arguments)
     if given.nnodes > 1 and not given.rdzv_endpoint:
         parser.error("--rdzv-endpoint is needed with --nnodes above 1")
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="accelmark-launch-") as log_dir:
         start = elastic_launch(launch_config(given, log_dir), sys.executable)
         try:
-            start("-m", "accelmark.train", str(given.job))
+            start("-m", given.module, str(given.job))
             codes = dict.fromkeys(ranks, 0)
         except ChildFailedError as error:
             codes = dict.fromkeys(ranks)

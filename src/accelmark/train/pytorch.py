@@ -40,6 +40,7 @@ from accelmark.train.platform import (
     set_threads,
 )
 from accelmark.train.seeds import rank_seed, seed_everything
+from accelmark.train.standard import NUM_SHOWN, Standard, compute_type, optimizer_facts, unwrapped
 from accelmark.train.synthetic import SyntheticBatches
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
@@ -98,15 +99,21 @@ class PyTorchBackend:
         weights = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
-        started = self._build(hooks, model)
+        standard = Standard.of(model)
+        started = self._build(hooks, model, standard, is_changed="create_optimizer" in records)
         seed_everything(place.seed)
+        trained = None
+        if records and ranks.rank == 0 and settings.parallelism != "fsdp2":
+            trained = weights_hash(unwrapped(self._training.model))
         return started.model_copy(
             update={
                 "threads": threads,
                 "seed": place.seed,
                 "precision": precision,
                 "checkpoint_hash": weights,
+                "trained_checkpoint_hash": trained,
                 "hooks": {name: record.place for name, record in records.items()},
+                "hook_lines": {name: record.num_lines for name, record in records.items()},
             }
         )
 
@@ -131,13 +138,13 @@ class PyTorchBackend:
             )
         return batches
 
-    def _build(self, hooks: Hooks, model: nn.Module) -> Started:
+    def _build(self, hooks: Hooks, model: nn.Module, standard: Standard, *, is_changed: bool) -> Started:
         """Carry the model through the hooks in their order; the events tell how long each took."""
         settings = self._settings
         model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
         self.num_parameters = num_parameters(model)
-        structure, class_name = structure_hash(model), type(model).__name__
+        class_name = type(model).__name__
         if settings.activation_checkpointing:
             self._checkpoint_activations(model)
         inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
@@ -145,8 +152,13 @@ class PyTorchBackend:
             self._compile(inner)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
+        standard_class, changes = optimizer_facts(
+            optimizer, self._case.build_optimizer(wrapped) if is_changed else optimizer
+        )
         schedule = self._case.build_schedule(optimizer, self._schedule_length(), self.steps_per_epoch)
         self._training = training = Training(wrapped, optimizer, schedule, hooks.create_grad_scaler(), autocast)
+        left = unwrapped(wrapped)
+        replaced = standard.replaced_in(left)
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
         self._checkpoints = Checkpoints(
             self._job.checkpoint_dir, settings, training, self._device, self._ranks.rank, self.world_size
@@ -166,9 +178,16 @@ class PyTorchBackend:
             precision=settings.precision,
             model_class=class_name,
             num_parameters=self.num_parameters,
-            parameter_hash=structure,
+            parameter_hash=structure_hash(left),
+            standard_parameter_hash=standard.parameter_hash,
+            standard_num_parameters=standard.num_parameters,
+            replaced_modules=replaced[:NUM_SHOWN],
+            num_replaced_modules=len(replaced),
             checkpoint_hash=None,
             optimizer_class=type(optimizer).__name__,
+            standard_optimizer_class=standard_class,
+            optimizer_changes=changes,
+            compute_type=compute_type(left, autocast, self._device),
             hooks={},
             library_versions=_library_versions(),
         )

@@ -122,6 +122,7 @@ class Coordinator:
             SessionBegan(
                 at=datetime.now(UTC).isoformat(timespec="seconds"),
                 clock_s=self._base_s,
+                monotonic_s=self._began,
                 host=platform.node(),
                 pid=os.getpid(),
                 experiment=self._run.name,

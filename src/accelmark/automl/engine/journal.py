@@ -20,11 +20,15 @@ NAME: Final = "journal.jsonl"
 
 
 class SessionBegan(Record):
-    """A coordinator took up the run, at ``clock_s`` of the run's clock. ``at`` is UTC, ISO 8601."""
+    """A coordinator took up the run, at ``clock_s`` of the run's clock.
+
+    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that moment, which telemetry is stamped with.
+    """
 
     event: Literal["session-began"] = "session-began"
     at: str
     clock_s: float
+    monotonic_s: float = 0.0
     host: str
     pid: int
     experiment: str

@@ -16,6 +16,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_crew import RayCrew
+from accelmark.automl.engine.recording import recorded
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.graph import Network
 from accelmark.spec.errors import RequestError
@@ -102,6 +103,23 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
 
 def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Observer | None) -> SessionEnded:
     coordinator = Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer)
+    with _telemetry(run, config):
+        return _driven(coordinator)
+
+
+@contextmanager
+def _telemetry(run: RunDirectory, config: AutomlConfig) -> Iterator[None]:
+    """Record this machine where trials run on it; hosts of a cluster are watched by their own monitors."""
+    if not isinstance(config.cluster, LocalCluster):
+        yield
+        return
+    number = len(run.state().sessions) + 1 if (run.path / "journal.jsonl").stat().st_size else 1
+    with recorded(run.path, number):
+        yield
+
+
+def _driven(coordinator: Coordinator) -> SessionEnded:
+    """Drive a run; a first interrupt or termination ends it in order, a second one at once."""
 
     def end_in_order(number: int, frame: FrameType | None) -> None:
         del frame

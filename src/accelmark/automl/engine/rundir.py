@@ -47,7 +47,7 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """The folder's own name, which also names the run's study."""
-        return self.path.name
+        return self.path.resolve().name
 
     @property
     def weights(self) -> Path:

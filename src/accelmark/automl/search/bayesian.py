@@ -70,34 +70,33 @@ class BayesianSearch:
         found = self._walk(family, model, known, generator)
         return family.add(found.network, found.parent, found.morphs)
 
-    def _fit(self, family: Family) -> tuple[GaussianProcess, list[Sketch]]:
+    def _fit(self, family: Family) -> tuple[GaussianProcess, list[Individual]]:
         observed = sorted(family.observed, key=worth)[-self.memory // 2 :]
         recent = [one for one in family.observed if one not in observed][-self.memory // 2 :]
         chosen = sorted([*observed, *recent], key=lambda one: one.id)
         model = GaussianProcess.fitted(self._matrix(chosen), np.array([worth(one) for one in chosen]))
         pending = family.pending
         if not pending:
-            return model, [self._sketch(one) for one in chosen]
+            return model, chosen
         believed = [worth(one) for one in chosen]
         believed += [model.predict(self._distances(one, chosen))[0] for one in pending]
         everyone = [*chosen, *pending]
-        return (
-            GaussianProcess.fitted(self._matrix(everyone), np.array(believed)),
-            [self._sketch(one) for one in everyone],
-        )
+        return GaussianProcess.fitted(self._matrix(everyone), np.array(believed)), everyone
 
     def _walk(
-        self, family: Family, model: GaussianProcess, known: list[Sketch], generator: np.random.Generator
+        self, family: Family, model: GaussianProcess, known: list[Individual], generator: np.random.Generator
     ) -> _Point:
-        def bound(seen: Sketch) -> float:
-            mean, deviation = model.predict(distances(seen, known))
+        sketches = [self._sketch(one) for one in known]
+
+        def bound(distance: Vector) -> float:
+            mean, deviation = model.predict(distance)
             return mean + self.beta * deviation
 
         order = counter()
         queue: list[tuple[float, int, _Point]] = []
-        for one in family.observed:
+        for one in (each for each in known if each.standing == "observed"):
             point = _Point(one.network, one.id, ())
-            heapq.heappush(queue, (-bound(self._sketch(one)), next(order), point))
+            heapq.heappush(queue, (-bound(self._distances(one, known)), next(order), point))
         best: tuple[float, _Point] | None = None
         highest, temperature = -queue[0][0], self.annealing.start
         while queue and temperature > self.annealing.end:
@@ -112,7 +111,7 @@ class BayesianSearch:
                     morph, child = choices.draw(generator, self.kinds)
                 except MorphError:
                     break
-                reached = bound(sketch(child))
+                reached = bound(distances(sketch(child), sketches))
                 grown = _Point(child, point.parent, (*point.morphs, morph))
                 heapq.heappush(queue, (-reached, next(order), grown))
                 highest = max(highest, reached)
@@ -131,10 +130,11 @@ class BayesianSearch:
         return known[1]
 
     def _distances(self, one: Individual, others: list[Individual]) -> Vector:
-        for each in (one, *others):
-            self._sketch(each)
+        own, theirs = self._sketch(one), [self._sketch(other) for other in others]
         missing = [other for other in others if (one.id, other.id) not in self._rows]
-        new = distances(self._sketch(one), [self._sketch(other) for other in missing])
+        if missing:
+            theirs = [self._sketch(other) for other in missing]
+        new = distances(own, theirs) if missing else np.zeros(0)
         for other, value in zip(missing, new, strict=True):
             self._rows[one.id, other.id] = self._rows[other.id, one.id] = float(value)
         return np.array([self._rows[one.id, other.id] for other in others])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from accelmark.automl.graph import Convolution, Dense, Layer, MaxPool, Network, Skip, main_chain, skips
+from accelmark.automl.graph import Convolution, Dense, Layer, MaxPool, Network, main_chain, skips
 from accelmark.automl.graph.layers import AveragePool
 
 Vector = NDArray[np.float64]
@@ -26,7 +26,8 @@ class Sketch:
     """What a distance looks at: a row (kind, log2 width, kernel, stride) a layer, and the skips."""
 
     layers: Vector
-    skips: tuple[Skip, ...]
+    skips: Vector
+    """One row (start, end, 1 where it is a concat) a skip."""
 
 
 def _row(layer: Layer) -> tuple[float, float, float, float] | None:
@@ -45,7 +46,8 @@ def sketch(network: Network) -> Sketch:
     """Reduce a network to what the distance looks at: layers with weights, pools, and skips."""
     rows = [_row(network.by_name[name].layer) for name in main_chain(network)]
     table = np.array([row for row in rows if row is not None], dtype=np.float64).reshape(-1, 4)
-    return Sketch(table, skips(network))
+    rows_of_skips = [(skip.start, skip.end, float(skip.merge == "concat")) for skip in skips(network)]
+    return Sketch(table, np.array(rows_of_skips, dtype=np.float64).reshape(-1, 3))
 
 
 def distances(one: Sketch, others: Sequence[Sketch]) -> Vector:
@@ -83,13 +85,13 @@ def _layer_distances(rows: Vector, others: Sequence[Vector]) -> Vector:
     return result
 
 
-def _skip_distance(one: Sequence[Skip], other: Sequence[Skip]) -> float:
-    if not one or not other:
+def _skip_distance(one: Vector, other: Vector) -> float:
+    if not len(one) or not len(other):
         return float(len(one) + len(other))
-    left = np.array([(skip.start, skip.end) for skip in one], dtype=np.float64)
-    right = np.array([(skip.start, skip.end) for skip in other], dtype=np.float64)
-    cost = np.abs(left[:, None, :] - right[None, :, :]).sum(axis=2) / (1.0 + right.max() + left.max())
-    merges = np.array([[a.merge != b.merge for b in other] for a in one])
-    cost = np.minimum(1.0, cost + 0.5 * merges)
+    if one.shape == other.shape and np.array_equal(one, other):
+        return 0.0
+    apart = np.abs(one[:, None, :] - other[None, :, :])
+    cost = (apart[:, :, 0] + apart[:, :, 1]) / (1.0 + one[:, :2].max() + other[:, :2].max())
+    cost = np.minimum(1.0, cost + 0.5 * apart[:, :, 2])
     rows, columns = linear_sum_assignment(cost)
     return float(cost[rows, columns].sum() + abs(len(one) - len(other)))

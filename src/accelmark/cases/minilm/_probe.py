@@ -44,7 +44,7 @@ def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
         value = F.cross_entropy(inputs @ weight.T + bias, labels) + _L2 * weight.square().sum() / 2
         value.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-        return float(value)
+        return float(value.detach())
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     return weight.detach().float(), bias.detach().float()

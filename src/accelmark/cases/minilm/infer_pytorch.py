@@ -17,7 +17,7 @@ class Case(InferCase):
     """The passages of the held-out act lie in memory as tokens; the probe is part of the evaluation."""
 
     input_names = ("tokens", "mask")
-    output_names = ("embedding",)
+    output_names = ("sentence",)
 
     def build_dataloader(self) -> TensorBatches:
         """Read and tokenise the passages."""

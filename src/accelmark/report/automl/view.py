@@ -31,6 +31,7 @@ class SearchView:
 
     summary: Summary
     tiles: tuple[tuple[str, str, str], ...]
+    consumption: tuple[tuple[str, str, str], ...]
     rows: tuple[tuple[str, ...], ...]
     trials: tuple[tuple[str, ...], ...]
     family: str
@@ -47,10 +48,16 @@ def search_view(run: RunDirectory) -> SearchView:
     summary = summarise(run, state=state)
     values = {one.id: one.value for one in state.individuals if one.value is not None}
     board = state.scoreboard()
-    reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
+    validated = {epoch.trial for epoch in board.epochs if epoch.validation_accuracy is not None}
+    reached = {
+        record.individual: board.best_validation(record.trial)
+        for record in state.trials.values()
+        if record.trial in validated
+    }
     return SearchView(
         summary=summary,
         tiles=_tiles(summary),
+        consumption=_consumption(summary),
         rows=tuple(_row(row) for row in summary.series),
         trials=tuple(_trial_row(record, state) for record in state.trials.values()),
         family=draw_family(
@@ -86,6 +93,19 @@ def _tiles(summary: Summary) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def _consumption(summary: Summary) -> tuple[tuple[str, str, str], ...]:
+    used = summary.consumption
+
+    def tile(title: str, name: str, value: float | None, text: str) -> tuple[str, str, str]:
+        return title, "-" if value is None else text, used.reasons.get(name, "while trials ran")
+
+    return (
+        tile("Power", "mean_power_w", used.mean_power_w, f"{used.mean_power_w or 0:.1f} W"),
+        tile("Energy", "energy_j", used.energy_j, f"{(used.energy_j or 0) / 3.6e6:.4f} kWh"),
+        tile("Device use", "device_utilisation", used.device_utilisation, percent(used.device_utilisation)),
+    )
+
+
 def _row(row: PointRow) -> tuple[str, ...]:
     return (
         f"{row.time_h:.3f}",
@@ -99,7 +119,8 @@ def _row(row: PointRow) -> tuple[str, ...]:
 
 def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
     epochs = [epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
-    best = max((epoch.validation_accuracy or 0.0 for epoch in epochs), default=None)
+    seen = [epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None]
+    best = max(seen, default=None)
     hyper = record.hyperparameters
     settings = [f"batch {hyper.batch_size}", f"rate {hyper.learning_rate:.4g}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
@@ -127,7 +148,7 @@ def _networks(state: RunState, reached: dict[int, float]) -> tuple[NetworkView, 
             title=f"Network {one.id}",
             line=(f"from {one.parent}: " if one.parent is not None else "")
             + (", ".join(map(str, one.morphs)) or "seed")
-            + (f"; validation accuracy {reached[one.id]:.4f}" if one.id in reached else "; not trained"),
+            + (f"; validation accuracy {reached[one.id]:.4f}" if one.id in reached else "; not validated"),
             drawing=draw_network(one.network, f"Network {one.id}"),
         )
         for one in sorted(best, key=lambda one: one.id)

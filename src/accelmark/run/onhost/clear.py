@@ -10,7 +10,6 @@ import fcntl
 import os
 import sys
 import time
-from typing import List, Set
 
 PATIENCE_S = 60.0
 
@@ -30,7 +29,7 @@ def lives(lock: str) -> bool:
     return False
 
 
-def living(run: str) -> List[str]:
+def living(run: str) -> list[str]:
     """Return the directories of the run's living agents."""
     places = [place for place, _, files in os.walk(run) if "agent.lock" in files]
     return [place for place in places if lives(os.path.join(place, "agent.lock"))]
@@ -39,7 +38,7 @@ def living(run: str) -> List[str]:
 def main(run: str, node: str) -> int:
     """Make room; returns the exit code."""
     deadline = time.monotonic() + PATIENCE_S
-    asked: Set[str] = set()
+    asked: set[str] = set()
     while True:
         left = living(run)
         if not left:

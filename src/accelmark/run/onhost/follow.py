@@ -7,7 +7,6 @@ bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A s
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -15,7 +14,6 @@ import os
 import select
 import sys
 import time
-from typing import Any, Dict, Optional, Tuple
 
 POLL_S = 0.3
 SILENCE_S = 45.0
@@ -29,10 +27,10 @@ class Follower:
 
     def __init__(self, directory: str, have: dict[str, int], birth_s: float) -> None:
         self.directory = directory
-        self.sent: Dict[str, Tuple[Optional[int], int]] = {
+        self.sent: dict[str, tuple[int | None, int]] = {
             name: (None, size) for name, size in have.items() if name.endswith(GROWING)
         }
-        self.stamps: Dict[str, Tuple[int, int, int]] = {}
+        self.stamps: dict[str, tuple[int, int, int]] = {}
         self.born_by = time.monotonic() + birth_s
 
     def path(self, name: str) -> str:
@@ -122,7 +120,7 @@ def is_locked(path: str) -> bool | None:
     return False
 
 
-def emit(header: dict[str, Any], content: bytes = b"") -> None:
+def emit(header: dict[str, object], content: bytes = b"") -> None:
     """Write one frame."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
     sys.stdout.buffer.flush()
@@ -138,9 +136,16 @@ def listen(directory: str, timeout: float) -> bool:
         sys.exit(0)
     for letter, name in ((b"s", "stop.asked"), (b"k", "stop.now")):
         if letter in letters:
-            with contextlib.suppress(OSError):
-                os.close(os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT, 0o644))
+            touch(os.path.join(directory, name))
     return True
+
+
+def touch(path: str) -> None:
+    """Make an empty file; on a disk that is full the agent ends of itself."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    except OSError:
+        return
 
 
 def read_line() -> bytes:

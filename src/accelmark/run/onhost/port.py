@@ -1,6 +1,7 @@
 """Tries ports between hosts.
 
-``port listen PORT TOKEN`` answers with the token until standard input ends; ``port reach ADDRESS PORT TOKEN TIMEOUT`` tells whether that very listener is reached. Prints one line of JSON each.
+``port listen PORT TOKEN`` answers with the token until standard input ends; ``port reach ADDRESS PORT TOKEN
+TIMEOUT`` tells whether that very listener is reached. Prints one line of JSON each.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import select
 import socket
 import sys
 import time
-from typing import Any
 
 
-def say(**values: Any) -> None:
+def say(**values: object) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()

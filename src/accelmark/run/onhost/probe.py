@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib.machinery
 import json
 import os
-import platform
-import shutil
 import socket
-import subprocess
 import sys
 import time
-from typing import List, Optional
 
 
 def free_mib(path: str) -> float:
@@ -24,7 +19,7 @@ def free_mib(path: str) -> float:
     return stat.f_bavail * stat.f_frsize / 2**20
 
 
-def writable(path: str) -> Optional[str]:
+def writable(path: str) -> str | None:
     """Return why ``path`` cannot be written, or None."""
     name = os.path.join(path, ".probe.%d" % os.getpid())
     try:
@@ -67,10 +62,10 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def holder(work: str) -> Optional[str]:
+def holder(lock: str) -> str | None:
     """Return which run holds this host, or None."""
     try:
-        descriptor = os.open(os.path.join(work, "host.lock"), os.O_RDWR)
+        descriptor = os.open(lock, os.O_RDWR)
     except OSError:
         return None
     try:
@@ -82,8 +77,11 @@ def holder(work: str) -> Optional[str]:
     return None
 
 
-def engine(name: str) -> Optional[str]:
+def engine(name: str) -> str | None:
     """Return what is wrong with a container engine, or None."""
+    import shutil
+    import subprocess  # takes longer than all else here, and is seldom needed
+
     if shutil.which(name) is None:
         return "is not on the PATH"
     try:
@@ -96,8 +94,9 @@ def engine(name: str) -> Optional[str]:
     return "does not work: %s" % (lines[-1] if lines else "exit code %d" % done.returncode)
 
 
-def lacking(modules: List[str]) -> List[str]:
+def lacking(modules: list[str]) -> list[str]:
     """Return the modules that this Python has not got."""
+    import importlib.machinery
     import site
 
     site.main()
@@ -114,7 +113,7 @@ def main() -> None:
         "boot_id": boot_id(),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
-        "kernel": platform.release(),
+        "kernel": os.uname().release,
         "not_writable": writable(work),
         "free_mib": free_mib(work),
         "memory_mib": memory_mib(),
@@ -125,7 +124,7 @@ def main() -> None:
         "missing_files": [path for path in asked["files"] if not os.path.isfile(path)],
         "lacking_modules": lacking(asked["modules"]),
         "engine_problem": engine(asked["engine"]) if asked["engine"] else None,
-        "held_by": holder(work),
+        "held_by": holder(asked["lock"]),
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

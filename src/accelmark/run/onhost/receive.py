@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
-import zipfile
-from typing import List
 
 
 class DamagedError(Exception):
@@ -49,6 +46,9 @@ def receive_wheel(path: str, digest: str, size: int) -> None:
         return
     sys.stdout.write("send\n")
     sys.stdout.flush()
+    import shutil
+    import zipfile  # takes longer than all else here, and is seldom needed
+
     archive = "%s.%d.whl" % (path, os.getpid())
     directory = "%s.%d.tree" % (path, os.getpid())
     write(archive, content_of(digest, size))
@@ -71,7 +71,7 @@ def receive_files() -> None:
         write(path, content_of(digest, size))
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Receive what the arguments say; returns the exit code."""
     try:
         if arguments[0] == "files":

@@ -47,6 +47,7 @@ class Preflight:
     def __init__(self, plan: Plan, given_data: Sequence[Path] = ()) -> None:
         self._plan = plan
         self._given_data = given_data
+        self._layout = Layout.of(plan, Path("preflight"))
         used = {node.host for job in plan.jobs for node in job.nodes}
         self._hosts = [SshHost(host, plan.cluster) for host in plan.cluster.hosts if host.name in used]
         self._facts: dict[str, HostFacts] = {}
@@ -57,7 +58,10 @@ class Preflight:
         try:
             per_host = await asyncio.gather(*(self._look(host) for host in self._hosts))
             problems = [problem for found in per_host for problem in found]
-            problems += judge_together(self._facts, self._devices, self._plan.cluster)
+            names = [host.name for host in self._hosts]
+            facts = {name: self._facts[name] for name in names if name in self._facts}
+            devices = {name: self._devices[name] for name in names if self._devices.get(name)}
+            problems += judge_together(facts, devices, self._plan.cluster)
             problems += await self._reach()
         finally:
             await asyncio.gather(*(host.close() for host in self._hosts))
@@ -93,7 +97,8 @@ class Preflight:
         is_distributed = any(len(job.nodes) > 1 and job.nodes[0].host == host.name for job in self._plan.jobs)
         files = [str(container.image_file)] if container is not None and container.image_file is not None else []
         return {
-            "work_directory": str(cluster.work_directory),
+            "work_directory": str(self._layout.work),
+            "lock": str(self._layout.lock(host)),
             "ports": sorted({*([cluster.master_port] if is_distributed else []), *host.service_ports}),
             "directories": [str(path) for path in self._given_data],
             "files": files,
@@ -106,7 +111,7 @@ class Preflight:
         detect = vendor.telemetry.get("detect") or {}
         if (isinstance(detect, dict) and detect.get("always")) or not detect or plan.cluster.container is not None:
             return []
-        layout = Layout.of(plan, Path("preflight"))
+        layout = self._layout
         await deliver(host, plan.cluster.python, wheel(), layout.code)
         plugins = f"{PLUGINS_VARIABLE}={layout.code / 'plugins'}"
         argv = [

@@ -1,22 +1,47 @@
-"""``python -m accelmark.run.preflight.devices VENDOR``: on a host, print the vendor's devices as JSON."""
+"""``python -m accelmark.run.preflight.devices VENDOR``: on a host, print the vendor's devices and what they do now."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
-from accelmark.telemetry.detect import detect
+from accelmark.spec.catalog import find
+from accelmark.spec.errors import AccelmarkError
+from accelmark.telemetry.source import DeviceSource, SourceError, read_vendor, source_of
 
 
 def main(vendor: str) -> int:
-    """Print what there is; returns the exit code."""
-    found = next((entry for entry in detect([vendor]) if entry.vendor == vendor), None)
-    if found is not None and found.problem is not None:
-        print(found.problem, file=sys.stderr)
+    """Print what there is; says why it cannot be read, and returns the exit code."""
+    problems: list[str] = []
+    try:
+        folder = find("vendors", vendor).path
+        sources = source_of(folder, read_vendor(folder)[1])
+    except (AccelmarkError, SourceError) as error:
+        print(error, file=sys.stderr)
         return 1
-    devices = found.devices if found is not None else ()
-    print(json.dumps([{"name": device.name, "driver": device.driver} for device in devices]))
-    return 0
+    for source in sources:
+        try:
+            print(json.dumps(_look(source)))
+        except SourceError as error:
+            problems.append(str(error))
+        else:
+            return 0
+        finally:
+            source.close()
+    print("; ".join(problems) or "nothing reads them", file=sys.stderr)
+    return 1
+
+
+def _look(source: DeviceSource) -> list[dict[str, Any]]:
+    infos = source.open()
+    now = {sample.index: sample for sample in source.sample()}
+    found: list[dict[str, Any]] = []
+    for info in infos:
+        sample = now.get(info.index)
+        busy = {"utilisation": sample.utilisation, "memory_used_mib": sample.memory_used_mib} if sample else {}
+        found.append({"name": info.name, "driver": info.driver, **busy})
+    return found
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import final
 
+from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.run.delivery import PLUGINS, on_host, vendor_path, wheel
+from accelmark.run.directory import safe_name
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask, TelemetryTask
 from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
 
@@ -23,12 +26,16 @@ class Layout:
 
     work: PurePosixPath
     run_id: str
+    is_shared: bool = False
+    """Whether all hosts see the same files there."""
 
     @classmethod
     def of(cls, plan: Plan, run: Path) -> Layout:
         """Return the layout of the run at ``run``; its name is unlike that of any other run of any coordinator."""
         mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
-        return cls(PurePosixPath(plan.cluster.work_directory), f"{run.name}-{mark}")
+        shared = plan.cluster.shared_directory
+        work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None)
 
     @property
     def code(self) -> PurePosixPath:
@@ -40,10 +47,9 @@ class Layout:
         """The run's own directory."""
         return self.work / "runs" / self.run_id
 
-    @property
-    def lock(self) -> PurePosixPath:
-        """What a job locks so that no other run uses the host."""
-        return self.work / "host.lock"
+    def lock(self, host: HostSpec) -> PurePosixPath:
+        """Return what a job locks so that no other run uses the host."""
+        return self.work / (f"host-{safe_name(host.address)}.lock" if self.is_shared else "host.lock")
 
     def node_dir(self, work: NodeWork) -> PurePosixPath:
         """Return a job's directory on its host."""
@@ -72,7 +78,7 @@ class Layout:
             "run": self.run_id,
             "job_file": Path(self.node_dir(work).parent / "job.json"),
             "telemetry": telemetry,
-            "host_lock": Path(self.lock),
+            "host_lock": Path(self.lock(work.host)),
         }
         return task.model_copy(update=changed)
 
@@ -83,4 +89,5 @@ class Layout:
             PLUGINS_VARIABLE: str(self.code / PLUGINS),
             RUN_MARKER: self.run_id,
             NODE_MARKER: str(self.node_dir(work)),
+            CACHE_VARIABLE: str(cache_directory()),
         }

@@ -1,0 +1,81 @@
+"""Curves and a table of what was measured, written beside the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 420, 240, 52, 36, 28
+
+
+def write_figures(directory: Path, found: dict[str, Any]) -> None:
+    """Write ``coordinator.svg`` and ``README.md``."""
+    simulated = found["simulated"]
+    panels = [("time (s)", "wall_s"), ("processor time (s)", "cpu_s"), ("memory (MiB)", "memory_mib")]
+    parts = []
+    for index, (title, name) in enumerate(panels):
+        points = [(float(row["hosts"]), float(row[name])) for row in simulated]
+        parts.append(f'<g transform="translate({index * _WIDTH} 0)">{_panel(title, points)}</g>')
+    size = f'width="{_WIDTH * len(panels)}" height="{_HEIGHT}"'
+    style = "text{font:12px sans-serif;fill:#222}"
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{"".join(parts)}</svg>\n'
+    (directory / "coordinator.svg").write_text(svg)
+    (directory / "README.md").write_text(_readme(found))
+
+
+def _panel(title: str, points: Sequence[tuple[float, float]]) -> str:
+    most_x, most_y = max(x for x, _ in points), 1.1 * max(y for _, y in points)
+    width, height = _WIDTH - _LEFT - 16, _HEIGHT - _BOTTOM - _TOP
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return _LEFT + width * x / most_x, _TOP + height * (1 - y / most_y)
+
+    line = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+    parts = [f'<text x="{_LEFT}" y="16">coordinator: {title}</text>']
+    for share in (0.0, 0.5, 1.0):
+        _, y = place(0, share * most_y)
+        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{share * most_y:.3g}</text>')
+    parts.append(f'<polyline points="{line}" fill="none" stroke="#2563eb" stroke-width="2"/>')
+    for x, y in points:
+        left, top = place(x, y)
+        parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="3" fill="#2563eb"/>')
+        parts.append(f'<text x="{left:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{x:.0f}</text>')
+    return "".join(parts)
+
+
+def _readme(found: dict[str, Any]) -> str:
+    real = "\n".join(
+        f"| {row['hosts']} | {row['accelmark_s']:.2f} | {row['one_by_one_s']:.1f} | {row['in_turn']} |"
+        f" {row['ratio']:.1f} |"
+        for row in found["real"]
+    )
+    simulated = "\n".join(
+        f"| {row['hosts']} | {row['wall_s']:.2f} | {row['cpu_s']:.2f} | {row['memory_mib']:.0f} |"
+        for row in found["simulated"]
+    )
+    return f"""# Fan-out: looking at hosts, starting a job, bringing its files home
+
+Preflight, launch of a job that does nothing, and collection of its files, on hosts that are network namespaces of one
+machine ({found["cores"]} cores, load {found["load1_at_start"]:.1f} from other work when this was measured), each with a
+real sshd. AccelMark keeps one connection a host and works on all hosts at the same time; beside it the same steps as
+FlagPerf's scripts do them: {found["openssh_commands_a_host"]} commands of openssh's client a host, one after another.
+Where fewer hosts than all were timed one by one, the rest is by rule of three: each host costs the same there. All
+hosts share the machine's cores, so that on real hosts the ratio is larger.
+
+| hosts | AccelMark (s) | one by one (s) | of which timed | ratio |
+|---|---|---|---|---|
+{real}
+
+The coordinator alone, against simulated hosts (an SSH server that answers without running anything):
+
+| hosts | time (s) | processor time (s) | memory (MiB) |
+|---|---|---|---|
+{simulated}
+
+![curves](coordinator.svg)
+
+To repeat: `python -m benchmarks.fanout` as root, with what `tests/cluster/requirements.sh` installs and the package
+extra `cluster`. It writes `figures.json`, `coordinator.svg` and this page.
+"""

@@ -1,0 +1,122 @@
+"""A thousand hosts that are one process: an SSH server that answers AccelMark's programs without running them.
+
+Every address of 127.0.0.0/8 is this machine, so each host has an address of its own. What is measured is the
+coordinator: its time, its processor time and its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from accelmark.spec.cluster import ClusterSpec
+from benchmarks.fanout.steps import together
+
+FACTS = {
+    "time": 0.0, "hostname": "simulated", "boot_id": "x", "python": [3, 11, 2], "executable": "python3", "kernel": "6",
+    "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1, "busy_ports": [],
+    "missing_directories": [], "missing_files": [], "lacking_modules": [], "engine_problem": None, "held_by": None,
+    "may_clear_caches": True,
+}  # fmt: skip
+LOG = b"nothing to do\n"
+
+
+async def _answer(process: asyncssh.SSHServerProcess[bytes]) -> None:
+    line = process.command or ""
+    if "Looks around on a host" in line:
+        await process.stdin.readline()
+        process.stdout.write(json.dumps(FACTS).encode() + b"\n")
+    elif "Sends the files of a node directory" in line:
+        await process.stdin.readline()
+        header = {"file": "agent.log", "offset": 0, "size": len(LOG)}
+        end = {"end": "dead", "sha256": {"agent.log": hashlib.sha256(LOG).hexdigest()}}
+        process.stdout.write(json.dumps(header).encode() + b"\n" + LOG + json.dumps(end).encode() + b"\n")
+    elif "Takes files from standard input" in line:
+        await process.stdin.read()
+    process.exit(0)
+
+
+class _Server(asyncssh.SSHServer):
+    def begin_auth(self, username: str) -> bool:
+        return False
+
+
+def _serve(key: str, port: Any, ready: Event) -> None:
+    async def body() -> None:
+        server = await asyncssh.listen(
+            "0.0.0.0", 0, server_host_keys=[key], process_factory=_answer, encoding=None, server_factory=_Server,  # noqa: S104
+            backlog=4096,
+        )  # fmt: skip
+        port.value = server.sockets[0].getsockname()[1]
+        ready.set()
+        await server.wait_closed()
+
+    _raise_limit()
+    asyncio.run(body())
+
+
+def _raise_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _coordinate(home: Path, num_hosts: int, port: int, results: Any) -> None:
+    _raise_limit()
+    hosts = [
+        {"address": f"127.77.{index // 250}.{index % 250 + 1}", "label": f"h{index}"} for index in range(num_hosts)
+    ]
+    cluster = ClusterSpec.model_validate(
+        {"name": "simulated", "launcher": "ssh", "hosts": hosts, "ssh_port": port, "user": "any",
+         "known_hosts": home / "known_hosts", "python": "python3"}
+    )  # fmt: skip
+    before, begun = time.process_time(), time.monotonic()
+    base_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    asyncio.run(together(cluster, home / f"of{num_hosts}", f"simulated{num_hosts}"))
+    results.put(
+        {
+            "hosts": num_hosts,
+            "wall_s": time.monotonic() - begun,
+            "cpu_s": time.process_time() - before,
+            "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "memory_before_mib": base_mib,
+        }
+    )
+
+
+def measure(numbers: list[int]) -> list[dict[str, float]]:
+    """Return the coordinator's figures for each number of hosts, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    figures = []
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        key.write_private_key(home / "host_key")
+        port, ready = context.Value("i", 0), context.Event()
+        server = context.Process(target=_serve, args=(str(home / "host_key"), port, ready))
+        server.start()
+        try:
+            assert ready.wait(60)
+            public = key.export_public_key().decode().strip()
+            (home / "known_hosts").write_text(f"* {public}\n")
+            for number in numbers:
+                results: Any = context.Queue()
+                coordinator = context.Process(target=_coordinate, args=(home, number, port.value, results))
+                coordinator.start()
+                figures.append(results.get(timeout=600))
+                coordinator.join()
+                print(figures[-1], file=sys.stderr, flush=True)
+        finally:
+            server.terminate()
+            server.join()
+    return figures

@@ -1,0 +1,97 @@
+"""Rules about what came out: rounds, targets, telemetry, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from accelmark.audit.evidence import Evidence, RoundEvidence
+from accelmark.audit.finding import finding
+from accelmark.results.figures import FigureName
+from accelmark.results.schema import Finding
+
+MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
+"""Least raw training time for throughput and energy to be steady, by the size of a case."""
+
+_SAID: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
+
+
+def rounds_complete(evidence: Evidence) -> Iterator[Finding]:
+    """Check that all rounds that were planned succeeded, and they are as many as the case wants."""
+    if not evidence.rounds:
+        yield finding("error", "rounds-complete", "a result", "no round left a result")
+        return
+    for entry in evidence.rounds:
+        state = entry.result.state
+        if state != "succeeded":
+            actual = f"round {entry.number} {_SAID.get(state, f'is {state}')}: {entry.result.reason}"
+            yield finding("error", "rounds-complete", "every round succeeds", actual)
+    if len(evidence.rounds) < evidence.num_wanted:
+        actual = f"{len(evidence.rounds)} of {evidence.num_wanted} rounds have a result"
+        yield finding("error", "rounds-complete", f"{evidence.num_wanted} rounds", actual)
+    wanted = max(entry.result.min_rounds for entry in evidence.rounds)
+    if len(evidence.good) < wanted:
+        actual = f"{len(evidence.good)} rounds succeeded, the case wants at least {wanted}"
+        yield finding("error", "enough-rounds", f"at least {wanted}", actual)
+
+
+def target_reached(evidence: Evidence) -> Iterator[Finding]:
+    """Check that each round met the case's target and stayed within the band of its reference loss."""
+    for entry in evidence.good:
+        if entry.result.converged is False:
+            yield finding("error", "target-reached", _goal(entry), "the round did not reach the target", entry)
+
+
+def _goal(entry: RoundEvidence) -> str:
+    target = entry.result.target
+    if target is not None:
+        return f"{target['metric']} {str(target['direction']).replace('_', ' ')} {target['value']:g}"
+    return "a loss within the band of the reference"
+
+
+def real_data(evidence: Evidence) -> Iterator[Finding]:
+    """Check that the data was real, and the evaluation of all of it."""
+    for entry in evidence.good:
+        if "synthetic" in entry.result.marks:
+            actual = "the data (or the weights) were synthetic: a figure of speed only"
+            yield finding("error", "real-data", "the case's own data", actual, entry)
+        if "partial_evaluation" in entry.result.marks:
+            actual = "the evaluation was of a part of its data"
+            yield finding("error", "whole-evaluation", "all of the evaluation data", actual, entry)
+
+
+def enough_duration(evidence: Evidence) -> Iterator[Finding]:
+    """Check that training took long enough for its rates to mean something."""
+    size = evidence.standard.spec.size if evidence.standard is not None else "mini"
+    for entry in evidence.good:
+        figure = entry.result.figures.get(FigureName.RAW_TRAIN_TIME)
+        if figure is not None and figure.value is not None and figure.value < MIN_TRAIN_S[size]:
+            expected = f"at least {MIN_TRAIN_S[size]:g} s of training for a {size} case"
+            yield finding("warning", "enough-duration", expected, f"it trained for {figure.value:.1f} s", entry)
+
+
+def quiet_machine(evidence: Evidence) -> Iterator[Finding]:
+    """Check that nothing else used the machine."""
+    for entry in evidence.rounds:
+        if "busy_machine" in entry.result.marks:
+            actual = "the machine was busy with something else: times and energy may be worse than it can do"
+            yield finding("warning", "quiet-machine", "an idle machine", actual, entry)
+        if "resumed" in entry.result.marks:
+            actual = "the run was resumed: work redone after the checkpoint counts as time"
+            yield finding("warning", "one-go", "a round without interruption", actual, entry)
+
+
+def chip_identity(evidence: Evidence) -> Iterator[Finding]:
+    """Check that the device is the chip whose peaks the figures are compared with."""
+    for entry in evidence.good:
+        started, chip = entry.started, entry.result.chip
+        if started is None or started.device_name is None:
+            continue
+        if chip is None:
+            if started.device_type != "cpu":
+                actual = f"{started.device_name!r} is no chip that vendor {entry.result.vendor} describes"
+                yield finding("warning", "chip-identity", "a chip with stated peaks", actual, entry)
+            continue
+        expected = f"{chip.name} {chip.variant}".strip()
+        if not chip.model_copy(update={"memory_gib": None}).matches(started.device_name, None):
+            yield finding("error", "chip-identity", expected, f"the device is {started.device_name!r}", entry)

@@ -1,0 +1,92 @@
+"""Rules about whose code ran: AccelMark's own files, the case's folder, and what the vendor replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+from accelmark.audit.evidence import Evidence
+from accelmark.audit.finding import finding
+from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook
+
+_SHOWN: Final = 10
+
+
+def source_tree(evidence: Evidence) -> Iterator[Finding]:
+    """Check that AccelMark ran as released or committed."""
+    source = evidence.source
+    if source is None:
+        if evidence.rounds:
+            actual = "the run did not write it down"
+            yield finding("warning", "source-tree", "a record of the source (source.json)", actual)
+        return
+    if source.modified:
+        shown = ", ".join(source.modified[:_SHOWN])
+        more = f" and {len(source.modified) - _SHOWN} more" if len(source.modified) > _SHOWN else ""
+        origin = f"commit {source.commit[:12]}" if source.commit else f"release {source.version}"
+        yield finding("warning", "source-tree", f"the files of {origin}", f"modified: {shown}{more}")
+    elif source.reason is not None:
+        yield finding("warning", "source-tree", "a wheel or a git checkout", source.reason)
+
+
+def case_folder(evidence: Evidence) -> Iterator[Finding]:
+    """Check that the case's files are those known here, and the same in all rounds."""
+    jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
+    if len({job.case.sha256 for job in jobs}) > 1:
+        yield finding("error", "case-folder", "one version of the case's files", "rounds ran with different ones")
+    standard = evidence.standard
+    if standard is None or not jobs:
+        return
+    if not standard.is_ours:
+        actual = f"the case {standard.spec.name} comes from elsewhere: hash {standard.sha256[:12]}"
+        yield finding("info", "case-folder", "a case that AccelMark ships", actual)
+    if jobs[0].case.sha256 != standard.sha256:
+        actual = f"it ran with files of hash {jobs[0].case.sha256[:12]}"
+        yield finding("warning", "case-folder", f"the files known here, hash {standard.sha256[:12]}", actual)
+    if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
+        actual = "the vendor's files changed between rounds"
+        yield finding("error", "case-folder", "one version of the vendor's files", actual)
+
+
+def hooks(evidence: Evidence) -> Iterator[Finding]:
+    """Tell each hook that the vendor replaced, with where it stands and how long it is."""
+    for hook in _hooks(evidence):
+        lines = "an unknown number of" if hook.num_lines is None else str(hook.num_lines)
+        yield finding("info", "hook-replaced", "the default", f"{hook.name} at {hook.place}, {lines} lines")
+
+
+def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
+    """Return what the vendor changed; None where no round left a record."""
+    entry = next((entry for entry in evidence.rounds if entry.job is not None), None)
+    if entry is None or entry.job is None:
+        return None
+    files = entry.job.adaptation
+    vendor_layer = f"vendors/{entry.result.vendor}/"
+    keys = [
+        ChangedKey(
+            key=name, standard=setting.replaced[-1][1] if setting.replaced else None, value=setting.value,
+            layer=setting.layer,
+        )
+        for name, setting in sorted(entry.result.settings.items())
+        if setting.layer.startswith(vendor_layer)
+    ]  # fmt: skip
+    names = {name for entry in evidence.rounds for record in entry.adaptations for name in record.environment}
+    return AdaptationCost(
+        keys=tuple(keys),
+        hooks=tuple(_hooks(evidence)),
+        extern=files.extern if files else {},
+        kernels=files.kernels if files else {},
+        requirements=files.requirements if files else (),
+        environment=tuple(sorted(names)),
+    )
+
+
+def _hooks(evidence: Evidence) -> Iterator[ReplacedHook]:
+    started = next((entry.started for entry in evidence.rounds if entry.started is not None), None)
+    if started is None:
+        return
+    for name, place in started.hooks.items():
+        file, _, line = place.rpartition(":")
+        short = "/".join(PurePath(file).parts[-3:])
+        yield ReplacedHook(name=name, place=f"{short}:{line}", num_lines=started.hook_lines.get(name))

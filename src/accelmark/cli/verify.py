@@ -1,0 +1,73 @@
+"""``accelmark verify RUN|BUNDLE``: whether a result follows from its records, and counts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accelmark.cli import options
+
+
+def verify(
+    target: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Directory of a run, or a bundle of one.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Compute every figure anew from events and telemetry, check every byte, and audit the run."""
+    from accelmark.audit.bundle import unpack
+    from accelmark.audit.verify import Verification, verify_run
+    from accelmark.spec.errors import EXIT_FAILED, RequestError
+
+    if target.is_dir():
+        archive: list[str] = []
+        found = verify_run(target)
+    elif target.is_file():
+        with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
+            run_dir, archive = unpack(target, Path(directory))
+            found = verify_run(run_dir)
+    else:
+        raise RequestError(f"{target}: there is no such directory or bundle; name a run or a bundle of one")
+    seen = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
+    if as_json:
+        told = {
+            "intact": seen.is_intact,
+            "changed": seen.changed,
+            "differences": seen.differences,
+            "num_figures": seen.num_figures,
+            "cases": [case.model_dump(mode="json") for case in seen.summary.cases],
+        }
+        typer.echo(json.dumps(told))
+    else:
+        _show(seen)
+    if not seen.is_intact or any(case.verdict == "INVALID" for case in seen.summary.cases):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show(seen: object) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from accelmark.audit.verify import Verification
+
+    assert isinstance(seen, Verification)  # noqa: S101  imported late to keep the command line quick
+    console = Console(highlight=False, soft_wrap=True)
+    styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
+    for case in seen.summary.cases:
+        style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
+        console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
+        for finding in case.findings:
+            console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
+        cost = case.adaptation
+        if cost is not None:
+            lines, files = sum(cost.extern.values()), len(cost.kernels)
+            said = f"{len(cost.keys)} settings, {len(cost.hooks)} hooks, {lines} lines of extern, {files} kernel files"
+            console.print(Text(f"  Adaptation: {said}", style="dim"))
+    for what in (*seen.changed, *seen.differences):
+        console.print(Text(f"differs: {what}", style="red"))
+    intact = f"{seen.num_figures} figures follow from the events and telemetry; no file was edited."
+    console.print(
+        Text(intact, style="green") if seen.is_intact else Text("This is not what was measured.", style="red")
+    )

@@ -1,0 +1,89 @@
+"""``python -m accelmark.probe PROBE.json``: one rank of a probe, which writes what it measured beside the request."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+from accelmark.probe.request import CEILINGS_FILE, ProbeRequest
+from accelmark.train.process import redirect_output
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank of the probe that ``arguments`` name, and return the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m accelmark.probe PROBE.json", file=sys.stderr)
+        return 2
+    rank = int(os.environ.get("RANK", "0"))
+    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
+    redirect_output(node_dir / f"rank{rank}.out.log")
+    from accelmark.spec.events import Event
+    from accelmark.train.perflog import PerfLog
+
+    log = PerfLog(rank)
+    log.event(Event.INIT_START, {"pid": os.getpid()})
+    try:
+        request = ProbeRequest.model_validate_json(Path(arguments[0]).read_bytes())
+        _probe(request, rank, node_dir)
+    except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
+        traceback.print_exc()
+        log.event(Event.ERROR, {"type": type(error).__name__, "message": str(error)})
+        log.event(Event.FINISHED, {"state": "failed", "end_reason": "error", "message": str(error)})
+        return 1
+    log.event(Event.FINISHED, {"state": "completed", "end_reason": "max_steps", "message": None})
+    return 0
+
+
+def _probe(request: ProbeRequest, rank: int, node_dir: Path) -> None:
+    import platform
+
+    import torch
+    import torch.distributed as dist
+
+    from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
+    from accelmark.probe.group import probe_group
+    from accelmark.spec.ceilings import Ceilings, Rate
+    from accelmark.train.platform import Ranks, device_name, join_ranks, open_device
+
+    ranks = Ranks.from_environment()
+    device = open_device(request.place, ranks)
+    join_ranks(request.place, ranks, device, needed=False)
+    share = request.budget_s / 4
+    matmul: dict[str, Rate] = {}
+    memory: dict[str, Rate] = {}
+    copies: dict[str, Rate] = {}
+    collectives: dict[str, Rate] = {}
+    if "matmul" in request.items:
+        matmul = {name: probe_matmul(name, device, share / len(PRECISIONS)) for name in PRECISIONS}
+    if "memory" in request.items:
+        memory = probe_memory(device, share)
+    if "copies" in request.items:
+        copies = probe_copies(device, share)
+    if "collectives" in request.items:
+        collectives = probe_group(device, share)
+    if rank == 0:
+        found = Ceilings(
+            device_type=device.type,
+            device_name=device_name(device) or platform.processor() or platform.machine(),
+            world_size=ranks.world_size,
+            framework=f"pytorch {torch.__version__}",
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            matmul=matmul,
+            memory=memory,
+            copies=copies,
+            collectives=collectives,
+        )
+        (node_dir / CEILINGS_FILE).write_text(found.model_dump_json(indent=2), encoding="utf-8")
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,77 @@
+"""Which AccelMark runs: from a wheel, from a git checkout, and with what changed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+
+import accelmark
+from accelmark.spec.catalog import tree_hash
+from accelmark.spec.evidence import SourceRecord
+
+_GIT_PATIENCE_S: Final = 20.0
+_SKIPPED: Final = (".pyc",)
+
+
+def source_record(package: Path | None = None) -> SourceRecord:
+    """Describe the AccelMark in ``package`` (the one that runs, by default)."""
+    package = package or Path(accelmark.__file__).parent
+    sha256 = tree_hash(package)
+    version = accelmark.__version__
+    installed = _installed(package)
+    if installed is not None:
+        return SourceRecord(kind="wheel", version=version, sha256=sha256, modified=_differing(installed, package))
+    commit = _git(package, "rev-parse", "HEAD")
+    if commit is None:
+        reason = "it runs from a folder that is neither installed from a wheel nor a git checkout"
+        return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason)
+    status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
+    modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(_SKIPPED))
+    return SourceRecord(kind="checkout", version=version, sha256=sha256, commit=commit.strip(), modified=modified)
+
+
+def _installed(package: Path) -> Distribution | None:
+    """Return the installed distribution whose files these are; an editable one holds none."""
+    try:
+        found = distribution("accelmark")
+    except PackageNotFoundError:
+        return None
+    if not any(str(file) == "accelmark/__init__.py" for file in found.files or ()):
+        return None
+    return found if Path(str(found.locate_file("accelmark"))).resolve() == package.resolve() else None
+
+
+def _differing(found: Distribution, package: Path) -> tuple[str, ...]:
+    """Return files that are not as the wheel's RECORD says: changed, gone or added."""
+    recorded = {str(file): file for file in found.files or () if str(file).startswith("accelmark/")}
+    differing = []
+    for name, file in recorded.items():
+        if name.endswith(_SKIPPED):
+            continue
+        path = Path(str(file.locate()))
+        if not path.is_file() or (file.hash is not None and _digest(path, file.hash.mode) != file.hash.value):
+            differing.append(name)
+    for path in package.rglob("*"):
+        name = f"accelmark/{path.relative_to(package).as_posix()}"
+        if path.is_file() and not name.endswith(_SKIPPED) and name not in recorded:
+            differing.append(name)
+    return tuple(sorted(differing))
+
+
+def _digest(path: Path, mode: str) -> str:
+    digest = hashlib.new(mode, path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    """Return git's answer, or None where there is no git or no checkout."""
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

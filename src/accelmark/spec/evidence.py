@@ -1,0 +1,72 @@
+"""What a run writes down about itself so that others can judge it: data, source, a vendor's adaptation."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from accelmark.spec.model import Spec
+
+DATA_FILE: Final = "data.json"
+"""In a round's directory: data set -> :class:`DataRecord`."""
+SOURCE_FILE: Final = "source.json"
+"""In the run's directory: a :class:`SourceRecord`."""
+ADAPTATION_FILE: Final = "adaptation.json"
+"""In the directory of a round on one host: an :class:`AdaptationRecord`."""
+
+
+class DataRecord(Spec):
+    """One data set as it was found on the machine."""
+
+    path: str
+    fingerprint: str
+    """SHA-256 over the sorted (path, sha256) of the files found; of a tree, over (path, size)."""
+    declared: str | None
+    """The same as the case declares it; null for a directory whose exact content is anybody's own."""
+
+
+class SourceRecord(Spec):
+    """Which AccelMark ran: as it was released, or with what changed."""
+
+    kind: Literal["wheel", "checkout", "folder"]
+    """Installed from a wheel, in a git checkout, or neither."""
+    version: str
+    sha256: str
+    """Over all files of the package."""
+    commit: str | None = None
+    modified: tuple[str, ...] = ()
+    """Files that differ from the wheel's record or from the commit."""
+    reason: str | None = None
+    """Why it cannot be told what was modified."""
+
+
+class AdaptationFiles(Spec):
+    """A vendor's folder for a case, counted when the run was planned."""
+
+    name: str
+    """``<model>-<framework>``."""
+    sha256: str
+    extern: dict[str, int] = Field(default_factory=dict)
+    """Python file below ``extern/`` -> lines that are neither empty nor comment."""
+    kernels: dict[str, int] = Field(default_factory=dict)
+    """Source file below ``csrc/`` -> lines; build files are left out."""
+    requirements: tuple[str, ...] = ()
+    has_environment: bool = False
+    """Whether there is an ``environment_variables.sh``."""
+    has_build: bool = False
+    """Whether ``csrc/`` can be built: it has a ``setup.py`` or a ``pyproject.toml``."""
+
+
+class AdaptationRecord(Spec):
+    """What of a vendor's folder for a case was carried out on a host before the ranks started."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that ``environment_variables.sh`` set or changed; values of what looks like a secret are left out."""
+    removed: tuple[str, ...] = ()
+    """Variables that it unset."""
+    ignored: tuple[str, ...] = ()
+    """Variables that it set and that are AccelMark's own."""
+    installed: tuple[str, ...] = ()
+    """Distributions that were installed for the ranks, ``name==version``."""
+    duration_s: float = 0.0

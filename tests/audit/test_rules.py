@@ -1,0 +1,177 @@
+"""Each rule of the audit, on generated runs in which one thing was changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.audit.workload import optimizer_kind
+from accelmark.results.schema import CaseResult
+from accelmark.run.measure import measure_run
+from accelmark.spec.events import PERFLOG_PREFIX
+from tests.made_run import Made, make_run
+
+SLUG = "toy-pytorch-X1x1x1"
+
+
+def change_started(run: Path, number: int, **values: Any) -> None:
+    """Have rank 0 of a round tell something else in INIT_END."""
+    log = run / SLUG / f"round{number}" / "node00_noderank0" / "rank0.out.log"
+    lines = []
+    for line in log.read_text().splitlines():
+        record = json.loads(line.removeprefix(PERFLOG_PREFIX))
+        if record["event"] == "INIT_END":
+            record["value"] |= values
+        lines.append(PERFLOG_PREFIX + json.dumps(record))
+    log.write_text("\n".join(lines) + "\n")
+
+
+def change_job(run: Path, number: int, change: Callable[[dict[str, Any]], None]) -> None:
+    path = run / SLUG / f"round{number}" / "job.json"
+    job = json.loads(path.read_text())
+    change(job)
+    path.write_text(json.dumps(job))
+
+
+def judged(run: Path) -> CaseResult:
+    return measure_run(run).cases[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", Made(rounds=2))
+
+
+def test_a_run_by_the_rules_is_valid(run: Path) -> None:
+    case = judged(run)
+    assert (case.verdict, case.reasons) == ("VALID", ())
+
+
+@pytest.mark.parametrize(
+    ("told", "rule"),
+    [
+        ({"standard_parameter_hash": "ef" * 32, "standard_num_parameters": 7}, "model-structure"),
+        ({"trained_checkpoint_hash": "ef" * 32}, "initial-weights"),
+        ({"standard_optimizer_class": "AdamW", "optimizer_class": "SGD"}, "optimizer-type"),
+        ({"standard_optimizer_class": "SGD", "optimizer_changes": ["lr: 0.1 -> 0.0"]}, "optimizer-numbers"),
+        ({"compute_type": "float16"}, "precision"),
+        ({"device_name": "Acme X2"}, "chip-identity"),
+        ({"seed": 2000}, "seeds"),
+    ],
+)
+def test_what_the_hooks_changed_makes_a_run_invalid(run: Path, told: dict[str, Any], rule: str) -> None:
+    change_started(run, 1, **told)
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    found = [finding for finding in case.findings if finding.severity == "error"]
+    assert {finding.rule for finding in found} == {rule}
+    assert all(finding.expected and finding.actual for finding in found)
+
+
+def test_in_a_run_that_is_declared_open_the_same_change_is_told_and_open(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Made(is_open=True))
+    change_started(run, 1, standard_parameter_hash="ef" * 32, standard_num_parameters=7)
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("model-structure" in reason for reason in case.reasons)
+
+
+def test_another_implementation_of_the_same_optimizer_is_only_told(run: Path) -> None:
+    change_started(run, 1, standard_optimizer_class="SGD", optimizer_class="NpuFusedSGD")
+    case = judged(run)
+    assert case.verdict == "VALID"
+    assert any("NpuFusedSGD" in warning for warning in case.warnings)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("FusedAdam", "adam"), ("AdamW", "adamw"), ("Prodigy", "prodigy")])
+def test_optimizers_are_told_apart_by_kind(name: str, kind: str) -> None:
+    assert optimizer_kind(name) == kind
+
+
+def test_a_round_that_repeats_another_is_found_though_it_tells_another_seed(run: Path) -> None:
+    change_started(run, 2, checkpoint_hash="01" * 32)
+    assert any("the weights and every loss of round 1 again" in reason for reason in judged(run).reasons)
+
+
+def test_data_that_differs_from_its_declaration_or_between_rounds_is_found(run: Path) -> None:
+    def with_data(job: dict[str, Any]) -> None:
+        job["data_dirs"] = {"words": "/data/words"}
+
+    for number in (1, 2):
+        change_job(run, number, with_data)
+    assert any("there is none" in reason for reason in judged(run).reasons)
+    record = {"words": {"path": "/data/words", "fingerprint": "aa", "declared": "aa"}}
+    for number in (1, 2):
+        (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
+        (run / SLUG / f"round{number}" / "data.json").write_text(json.dumps(record))
+    assert judged(run).verdict == "VALID"
+    record["words"] |= {"fingerprint": "bb"}
+    (run / SLUG / "round2" / "data.json").write_text(json.dumps(record))
+    reasons = judged(run).reasons
+    assert any("words has fingerprint bb" in reason for reason in reasons)
+    assert any("differs from that of an earlier round" in reason for reason in reasons)
+
+
+def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plugins: Path) -> None:
+    case = judged(run)
+    reasons = " ".join(case.reasons)
+    assert "settings-fixed" in reasons
+    assert "seed is" in reasons
+    for number in (1, 2):
+        (run / SLUG / f"round{number}" / "result.json").unlink()
+        change_job(run, number, lambda job: job["train"]["target"].update(value=0.5))
+    assert any("[target]" in reason for reason in judged(run).reasons)
+
+
+def test_a_case_that_is_not_here_is_told_and_not_guessed(run: Path) -> None:
+    assert any("no case 'toy' of version 1" in warning for warning in judged(run).warnings)
+
+
+def test_modified_files_of_the_source_are_listed(run: Path) -> None:
+    source = {"kind": "checkout", "version": "1", "sha256": "00", "commit": "c" * 40, "modified": ["train/hooks.py"]}
+    (run / "source.json").write_text(json.dumps(source))
+    case = judged(run)
+    assert case.verdict == "VALID"
+    assert any("train/hooks.py" in warning and "cccccccccccc" in warning for warning in case.warnings)
+
+
+def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
+    change_started(run, 1, hooks={"train_step": "/v/acme/extern/__init__.py:12"}, hook_lines={"train_step": 9})
+
+    def adapted(job: dict[str, Any]) -> None:
+        job["adaptation"] = {
+            "name": "toy-pytorch", "sha256": "00", "extern": {"__init__.py": 31}, "kernels": {"gelu.cpp": 80},
+            "requirements": ["torch_acme==2.1"],
+        }  # fmt: skip
+        job["provenance"]["precision"] |= {
+            "layer": "vendors/acme/cases/toy-pytorch/config.yaml", "replaced": [["case.yaml", "fp32"]],
+        }  # fmt: skip
+
+    change_job(run, 1, adapted)
+    cost = judged(run).adaptation
+    assert cost is not None
+    assert [(key.key, key.standard, key.value) for key in cost.keys] == [("precision", "fp32", "bf16")]
+    assert [(hook.name, hook.place, hook.num_lines) for hook in cost.hooks] == [
+        ("train_step", "acme/extern/__init__.py:12", 9)
+    ]
+    assert (cost.extern, cost.kernels, cost.requirements) == (
+        {"__init__.py": 31},
+        {"gelu.cpp": 80},
+        ("torch_acme==2.1",),
+    )
+
+
+def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
+    from accelmark.report.page import render_page
+    from accelmark.results.store import load_run
+
+    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:7"}, seed=2000)
+    judged(run)
+    page = render_page(load_run(run))
+    assert "Adaptation cost" in page
+    assert "acme/extern/__init__.py:7" in page
+    assert "the seed of round 1 again" in page

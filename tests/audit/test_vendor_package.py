@@ -1,0 +1,185 @@
+"""A vendor installed as a package of its own: MADE UP, its device is the CPU; carried out for real, then audited."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+VENDOR = """
+name: madeup
+title: Made-up chip (made up for tests; its device is the CPU)
+device_type: cpu
+distributed_backend: gloo
+visible_devices_env: null
+telemetry: {detect: {always: true}}
+chips: []
+"""
+
+CASE = ROOT / "tests" / "train" / "tiny"
+
+EXTERN = """
+import madeup_kernels
+from accelmark.train.hooks import Hooks
+
+class Extern(Hooks):
+    def backward(self, loss, scaler):
+        assert madeup_kernels.FAST
+        super().backward(loss, scaler)
+"""
+
+CHEAT = """
+    def convert_model(self, model):
+        import torch
+        model.layer_of_mine = torch.nn.Linear(1, 1)
+        return super().convert_model(model)
+"""
+
+SETUP = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "madeup-kernels"
+version = "0.1"
+[tool.setuptools]
+py-modules = ["madeup_kernels"]
+"""
+
+CASE_YAML = """
+name: tiny
+version: 1
+title: Tiny
+description: Made up for tests.
+licence: Apache-2.0
+size: mini
+train:
+  unit: sample
+  target: {metric: accuracy, direction: at_least, value: 0.5, why: made up for tests}
+  mutable: [log_every_steps]
+  settings:
+    batch_size: 16
+    eval_batch_size: 32
+    log_every_steps: 4
+    threads: 1
+    end: {max_steps: 12}
+    optimizer: {lr: 0.05}
+    model: {samples: 512, eval_samples: 101, features: 8, width: 16, dropout: 0.0, sleep_ms: 0, fault: "",
+            fault_at: 0, fault_rank: 0}
+"""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vendor's package, installed by pip into a directory of its own, and a case beside it."""
+    root = tmp_path_factory.mktemp("bench")
+    package = root / "source" / "madeup"
+    adaptation = package / "cases" / "tiny-pytorch"
+    (adaptation / "extern").mkdir(parents=True)
+    (adaptation / "csrc").mkdir()
+    (package / "__init__.py").write_text('"""A made-up vendor."""\n')
+    (package / "vendor.yaml").write_text(VENDOR)
+    (adaptation / "config.yaml").write_text("log_every_steps: 6\n")
+    (adaptation / "environment_variables.sh").write_text("MADEUP_MODE=fast\nRANK=7\nMADEUP_TOKEN=hidden\n")
+    (adaptation / "extern" / "__init__.py").write_text(EXTERN)
+    (adaptation / "csrc" / "pyproject.toml").write_text(SETUP)
+    (adaptation / "csrc" / "madeup_kernels.py").write_text("import os\n\nFAST = os.environ['MADEUP_MODE'] == 'fast'\n")
+    (root / "source" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "madeup-vendor"\nversion = "1.0"\n'
+        '[project.entry-points."accelmark.vendors"]\nmadeup = "madeup"\n'
+        '[tool.setuptools]\npackages = ["madeup"]\n'
+        '[tool.setuptools.package-data]\nmadeup = ["**/*"]\n'
+    )
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--target", str(root / "site"), str(root / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    case = root / "plugins" / "cases" / "tiny"
+    case.mkdir(parents=True)
+    (case / "case.yaml").write_text(CASE_YAML)
+    (case / "pytorch.py").write_text((CASE / "pytorch.py").read_text())
+    return root
+
+
+def accelmark(bench: Path, *arguments: str, expect: int | None = 0) -> str:
+    """Run the command as a person would."""
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{bench / 'site'}",
+        "ACCELMARK_PLUGINS": str(bench / "plugins"),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    program = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+    done = subprocess.run(program, cwd=bench, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    if expect is not None:
+        assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def extern_of(bench: Path) -> Path:
+    return bench / "site" / "madeup" / "cases" / "tiny-pytorch" / "extern" / "__init__.py"
+
+
+def summary_of(bench: Path, out: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((bench / out / "summary.json").read_text())
+    return dict(summary["cases"][0])
+
+
+def test_the_adaptation_of_an_installed_vendor_is_carried_out_and_counted(bench: Path) -> None:
+    accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "good")
+    case = summary_of(bench, "good")
+    assert (case["verdict"], case["state"]) == ("VALID", "succeeded")
+    cost = case["adaptation"]
+    assert [key["key"] for key in cost["keys"]] == ["log_every_steps"]
+    assert [hook["name"] for hook in cost["hooks"]] == ["backward"]
+    assert cost["extern"] == {"__init__.py": 6}
+    assert cost["kernels"] == {"madeup_kernels.py": 2}
+    assert cost["environment"] == ["MADEUP_MODE", "MADEUP_TOKEN"]
+    (record,) = (bench / "good").glob("*/round1/*/adaptation.json")
+    told = json.loads(record.read_text())
+    assert told["installed"] == ["madeup-kernels==0.1"]
+    assert told["environment"] == {"MADEUP_MODE": "fast", "MADEUP_TOKEN": "(left out)"}
+    assert told["ignored"] == ["RANK"]
+    assert "VALID" in accelmark(bench, "verify", "good")
+
+
+def test_an_extern_that_changes_the_model_is_found(bench: Path) -> None:
+    kept = extern_of(bench).read_text()
+    extern_of(bench).write_text(kept + CHEAT)
+    try:
+        accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "cheat", expect=1)
+    finally:
+        extern_of(bench).write_text(kept)
+    case = summary_of(bench, "cheat")
+    assert case["verdict"] == "INVALID"
+    rules = {finding["rule"] for finding in case["findings"] if finding["severity"] == "error"}
+    assert "model-structure" in rules
+
+
+def test_an_extern_that_replaces_what_is_no_hook_is_refused_by_name(bench: Path) -> None:
+    kept = extern_of(bench).read_text()
+    extern_of(bench).write_text(kept + "    def metrics(self, sums):\n        return {'accuracy': 1.0}\n")
+    try:
+        said = accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "forbidden", expect=1)
+    finally:
+        extern_of(bench).write_text(kept)
+    assert "'metrics'" in said
+    assert "may replace convert_model" in said
+
+
+def test_a_script_that_fails_fails_the_round_with_its_last_words(bench: Path) -> None:
+    script = extern_of(bench).parents[1] / "environment_variables.sh"
+    kept = script.read_text()
+    script.write_text("echo no driver of ours here >&2\nreturn 3\n")
+    try:
+        said = accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "broken", expect=1)
+    finally:
+        script.write_text(kept)
+    assert "no driver of ours here" in said

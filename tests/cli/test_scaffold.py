@@ -1,0 +1,75 @@
+"""A scaffolded folder passes its own checks, and what is wrong with one is told in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.cli.conformance import HOOKS, case_checks, vendor_checks
+from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.errors import RequestError
+from accelmark.spec.scaffold import new_folder
+from accelmark.train.hooks import ALLOWED_HOOKS
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def missing(checks: list[object]) -> str:
+    return " ".join(f"{check.what} {check.do}" for check in checks if check.state == "missing")  # type: ignore[attr-defined]
+
+
+def test_the_hooks_that_are_checked_are_those_that_are_allowed() -> None:
+    assert set(HOOKS) == set(ALLOWED_HOOKS)
+
+
+def test_a_new_vendor_passes_its_checks(bench: Path) -> None:
+    folder = new_folder("vendors", "acme1", bench)
+    assert (folder / "cases" / "resnet_mini-pytorch" / "extern" / "__init__.py").is_file()
+    assert missing([*vendor_checks("acme1")]) == ""
+
+
+def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
+    new_folder("cases", "line", bench)
+    checks = case_checks("line", run=True)
+    assert missing([*checks]) == ""
+    assert checks[-1].what == "it trains three steps on made-up data"
+
+
+def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path) -> None:
+    folder = new_folder("vendors", "acme2", bench)
+    adaptation = folder / "cases" / "resnet_mini-pytorch"
+    (adaptation / "config.yaml").write_text("log_every_step: 5\noptimizer: {name: adamw}\n")
+    (adaptation / "csrc").mkdir()
+    (adaptation / "extern" / "__init__.py").write_text("class Extern:\n    def metrics(self): ...\n")
+    (folder / "README.md").unlink()
+    told = missing([*vendor_checks("acme2")])
+    assert "unknown setting log_every_step did you mean 'log_every_steps'?" in told
+    assert "the case fixes optimizer.name" in told
+    assert "csrc cannot be built" in told
+    assert "'metrics', which is no hook" in told
+    assert "no README.md" in told
+
+
+def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
+    file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
+    file.write_text(file.read_text().replace("device_type:", "device_typ:"))
+    assert "device_typ" in missing([*vendor_checks("acme3")])
+
+
+def test_a_case_that_lacks_methods_is_told_which(bench: Path) -> None:
+    folder = new_folder("cases", "line2", bench)
+    code = (folder / "pytorch.py").read_text()
+    (folder / "pytorch.py").write_text(code.replace("def eval_sums", "def eval_sum"))
+    assert "no eval_sums()" in missing([*case_checks("line2", run=False)])
+
+
+def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
+    with pytest.raises(RequestError, match="is taken"):
+        new_folder("vendors", "cpu", bench)
+    with pytest.raises(RequestError, match="cannot be a name"):
+        new_folder("cases", "../evil", bench)

@@ -1,0 +1,90 @@
+"""From the log of a real inference process to figures, verdict and page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.report.page import render_page
+from accelmark.results.figures import INFER_FIGURES, FigureName
+from accelmark.results.rounds import round_result
+from accelmark.results.store import load_run
+from accelmark.run.measure import measure_run
+from accelmark.spec.job import JobSpec, NodeExit, RankExit
+from accelmark.spec.vendor import Chip, Peaks
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
+    """Return a function that takes a job through its process and lays the files out as a run does."""
+
+    def made(**settings: Any) -> Path:
+        chip = Chip(name="cpu", device_name="x", peaks=Peaks(fp32=0.5), source="made up for tests")
+        job: JobSpec = make_job(**settings).model_copy(update={"chip": chip})
+        code, _, text = in_a_process(job)
+        node_dir = tmp_path / "runs" / "r" / "tiny" / "round1" / "here_noderank0"
+        node_dir.mkdir(parents=True)
+        (node_dir / "rank0.out.log").write_text(text)
+        (node_dir.parent / "job.json").write_text(job.model_dump_json())
+        state: Any = "succeeded" if code == 0 else "failed"
+        rank = RankExit(rank=0, local_rank=0, state=state, exit_code=code)
+        ended = NodeExit(
+            host="here",
+            noderank=0,
+            state=state,
+            reason=None,
+            started_at="2026-01-01T00:00:00Z",
+            duration_s=1,
+            ranks=(rank,),
+        )
+        (node_dir / "exit.json").write_text(ended.model_dump_json())
+        return tmp_path / "runs" / "r"
+
+    return made
+
+
+def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
+    path = run_dir(compiler="eager", batch_size=4, flops="2*1000")
+    result = round_result(path / "tiny" / "round1")
+    assert result.state == "succeeded"
+    assert set(result.figures) == set(INFER_FIGURES)
+    values = {name: figure.value for name, figure in result.figures.items()}
+    core = values[FigureName.INFERENCE_CORE]
+    assert core is not None
+    assert values[FigureName.MFU] == pytest.approx(core * 2000 / 0.5e12)
+    assert values[FigureName.METRIC_DIFFERENCE] == 0
+    assert result.figures[FigureName.LATENCY_P999].value is None
+    assert "1000 full batches" in str(result.figures[FigureName.LATENCY_P999].reason)
+    assert result.inference is not None
+    assert len(result.inference.stages) == 7
+    assert all(figure.value is not None or figure.reason for figure in result.figures.values())
+    summary = measure_run(path)
+    assert summary.cases[0].variant == "eager fp32 batch 4"
+    page = render_page(load_run(path))
+    assert "Engines side by side" in page
+    assert "<polyline" in page
+
+
+def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:
+    path = run_dir(compiler="eager", parameters={"nan": True})
+    (case,) = measure_run(path).cases
+    assert case.state == "succeeded"
+    assert case.verdict == "INVALID"
+    assert any("NaN or infinity" in reason for reason in case.reasons)
+
+
+def test_a_failed_run_keeps_what_was_measured_before(run_dir: Any) -> None:
+    path = run_dir(compiler="openvinno")
+    result = round_result(path / "tiny" / "round1")
+    assert result.state == "failed"
+    assert result.figures[FigureName.VALIDATION_CORE].value is not None
+    reason = result.figures[FigureName.INFERENCE_CORE].reason
+    assert "step compile failed" in str(reason)
+
+
+def test_figures_that_a_switch_skipped_are_null_with_the_switch_as_reason(run_dir: Any) -> None:
+    result = round_result(run_dir(compiler=None) / "tiny" / "round1")
+    assert result.figures[FigureName.COMPILE_TIME].reason == "compiler is null"
+    assert result.figures[FigureName.INFERENCE_METRIC].reason == "compiler is null"

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.plan import Detected, Plan, build_plan
+from accelmark.spec.case import CaseSpec
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import SpecError
+from accelmark.spec.runfile import RunSpec
+
+_INFER = """
+infer:
+  unit: image
+  metric: top1
+  tolerance: 0.01
+  tolerance_why: made up for tests
+  data: [pictures]
+  optional_data: [more]
+  weights: toy/model.safetensors
+  configurations: {batch_size: 4, compiler: eager, flops: 2*3}
+  parameters: {side: 8}
+"""
+_DATA = """
+data:
+  - {name: pictures, title: P, licence: none, tree: [{path: val}]}
+  - {name: more, title: M, licence: none, tree: [{path: val}]}
+"""
+
+
+@pytest.fixture
+def toy(plugins: Path) -> Path:
+    """The toy case with an inference side."""
+    folder = plugins / "cases" / "toy"
+    (folder / "case.yaml").write_text((folder / "case.yaml").read_text() + _DATA + _INFER)
+    (folder / "infer_pytorch.py").write_text("")
+    return plugins
+
+
+def _data(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
+    return {name: Path("/data") / name for name in case.data_names}
+
+
+def _plan(*requests: dict[str, Any], command_line: dict[str, Any] | None = None) -> Plan:
+    return build_plan(
+        RunSpec.model_validate({"vendor": "acme", "cases": [{"task": "infer"} | request for request in requests]}),
+        cluster=ClusterSpec(),
+        detected=Detected("acme", "X1", None, 1),
+        data_dirs=_data,
+        created_at="2026-01-01T00:00:00Z",
+        where="run.yaml",
+        command_line=command_line or {},
+    )
+
+
+def test_an_inference_job_runs_one_process_of_the_inference_room(toy: Path) -> None:
+    (planned,) = _plan({"key": "toy"}).jobs
+    assert planned.nodes[0].command == ("python", "-m", "accelmark.infer", "job.json")
+    assert planned.job.task == "infer"
+    assert planned.job.infer is not None
+    assert planned.job.infer.settings.flops == 6
+    assert planned.job.infer.parameters == {"side": 8}
+    assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
+
+
+def test_engines_precisions_and_batches_of_one_key_lie_side_by_side(toy: Path) -> None:
+    plan = _plan({"key": "toy"}, {"key": "toy", "settings": {"compiler": "openvino", "precision": "bf16"}})
+    assert [job.directory for job in plan.jobs] == [
+        "toy-pytorch-X1x1x1-infer-eager-fp32-b4/round1",
+        "toy-pytorch-X1x1x1-infer-openvino-bf16-b4/round1",
+    ]
+
+
+def test_the_same_run_twice_is_refused(toy: Path) -> None:
+    with pytest.raises(SpecError, match="stands twice"):
+        _plan({"key": "toy"}, {"key": "toy"})
+
+
+def test_several_ranks_are_refused(toy: Path) -> None:
+    with pytest.raises(SpecError, match="one rank on one host"):
+        _plan({"key": "toy:pytorch:X1:1:2"})
+
+
+def test_a_case_without_an_inference_side_is_refused(plugins: Path) -> None:
+    with pytest.raises(SpecError, match="has no inference side"):
+        _plan({"key": "toy"})
+
+
+def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_them(toy: Path, tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    (named / "toy").mkdir(parents=True)
+    (named / "more").mkdir()
+    (named / "toy" / "model.safetensors").write_bytes(b"")
+    plan = _plan({"key": "toy", "data": str(named)})
+    assert plan.jobs[0].job.data_dirs["weights"] == named / "toy" / "model.safetensors"
+    assert "more" in plan.jobs[0].job.data_dirs
+    assert not plan.warnings
+
+
+def test_going_without_weights_is_warned_of(toy: Path) -> None:
+    assert any("a figure of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
+
+
+def test_made_up_data_on_the_command_line_reaches_inference(toy: Path) -> None:
+    (planned,) = _plan({"key": "toy"}, command_line={"loader.synthetic": True}).jobs
+    assert planned.job.infer is not None
+    assert planned.job.infer.settings.synthetic
+    assert planned.job.data_dirs == {}
+
+
+def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
+    folder = toy / "vendors" / "acme" / "cases" / "toy-pytorch"
+    folder.mkdir(parents=True)
+    (folder / "infer.yaml").write_text("batch_size: 4\nside: 9\nacme_cache: /tmp/x\n")
+    with pytest.raises(SpecError) as caught:
+        _plan({"key": "toy"})
+    assert "batch_size: overrides nothing" in str(caught.value)
+    assert "side: is a parameter" in str(caught.value)
+    (folder / "infer.yaml").write_text("batch_size: 16\nacme_cache: /tmp/x\n")
+    plan = _plan({"key": "toy"})
+    infer = plan.jobs[0].job.infer
+    assert infer is not None
+    assert infer.settings.batch_size == 16
+    assert infer.settings.engine_options == {"acme_cache": "/tmp/x"}
+    assert any("acme_cache" in warning or "none of the configurations" in warning for warning in plan.warnings)
