@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from accelmark.audit.bundle import SUFFIX, write_bundle
 from accelmark.cli.compare import compare
 from accelmark.cli.results import results
 from accelmark.report.markdown import BEGIN, END
@@ -140,6 +141,14 @@ def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, 
     assert "default-src 'none'" in html
     assert 'src="' not in html
     assert 'href="/' not in html
+
+
+def test_a_bundle_is_compared_as_its_run(runs: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / f"fast{SUFFIX}"
+    write_bundle(runs / "fast", bundle)
+    told = json.loads(ask("compare", runs / "fast", bundle, "--json"))
+    assert told["pairs"][0]["differing"] == []
+    assert {found["difference"] for found in told["pairs"][0]["differences"]} == {0.0}
 
 
 def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,8 +31,9 @@ def compare(
     from accelmark.results import compare as comparing
     from accelmark.results.sources import open_sources
 
-    loaded, problems = open_sources(runs)
-    comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
+    with TemporaryDirectory(prefix="accelmark-compare-") as place:
+        loaded, problems = open_sources(_unpacked(runs, Path(place)))
+        comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     if output is not None:
         from accelmark.report.comparison import render_comparison
         from accelmark.results.store import write_atomic
@@ -48,6 +50,26 @@ def compare(
         typer.echo(f"not compared: {line}")
     if output is not None:
         typer.echo(str(output))
+
+
+def _unpacked(paths: list[Path], place: Path) -> list[Path]:
+    """Return the paths with every bundle unpacked below ``place``; one that was tampered with is refused."""
+    from accelmark.spec.errors import RunError
+
+    found: list[Path] = []
+    for number, path in enumerate(paths):
+        if path.is_file():
+            from accelmark.audit.bundle import SUFFIX, unpack
+
+            if path.name.endswith(SUFFIX):
+                below = place / str(number)
+                below.mkdir()
+                run, wrong = unpack(path, below)
+                if wrong:
+                    raise RunError("\n".join([f"{path}: the bundle is not as it was packed:", *wrong]))
+                path = run
+        found.append(path)
+    return found
 
 
 def _print(pair: Pair) -> None:

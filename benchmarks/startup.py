@@ -1,0 +1,63 @@
+"""What the host side imports before it answers: modules over a limit, and the time of ``accelmark --help``.
+
+Repeat with ``python benchmarks/startup.py``; prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from typing import Final
+
+COMMAND: Final = [sys.executable, "-c", "from accelmark.cli import main; main()", "--help"]
+REPEATS: Final = 7
+SLOW_MS: Final = 20.0
+_LINE: Final = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|(\s+)(\S+)")
+
+
+def profile() -> dict[str, tuple[float, float]]:
+    """Module -> (own, with all below) in ms, the least of several runs."""
+    least: dict[str, tuple[float, float]] = {}
+    for _ in range(REPEATS):
+        command = [COMMAND[0], "-X", "importtime", *COMMAND[1:]]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        for own, all_below, _, name in _LINE.findall(told):
+            found = (int(own) / 1e3, int(all_below) / 1e3)
+            least[name] = min(least.get(name, found), found, key=lambda pair: pair[1])
+    return least
+
+
+def seconds() -> list[float]:
+    """Wall time of the whole command, several times."""
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        subprocess.run(COMMAND, capture_output=True, check=True)
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def main() -> None:
+    times = seconds()
+    found = profile()
+    date, version = time.strftime("%Y-%m-%d", time.gmtime()), platform.python_version()
+    print(f"{date}, {platform.machine()}, {os.cpu_count()} cores, Python {version}, load {os.getloadavg()[0]:.1f}\n")
+    print(f"`accelmark --help`: least {min(times):.3f} s, median {statistics.median(times):.3f} s of {REPEATS}\n")
+    print("| Module | With all below, ms | Own, ms |\n| --- | ---: | ---: |")
+    ranked = sorted(found.items(), key=lambda entry: -entry[1][1])
+    for name, (own, below) in ranked:
+        if below >= SLOW_MS:
+            print(f"| `{name}` | {below:.1f} | {own:.1f} |")
+    slow = [name for name, (own, _) in ranked if own >= SLOW_MS]
+    print(f"\nModules whose own code takes {SLOW_MS:g} ms or more: {', '.join(slow) or 'none'}.")
+    heavy = [name for name in ("numpy", "scipy", "plotly", "pydantic", "duckdb", "jinja2", "torch") if name in found]
+    print(f"Heavy libraries imported: {', '.join(heavy) or 'none'}.")
+
+
+if __name__ == "__main__":
+    main()
