@@ -111,7 +111,7 @@ def test_llama_takes_about_six_operations_a_weight_and_token() -> None:
     assert flops / 4096 - attention == pytest.approx(6 * (6_738_415_616 - 32_000 * 4096), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_case_folder_tells_all_about_itself(name: str) -> None:
     folder = folders("cases")[name].path
     text = (folder / "README.md").read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ def test_a_case_folder_tells_all_about_itself(name: str) -> None:
         assert heading in text
     assert "<!-- results -->" in text
     frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer"))}
-    assert frameworks == {"pytorch"}
+    assert frameworks == ({"pytorch"} if name in CASES else set())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,8 +17,9 @@ from accelmark.spec.errors import DataError
 from tests.datasets.conftest import CONTENT, Told, Web, dataset, leftovers, sha256, teller, write
 
 IN_A_PROCESS = textwrap.dedent("""
-    import sys
+    import signal, sys
     from pathlib import Path
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on an ignored one
     from accelmark.datasets import ensure, load_dataset_specs
     print(ensure(load_dataset_specs(Path(sys.argv[1]))[0]))
 """)
