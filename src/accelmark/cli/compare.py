@@ -36,7 +36,7 @@ def compare(
         comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     if output is not None:
         from accelmark.report.comparison import render_comparison
-        from accelmark.results.store import write_atomic
+        from accelmark.results.files import write_atomic
 
         write_atomic(output, render_comparison(comparison))
     if as_json:

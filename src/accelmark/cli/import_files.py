@@ -30,7 +30,7 @@ def import_files(
 ) -> None:
     """Convert another benchmark's files, by reading and never by running them; says what could not be carried over."""
     from accelmark.plan.flagperf import convert
-    from accelmark.run.files import make_directory, write_atomic
+    from accelmark.results.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError
 
     converted = convert(files)

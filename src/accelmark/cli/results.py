@@ -131,7 +131,7 @@ def _emit(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
         return
-    from accelmark.results.store import write_atomic
+    from accelmark.results.files import write_atomic
 
     write_atomic(output, text if text.endswith("\n") else text + "\n")
     typer.echo(str(output))

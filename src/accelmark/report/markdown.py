@@ -9,8 +9,9 @@ from typing import Final
 from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.view import half_interval
 from accelmark.results.figures import FigureName
+from accelmark.results.files import write_atomic
 from accelmark.results.schema import CaseResult, Spread
-from accelmark.results.store import LoadedRun, write_atomic
+from accelmark.results.store import LoadedRun
 from accelmark.spec.errors import RunError
 
 BEGIN: Final = "<!-- results: begin (written by accelmark, not by hand) -->"

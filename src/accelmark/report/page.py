@@ -10,7 +10,8 @@ from typing import Any
 from accelmark.report.inference import inference_view
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import case_views
-from accelmark.results.store import LoadedRun, load_run, update_manifest, write_atomic
+from accelmark.results.files import write_atomic
+from accelmark.results.store import LoadedRun, load_run, update_manifest
 
 REPORT_FILE = "report.html"
 

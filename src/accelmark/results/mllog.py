@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.results.files import write_atomic
 from accelmark.results.round_state import node_dirs
 from accelmark.results.rounds import read_job
-from accelmark.results.store import update_manifest, write_atomic
+from accelmark.results.store import update_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import PERFLOG_PREFIX
 from accelmark.spec.job import JobSpec

@@ -12,6 +12,7 @@ from typing import Final, TypeVar, final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from accelmark.results.files import write_atomic
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
 
@@ -104,27 +105,6 @@ def load_runs(directories: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
             runs.append(run)
             problems += run.problems
     return runs, problems
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
-
-    Raises:
-        RunError: it cannot be written; the file and the reason are named.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_manifest(run_dir: Path) -> Path:

@@ -12,10 +12,11 @@ from pydantic_core import from_json
 
 import accelmark
 from accelmark.results.aggregate import aggregate, spread_warnings
+from accelmark.results.files import write_atomic
 from accelmark.results.judgement import Judge
 from accelmark.results.rounds import round_result
 from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary
-from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write_atomic, write_manifest
+from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.key import CaseKey
 

@@ -17,7 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.run.files import write_atomic
+from accelmark.results.files import write_atomic
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
 

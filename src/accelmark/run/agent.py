@@ -22,9 +22,9 @@ from typing import Final, final
 
 from pydantic import TypeAdapter, ValidationError
 
+from accelmark.results.files import write_atomic
 from accelmark.run.adaptation import carry_out
 from accelmark.run.environment import rank_command, rank_environment
-from accelmark.run.files import write_atomic
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 from accelmark.plan.plan import PlannedJob
+from accelmark.results.files import make_directory, write_atomic
 from accelmark.results.schema import JobState, Summary
 from accelmark.run.assign import JOB_FILE, job_on_hosts, node_works
 from accelmark.run.background import in_background
 from accelmark.run.directory import RunDirectory
-from accelmark.run.files import make_directory, write_atomic
 from accelmark.run.follow import Following, StopRequest
 from accelmark.run.launchers.launcher import Launcher, Link
 from accelmark.run.measure import RESULT_FILE, measure_round, measure_run

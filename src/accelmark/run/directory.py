@@ -14,7 +14,7 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.files import make_directory, naming_the_disk, write_atomic
+from accelmark.results.files import make_directory, naming_the_disk, write_atomic
 from accelmark.run.processes import ProcessId
 from accelmark.run.states import JobStatus, Ledger, RunEvent, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets import cache_directory
+from accelmark.results.files import make_directory, write_atomic
 from accelmark.run.directory import safe_name
-from accelmark.run.files import make_directory, write_atomic
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.local import LocalLauncher
 from accelmark.run.task import AgentTask, VisibleDevices

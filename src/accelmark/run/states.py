@@ -11,8 +11,8 @@ from typing import Final, Literal, final
 
 from pydantic import ValidationError
 
+from accelmark.results.files import naming_the_disk
 from accelmark.results.schema import JobState
-from accelmark.run.files import naming_the_disk
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 

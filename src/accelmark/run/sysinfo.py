@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 import accelmark
-from accelmark.run.files import free_mib
+from accelmark.results.files import free_mib
 from accelmark.run.states import utc_now
 from accelmark.telemetry.sysinfo import collect
 

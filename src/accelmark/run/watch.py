@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final
 
-from accelmark.run.files import free_mib
+from accelmark.results.files import free_mib
 from accelmark.run.task import Limits
 
 

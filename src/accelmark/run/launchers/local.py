@@ -13,8 +13,8 @@ from typing import Final, final
 
 from pydantic import ValidationError
 
+from accelmark.results.files import make_directory, naming_the_disk, write_atomic
 from accelmark.run.environment import rank_command
-from accelmark.run.files import make_directory, naming_the_disk, write_atomic
 from accelmark.run.launchers.lastword import lost_node
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, sweep

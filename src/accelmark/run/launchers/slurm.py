@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
+from accelmark.results.files import write_atomic
 from accelmark.run.environment import rank_command
-from accelmark.run.files import write_atomic
 from accelmark.run.launchers.enclosed import agent_here, enclosure_here, make_image
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.step import Step, StepLink, run_here

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
+from accelmark.results.files import write_atomic
 from accelmark.run.delivery import vendor_path, wheel
 from accelmark.run.environment import rank_command
-from accelmark.run.files import write_atomic
 from accelmark.run.launchers.lastword import failed_node, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for

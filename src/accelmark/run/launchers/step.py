@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.run.files import make_directory, naming_the_disk, write_atomic
+from accelmark.results.files import make_directory, naming_the_disk, write_atomic
 from accelmark.run.launchers.lastword import failed_node, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.onhost.follow import is_locked

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from accelmark.run.files import make_directory, naming_the_disk
+from accelmark.results.files import make_directory, naming_the_disk
 from accelmark.run.onhost import command
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError, library
 
