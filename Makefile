@@ -13,7 +13,9 @@ run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show 
 	@$(BIN)/accelmark run suites/quickstart.yaml
 
 test: $(VENV)/.test lint  ## Install what tests need and run all checks
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not cluster'
+	# The runtimes of inference engines bring thread pools that do not suit a process with everything else in it.
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/infer
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not cluster' --ignore tests/infer
 
 test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
 	$(BIN)/python -m pytest -m cluster tests/cluster

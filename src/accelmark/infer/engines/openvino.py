@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ class Engine(Base):
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         try:
+            # Its import tells its maker that it was used, from a process forked beside running threads, which can crash
+            # this one; without the package that does so it stays silent.
+            sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
             import openvino
         except ImportError as error:
             raise self.missing("openvino", error) from error
