@@ -26,7 +26,7 @@ class Limits(Spec):
     timeout_s: PositiveFloat | None = None
     """From the start of the agent; null: never."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest time in which no rank of this host writes anything."""
+    """Longest time in which a rank that has not finished writes nothing."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space below the job's directory."""
     grace_s: PositiveFloat = 45.0
