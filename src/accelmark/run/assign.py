@@ -70,7 +70,7 @@ def _task(
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
         adaptation=adaptation,
-        requirements=_requirements(adaptation, job.job.case.path),
+        requirements=requirements_of(adaptation, job.job.case.path),
         telemetry=TelemetryTask(
             vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s
         ),
@@ -82,11 +82,11 @@ def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:
     return _vendor_folder(plan) / "cases" / f"{job.key.model}-{job.key.framework}"
 
 
-def _requirements(adaptation: Path | None, case: Path) -> Path | None:
-    """Return the file that counts: the vendor's replaces the case's."""
-    folders = (adaptation, case) if adaptation is not None else (case,)
-    return next((file for folder in folders if (file := folder / REQUIREMENTS_FILE).is_file()), None)
-
-
 def _vendor_folder(plan: Plan) -> Path:
     return find("vendors", plan.vendor).path
+
+
+def requirements_of(adaptation: Path | None, case: Path) -> Path | None:
+    """Return the file of packages that counts: the one in the vendor's folder for a case replaces the case's own."""
+    folders = (adaptation, case) if adaptation is not None else (case,)
+    return next((file for folder in folders if (file := folder / REQUIREMENTS_FILE).is_file()), None)
