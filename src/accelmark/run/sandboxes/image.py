@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from accelmark.spec.key import CaseKey
 
 IMAGE_LOG: Final = "image.log"
 """What the engine said while it made the image, in the directory of the job that needed it first."""
+_LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
 RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
 """Runs a command on a host; gives its exit code and all that it said."""
 
@@ -102,6 +104,6 @@ async def have_image(recipe: ImageRecipe, host: str, run: RunCommand, directory:
         why = telling_lines(told) or f"exit code {code}"
         raise RunError(f"{host}: the image {recipe.name} could not be {origin}: {why}")
     if recipe.archive is not None and (await run(recipe.present))[0] != 0:
-        held = told.strip().splitlines()[-1].partition(": ")[2] if told.strip() else "something else"
+        held = ", ".join(_LOADED.findall(told)) or "something without a name"
         what = f"{recipe.archive} holds no image {recipe.name} (container.image): what it holds was loaded as {held}"
         raise RunError(f"{host}: {what}")
