@@ -19,6 +19,7 @@ from accelmark.run.coordinator import Coordinator, FetchData
 from accelmark.run.directory import RunDirectory
 from accelmark.run.follow import StopRequest
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers.sandbox_of import refuse_missing_images
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
@@ -46,6 +47,7 @@ def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool) -> Outcome
     Raises:
         AccelmarkError: it could not begin; what fails later is in the outcome.
     """
+    refuse_missing_images(plan)
     directory = RunDirectory.create(path, plan)
     return _carry_out(directory, fetch, Coordinator.run, as_json=as_json)
 

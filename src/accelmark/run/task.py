@@ -78,6 +78,8 @@ class AgentTask(Spec):
     """Locked while the job runs, so that two runs never share a host; null on this machine."""
     adaptation: Path | None = None
     """The vendor's folder for this case, to be carried out before the ranks start."""
+    requirements: Path | None = None
+    """Packages of the ranks: the vendor's file for the case, which replaces the case's own."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

@@ -53,7 +53,7 @@ class SlurmLauncher:
         async def ready() -> None:
             await self._allocate()
             argv[:] = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
-            await make_image(enclosure, work.host.name, tuple(self._srun(work.host)))
+            await make_image(enclosure, work, tuple(self._srun(work.host)))
 
         by_force = enclosure.sandbox.clean_up(agent.name)
         return StepLink(work, Step(argv, ready, [*self._srun(work.host), *by_force] if by_force else None))

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.files import write_atomic
-from accelmark.run.delivery import vendor_path, wheel
+from accelmark.run.delivery import path_on_host, wheel
 from accelmark.run.environment import rank_command
 from accelmark.run.launchers.lastword import failed_node, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.onhost import command, start_command
+from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
@@ -64,7 +65,7 @@ class SshLauncher:
         """Return what a job runs in on its host."""
         folder = find("vendors", self.plan.vendor).path
         code = self.layout.code
-        return enclosure_for(self.plan, work.job, self.layout.job(work), code, vendor_path(folder, code))
+        return enclosure_for(self.plan, work.job, code, path_on_host(folder, "vendors", code))
 
     def describe(self, work: NodeWork) -> list[list[str]]:
         """Return the commands that would be run: through ``ssh`` here, and by the agent there."""
@@ -104,7 +105,7 @@ class SshLauncher:
         """See to it, once a host, that AccelMark and the image are there.
 
         Raises:
-            HostError: they cannot be had.
+            RunError: they cannot be had.
         """
         host, enclosure = self.host(work.host), self.enclosure(work)
         async with self._delivered.setdefault(host.name, asyncio.Lock()):
@@ -114,12 +115,12 @@ class SshLauncher:
             recipe = enclosure.recipe
             if recipe is None or f"{host.name} {recipe.name}" in self._have:
                 return
-            if (await host.run(recipe.present)).code != 0:
-                if not recipe.make:
-                    raise HostError(host.name, f"the image {recipe.name} is not there, and nothing says how to make it")
-                done = await host.run(recipe.make, timeout_s=_IMAGE_TIMEOUT_S)
-                if done.code != 0:
-                    raise HostError(host.name, f"the image {recipe.name} could not be made: {done.said}")
+
+            async def run(argv: Sequence[str]) -> tuple[int, str]:
+                done = await host.run(argv, timeout_s=_IMAGE_TIMEOUT_S)
+                return done.code, (done.out + done.err).decode(errors="replace")
+
+            await have_image(recipe, host.name, run, work.node_dir)
             self._have.add(f"{host.name} {recipe.name}")
 
     async def close(self) -> None:

@@ -9,12 +9,12 @@ from typing import final
 
 from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
-from accelmark.run.delivery import PLUGINS, on_host, vendor_path, wheel
+from accelmark.run.delivery import PLUGINS, on_host, path_on_host, wheel
 from accelmark.run.directory import safe_name
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask, TelemetryTask
-from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.catalog import PLUGINS_VARIABLE, Kind
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
@@ -72,10 +72,16 @@ class Layout:
         task = work.task
         telemetry = task.telemetry
         if telemetry is not None:
-            folder = vendor_path(telemetry.vendor_folder, self.code)
+            folder = path_on_host(telemetry.vendor_folder, "vendors", self.code)
             telemetry = TelemetryTask(vendor=telemetry.vendor, vendor_folder=folder, interval_s=telemetry.interval_s)
+        adaptation, requirements = task.adaptation, task.requirements
+        if requirements is not None:
+            kind: Kind = "cases" if requirements.is_relative_to(work.job.case.path) else "vendors"
+            requirements = path_on_host(requirements, kind, self.code)
         changed = {
             "run": self.run_id,
+            "adaptation": path_on_host(adaptation, "vendors", self.code) if adaptation is not None else None,
+            "requirements": requirements,
             "job_file": Path(self.node_dir(work).parent / "job.json"),
             "telemetry": telemetry,
             "host_lock": Path(self.lock(work.host)),
