@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-from torch import Tensor, nn
+from torch import nn
 
 from accelmark.infer import setup
 from accelmark.infer.batches import checked
@@ -193,9 +194,7 @@ class SevenSteps:
         assert engine is not None  # noqa: S101 - _compile sets it or raises
         case, batches = self._case_and_batches()
 
-        def forward(inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-            return case.engine_forward(engine, inputs)
-
+        forward = partial(case.engine_forward, engine)
         try:
             self.found.inference = self._measure("inference", forward, engine)
             if self.settings.scenarios:
