@@ -59,6 +59,8 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
         ({"standard_optimizer_class": "AdamW", "optimizer_class": "SGD"}, "optimizer-type"),
         ({"standard_optimizer_class": "SGD", "optimizer_changes": ["lr: 0.1 -> 0.0"]}, "optimizer-numbers"),
         ({"compute_type": "float16"}, "precision"),
+        ({"output_difference": 0.05}, "model-outputs"),
+        ({"replaced_functions": ["torch.nn.functional.silu -> acme/extern/__init__.py:5"]}, "framework-functions"),
         ({"device_name": "Acme X2"}, "chip-identity"),
         ({"seed": 2000}, "seeds"),
     ],
@@ -78,6 +80,20 @@ def test_in_a_run_that_is_declared_open_the_same_change_is_told_and_open(tmp_pat
     case = judged(run)
     assert case.verdict == "OPEN"
     assert any("model-structure" in reason for reason in case.reasons)
+
+
+def test_a_replaced_module_takes_a_run_out_of_comparison_though_its_parameters_are_the_same(run: Path) -> None:
+    told = {"replaced_modules": ["act: ReLU -> Identity"], "num_replaced_modules": 1, "output_difference": 0.0}
+    change_started(run, 1, **told)
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("act: ReLU -> Identity" in reason for reason in case.reasons)
+    assert not any("not compared" in reason for reason in case.reasons)
+
+
+def test_a_model_whose_outputs_are_the_cases_up_to_rounding_stays_valid(run: Path) -> None:
+    change_started(run, 1, output_difference=0.001)
+    assert judged(run).verdict == "VALID"
 
 
 def test_another_implementation_of_the_same_optimizer_is_only_told(run: Path) -> None:

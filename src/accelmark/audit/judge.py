@@ -19,6 +19,7 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.real_data,
     workload.settings,
     workload.model_structure,
+    workload.model_computation,
     workload.initial_weights,
     workload.optimizer_type,
     workload.dataset,
@@ -41,7 +42,7 @@ def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Return VALID, OPEN (it broke the case's rules and says so) or INVALID, with every finding."""
+    """Return VALID, OPEN (declared open, or a person has to look at what was changed) or INVALID, with all findings."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     found += [
         seen.model_copy(update={"round": entry.number}) for entry in evidence.rounds for seen in entry.result.findings
