@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
 from accelmark.results.judgement import Judgement, Verdict
 from accelmark.results.schema import Finding, RoundResult
@@ -25,6 +25,13 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.dataset,
     workload.precision,
     workload.seeds,
+    inference.case_contract,
+    inference.model_structure,
+    inference.engine_source,
+    inference.accuracy_gate,
+    inference.precision,
+    inference.enough_measured,
+    inference.loadgen,
     outcome.enough_duration,
     outcome.chip_identity,
     outcome.quiet_machine,
