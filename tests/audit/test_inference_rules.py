@@ -62,7 +62,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
                      duration_s=1, ranks=(rank,))  # fmt: skip
     (node / "exit.json").write_text(ended.model_dump_json())
     sample: dict[str, Any] = {"host": {"cpu": 0.5, "load1": 0.1}, "devices": []}
-    lines: list[dict[str, Any]] = [{"header": {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [], "reasons": {}}}]
+    header = {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [], "reasons": {}}
+    lines: list[dict[str, Any]] = [{"header": header}]
     lines += [{"t": float(t), "wall": float(t)} | sample for t in range(2)]
     (node / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "source.json").write_text(json.dumps({"kind": "wheel", "version": "0", "sha256": "00"}))
