@@ -83,9 +83,10 @@ class Evaluation(Spec):
 
 
 EndReason = Literal[
-    "target", "max_epochs", "max_steps", "max_samples", "max_duration", "nonfinite_loss", "out_of_memory",
-    "cancelled", "error",
+    "target", "max_epochs", "max_steps", "max_samples", "max_duration", "early_stop", "nonfinite_loss",
+    "out_of_memory", "cancelled", "error",
 ]  # fmt: skip
+"""``early_stop``: ended by the judge of a process that carries out many jobs; never by a job's own settings."""
 
 
 class Finished(Spec):

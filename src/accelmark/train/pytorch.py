@@ -30,10 +30,11 @@ from accelmark.train.feed import Ahead, mover, pinned, skipped, steps_of
 from accelmark.train.hooks import Hooks, Training
 from accelmark.train.identity import count_flops, num_parameters, structure_hash, weights_hash
 from accelmark.train.optimizers import needs_length
-from accelmark.train.perflog import PerfLog
+from accelmark.train.perflog import EventLog
 from accelmark.train.platform import (
     Ranks,
     device_name,
+    forget_peak_memory,
     join_ranks,
     open_device,
     peak_memory_mib,
@@ -50,6 +51,7 @@ from accelmark.train.standard import (
     unwrapped,
 )
 from accelmark.train.synthetic import SyntheticBatches
+from accelmark.train.tenancy import Tenancy
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
 
@@ -58,12 +60,15 @@ _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton"
 class PyTorchBackend:
     """One rank's training in PyTorch; see :class:`accelmark.train.backend.Backend`."""
 
-    def __init__(self, job: JobSpec, train: TrainJob, ranks: Ranks, log: PerfLog) -> None:
+    def __init__(
+        self, job: JobSpec, train: TrainJob, ranks: Ranks, log: EventLog, tenancy: Tenancy | None = None
+    ) -> None:
         self._job = job
         self._train = train
         self._settings = train.settings
         self._ranks = ranks
         self._log = log
+        self._tenancy = tenancy
         self._device = torch.device("cpu")
         self._phase = "initialisation"
         self._feed: Ahead[Batch] | None = None
@@ -89,7 +94,7 @@ class PyTorchBackend:
             self.immediate = False
             self.clock = DeviceClock(device)
             self.losses = DeviceLosses(self.clock)
-        self._control = join_ranks(self._job, ranks, device, needed=settings.parallelism == "fsdp2")
+        self._control = self._join(device)
         shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
         functions = Functions() if self._job.extern is not None else None
@@ -132,7 +137,15 @@ class PyTorchBackend:
             }
         )
 
+    def _join(self, device: torch.device) -> dist.ProcessGroup | None:
+        if self._tenancy is not None:
+            forget_peak_memory(device)
+            return self._tenancy.control
+        return join_ranks(self._job, self._ranks, device, needed=self._settings.parallelism == "fsdp2")
+
     def _load_case(self, place: Place) -> TrainCase:
+        if self._tenancy is not None:
+            return self._tenancy.make_case(self._settings, self._job.data_dirs, place)
         module = load_module(self._job.case, "pytorch")
         case_class = getattr(module, "Case", None)
         if not (isinstance(case_class, type) and issubclass(case_class, TrainCase)):
@@ -273,7 +286,11 @@ class PyTorchBackend:
         """Return the case's metrics over the evaluation data of all ranks."""
         if self._eval_batches is None:
             raise RequestError("there is no evaluation on made-up data")
-        return evaluate(self._case, self._training, self._eval_batches, self._control)
+        return self.evaluate_on(self._eval_batches)
+
+    def evaluate_on(self, batches: Batches) -> dict[str, float]:
+        """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
+        return evaluate(self._case, self._training, batches, self._control)
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
@@ -325,6 +342,8 @@ class PyTorchBackend:
     def close(self, *, together: bool) -> None:
         """Leave the process group; ``together`` with the others, or without asking where they may be gone."""
         self._close_feed()
+        if self._tenancy is not None:
+            return
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
