@@ -20,8 +20,8 @@ def verify(
     as_json: options.AsJson = False,
 ) -> None:
     """Compute every figure anew from events and telemetry, check every byte, and audit the run."""
-    from accelmark.audit.bundle import unpack
     from accelmark.audit.verify import Verification, verify_run
+    from accelmark.results.bundle import unpack
     from accelmark.spec.errors import EXIT_FAILED, RequestError
 
     if target.is_dir():
