@@ -15,10 +15,11 @@ from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
-from accelmark.run.coordinator import Coordinator, FetchData
+from accelmark.run.coordinator import Coordinator, FetchData, Ready, unseen
 from accelmark.run.directory import RunDirectory
 from accelmark.run.follow import StopRequest
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.preflight.facts import NotReadyError
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
@@ -40,21 +41,34 @@ class Outcome:
     exit_code: int
 
 
-def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool) -> Outcome:
-    """Carry out ``plan`` in a new directory at ``path``.
+def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool, ready: Ready = unseen) -> Outcome:
+    """Carry out ``plan`` in a new directory at ``path``, once its hosts are ``ready``.
 
     Raises:
+        NotReadyError: hosts are not ready; nothing was started, and no directory is left.
         AccelmarkError: it could not begin; what fails later is in the outcome.
     """
     directory = RunDirectory.create(path, plan)
-    return _carry_out(directory, fetch, Coordinator.run, as_json=as_json)
+    try:
+        return _carry_out(directory, fetch, Coordinator.run, ready, as_json=as_json)
+    except NotReadyError:
+        directory.discard()
+        raise
 
 
-def resume(path: Path, fetch: FetchData, *, redo_failed: bool, from_scratch: bool, as_json: bool) -> Outcome:
-    """Go on with the run at ``path``.
+def resume(
+    path: Path,
+    fetch: FetchData,
+    *,
+    redo_failed: bool,
+    from_scratch: bool,
+    as_json: bool,
+    ready: Ready = unseen,
+) -> Outcome:
+    """Go on with the run at ``path``; what is started again is once its hosts are ``ready``.
 
     Raises:
-        AccelmarkError: there is no run, another coordinator holds it, or a case has changed since.
+        AccelmarkError: there is no run, another coordinator holds it, a case has changed since, or hosts are not ready.
     """
     directory = RunDirectory.open(path)
     refuse_changed(directory.plan, str(path))
@@ -62,6 +76,7 @@ def resume(path: Path, fetch: FetchData, *, redo_failed: bool, from_scratch: boo
         directory,
         fetch,
         lambda coordinator: coordinator.resume(redo_failed=redo_failed, from_scratch=from_scratch),
+        ready,
         as_json=as_json,
     )
 
@@ -122,6 +137,7 @@ def _carry_out(
     directory: RunDirectory,
     fetch: FetchData,
     drive: Callable[[Coordinator], Coroutine[Any, Any, Summary]],
+    ready: Ready,
     *,
     as_json: bool,
 ) -> Outcome:
@@ -130,7 +146,7 @@ def _carry_out(
     async def body(shown: Display) -> tuple[Summary, StopRequest]:
         stop_request = StopRequest()
         _listen(stop_request, shown)
-        summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request))
+        summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request, ready))
         return summary, stop_request
 
     with ExitStack() as stack:

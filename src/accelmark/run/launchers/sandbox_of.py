@@ -41,3 +41,15 @@ def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath,
     adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
     sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
     return Enclosure(sandbox, recipe)
+
+
+def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:
+    """Return the image that a job runs in, None where it runs natively; where it is made from plays no part.
+
+    Raises:
+        RequestError: the vendor has no recipe for the job's framework.
+    """
+    if plan.cluster.container is None:
+        return None
+    folder = find("vendors", plan.vendor).path
+    return recipe_for(plan.cluster.container, plan.vendor, folder, job.key, folder)

@@ -6,34 +6,37 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
-from accelmark.results.files import write_atomic
-from accelmark.run.delivery import vendor_path, wheel
+from accelmark.run.delivery import PLUGINS, vendor_path, wheel
 from accelmark.run.environment import rank_command
-from accelmark.run.launchers.lastword import failed_node, lost_node, said
+from accelmark.run.launchers.lastword import SILENT, failed_node, kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.onhost import command, start_command
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
 from accelmark.run.ssh.layout import Layout
+from accelmark.run.ssh.place import SshPlace
 from accelmark.run.ssh.stream import AgentEnd, Stream
 from accelmark.run.states import utc_now
-from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
-from accelmark.spec.catalog import find
+from accelmark.run.task import AGENT_LOG, IDENTITY_FILE, TASK_FILE
+from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
 _IMAGE_TIMEOUT_S: Final = 3600.0
 _DATA_TIMEOUT_S: Final = 4 * 3600.0
 _STOP_PATIENCE_S: Final = 30.0
 """Longest time to look for a host that is out of reach once the run is to end."""
+_TIDY_PATIENCE_S: Final = 90.0
 _LONGEST_PAUSE_S: Final = 5.0
 
 
@@ -107,10 +110,8 @@ class SshLauncher:
             HostError: they cannot be had.
         """
         host, enclosure = self.host(work.host), self.enclosure(work)
+        await self._bring(host)
         async with self._delivered.setdefault(host.name, asyncio.Lock()):
-            if f"{host.name} code" not in self._have:
-                await deliver(host, self.plan.cluster.python, wheel(), self.layout.code)
-                self._have.add(f"{host.name} code")
             recipe = enclosure.recipe
             if recipe is None or f"{host.name} {recipe.name}" in self._have:
                 return
@@ -122,15 +123,50 @@ class SshLauncher:
                     raise HostError(host.name, f"the image {recipe.name} could not be made: {done.said}")
             self._have.add(f"{host.name} {recipe.name}")
 
+    async def _bring(self, host: SshHost) -> None:
+        """See to it, once a host, that AccelMark is there.
+
+        Raises:
+            HostError: it cannot be had.
+        """
+        async with self._delivered.setdefault(host.name, asyncio.Lock()):
+            if f"{host.name} code" not in self._have:
+                await deliver(host, self.plan.cluster.python, wheel(), self.layout.code)
+                self._have.add(f"{host.name} code")
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return hosts through the connections that the run itself uses."""
+        layout, code = self.layout, self.layout.code
+        variables = {"PYTHONPATH": str(code), PLUGINS_VARIABLE: str(code / PLUGINS)}
+        python = self.plan.cluster.python
+        return [
+            SshPlace(self.host(host), layout, python, variables, partial(self._bring, self.host(host)), self._enclosed)
+            for host in hosts
+        ]
+
+    def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+        agent = self.agent(work)
+        inside = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-look", readable=())
+        return self.enclosure(work).sandbox.command(self.plan.cluster.python, inside)
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """End agents of this run on hosts; returns, for people, which hosts did not answer."""
+        argv = command(self.plan.cluster.python, "clear", str(self.layout.run), "")
+
+        async def end(host: SshHost) -> str | None:
+            try:
+                done = await asyncio.wait_for(host.run(argv, timeout_s=None), _TIDY_PATIENCE_S)
+            except (HostError, TimeoutError) as error:
+                return str(error) or f"{host.name}: does not answer"
+            return None if done.code == 0 else f"{host.name}: {done.said}"
+
+        return [problem for problem in await asyncio.gather(*(end(self.host(host)) for host in hosts)) if problem]
+
     async def close(self) -> None:
         """Make a last attempt to end what lives on hosts that were lost, and let go of all connections."""
-        run, python = str(self.layout.run), self.plan.cluster.python
-
-        async def end(host: SshHost) -> None:
-            with contextlib.suppress(HostError, asyncio.TimeoutError):
-                await asyncio.wait_for(host.run(command(python, "clear", run, "")), _STOP_PATIENCE_S)
-
-        await asyncio.gather(*(end(self._hosts[name]) for name in self.out_of_reach))
+        lost = [self._hosts[name].host for name in self.out_of_reach]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.tidy(lost), _STOP_PATIENCE_S)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
 
@@ -254,19 +290,16 @@ class SshLink:
         node_dir = self._work.node_dir
         if end == "never":
             return self._lost("its node agent was never started")
-        reason = "the node agent ended without a last word (was it killed?)"
-        if end == "exit":
-            try:
-                return NodeExit.model_validate_json((node_dir / EXIT_FILE).read_bytes())
-            except (OSError, ValueError) as error:
-                reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
+        word = last_word(node_dir) if end == "exit" else SILENT
+        if isinstance(word, NodeExit):
+            return word
         num_swept = await self._clean_up()
         last = said(node_dir / AGENT_LOG)
         if end == "dead" and not (node_dir / IDENTITY_FILE).exists():
             return self._keep(failed_node(self._work, f"the node agent could not begin{last}", self._started_at))
         if num_swept:
-            reason += f"; {num_swept} processes it left behind were ended"
-        return self._lost(reason + last)
+            word += f"; {num_swept} processes it left behind were ended"
+        return self._lost(word + last)
 
     async def _clean_up(self) -> int:
         """End what a dead agent left behind on its host; returns how many processes that were."""
@@ -283,6 +316,4 @@ class SshLink:
         return self._keep(lost_node(self._work, reason, self._started_at))
 
     def _keep(self, end: NodeExit) -> NodeExit:
-        with contextlib.suppress(RunError):
-            write_atomic(self._work.node_dir / EXIT_FILE, end.model_dump_json(indent=2))
-        return end
+        return kept(self._work.node_dir, end)
