@@ -25,6 +25,7 @@ from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
 from accelmark.run.unchanged import refuse_changed
 from accelmark.run.watcher import Silence
+from accelmark.run.wording import duration
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 
 _STOP_PATIENCE_S: Final = 90.0
@@ -90,10 +91,10 @@ def stop(path: Path, *, at_once: bool) -> bool:
     directory = RunDirectory.open(path)
     holder = directory.holder()
     if holder is None:
-        if all(status.ended for status in directory.statuses().values()):
-            return False
-        _end_orphans(directory, at_once=at_once)
-        return True
+        had_ended = all(status.ended for status in directory.statuses().values())
+        if not had_ended:
+            _end_orphans(directory, at_once=at_once)
+        return _end_lost(directory) or not had_ended
     holder.send(signal.SIGTERM)
     if at_once:
         time.sleep(0.2)
@@ -186,6 +187,33 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
 
     with directory.held():
         asyncio.run(body())
+
+
+def _end_lost(directory: RunDirectory) -> bool:
+    """End agents of jobs that were given up as lost; returns whether there are such jobs.
+
+    Raises:
+        RunError: a host of theirs is still out of reach.
+    """
+    statuses = directory.statuses()
+    lost = {node.host for job in directory.plan.jobs if statuses[job.directory].state == "lost" for node in job.nodes}
+    if not lost:
+        return False
+
+    async def body() -> list[str]:
+        launcher = launcher_for(directory.plan, directory.path)
+        try:
+            return await launcher.tidy([host for host in directory.plan.cluster.hosts if host.name in lost])
+        finally:
+            await launcher.close()
+
+    with directory.held():
+        problems = asyncio.run(body())
+    if problems:
+        left = duration(directory.plan.cluster.abandon_s)
+        advice = f"what still runs there ends by itself when nobody has asked after it for {left}"
+        raise RunError("\n".join([*problems, advice]))
+    return True
 
 
 def _listen(stop_request: StopRequest, shown: Display) -> None:

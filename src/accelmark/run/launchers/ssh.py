@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
@@ -52,8 +52,10 @@ class SshLauncher:
         self._hosts = {host.name: SshHost(host, plan.cluster) for host in plan.cluster.hosts}
         self._delivered: dict[str, asyncio.Lock] = {}
         self._have: set[str] = set()
-        self.out_of_reach: set[str] = set()
-        """Hosts on which an agent of this run may still live."""
+        self._clearing = {name: asyncio.Lock() for name in self._hosts}
+        self._given_up: dict[str, set[PurePosixPath]] = {}
+        """Node directories on hosts that were lost, whose agents may still live there."""
+        self._pursuits: set[asyncio.Task[None]] = set()
 
     def host(self, host: HostSpec) -> SshHost:
         """Return the connection of a host."""
@@ -162,9 +164,47 @@ class SshLauncher:
 
         return [problem for problem in await asyncio.gather(*(end(self.host(host)) for host in hosts)) if problem]
 
+    def give_up(self, work: NodeWork) -> None:
+        """Note that a host was lost with a job on it: the job is ended there as soon as the host is back."""
+        self._given_up.setdefault(work.host.name, set()).add(self.layout.node_dir(work))
+        pursuit = asyncio.create_task(self._pursue(self.host(work.host)))
+        self._pursuits.add(pursuit)
+        pursuit.add_done_callback(self._pursuits.discard)
+
+    async def _pursue(self, host: SshHost) -> None:
+        while True:
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+            async with self._clearing[host.name]:
+                for node_dir in list(self._given_up.get(host.name, ())):
+                    try:
+                        await host.run(command(self.plan.cluster.python, "clear", str(node_dir), ""), timeout_s=None)
+                    except HostError:
+                        break
+                    self._given_up[host.name].discard(node_dir)
+                if not self._given_up.get(host.name):
+                    self._given_up.pop(host.name, None)
+                    return
+
+    async def make_room(self, work: NodeWork) -> None:
+        """End agents of this run that still live on a host, and put an earlier attempt's files aside.
+
+        Raises:
+            HostError: they do not end.
+        """
+        host, layout = self.host(work.host), self.layout
+        argv = command(self.plan.cluster.python, "clear", str(layout.run), str(layout.node_dir(work)))
+        async with self._clearing[host.name]:
+            cleared = await host.run(argv, timeout_s=_TIDY_PATIENCE_S)
+            if cleared.code != 0:
+                raise HostError(host.name, f"there is no room for the job: {cleared.said}")
+            self._given_up.pop(host.name, None)
+
     async def close(self) -> None:
         """Make a last attempt to end what lives on hosts that were lost, and let go of all connections."""
-        lost = [self._hosts[name].host for name in self.out_of_reach]
+        for pursuit in self._pursuits:
+            pursuit.cancel()
+        await asyncio.gather(*self._pursuits, return_exceptions=True)
+        lost = [self._hosts[name].host for name in self._given_up]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.tidy(lost), _STOP_PATIENCE_S)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
@@ -198,9 +238,7 @@ class SshLink:
         layout, work = self._launcher.layout, self._work
         try:
             await self._launcher.ready(work)
-            cleared = await self._host.run(command(self._python, "clear", str(layout.run), str(self._remote)))
-            if cleared.code != 0:
-                raise HostError(self._host.name, f"there is no room for the job: {cleared.said}")
+            await self._launcher.make_room(work)
             files = {
                 self._remote.parent / "job.json": layout.job(work).model_dump_json(indent=2),
                 self._remote / TASK_FILE: layout.task(work).model_dump_json(indent=2),
@@ -274,9 +312,9 @@ class SshLink:
                     gone_since, pause_s = now, 0.2
                 patience_s = self._patience_s
                 if now - gone_since > patience_s or (self._stop_by is not None and now > self._stop_by):
-                    self._launcher.out_of_reach.add(self._host.name)
+                    self._launcher.give_up(self._work)
                     why = f"was out of reach for {now - gone_since:.0f} s: {error.what}"
-                    return self._lost(f"{why}; what ran there may still run, and ends when the run is resumed")
+                    return self._lost(f"{why}; what still runs there is ended when the host is back")
             except HostError as error:
                 return self._lost(error.what)
             await asyncio.sleep(pause_s)
