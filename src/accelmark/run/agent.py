@@ -50,6 +50,7 @@ _BREACHES: Final = {
     "timed_out": ("timed_out", "timed_out"),
     "stalled": ("stalled", "timed_out"),
     "disk_full": ("failed", "failed"),
+    "abandoned": ("lost", "lost"),
 }
 
 

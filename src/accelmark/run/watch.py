@@ -9,7 +9,8 @@ from typing import Literal, final
 
 from accelmark.results.files import free_mib
 from accelmark.run.ranklog import last_words
-from accelmark.run.task import Limits
+from accelmark.run.task import SEEN_FILE, Limits
+from accelmark.run.wording import duration
 
 
 @final
@@ -17,7 +18,7 @@ from accelmark.run.task import Limits
 class Breach:
     """A limit that was broken, and what to tell people."""
 
-    kind: Literal["timed_out", "stalled", "disk_full"]
+    kind: Literal["timed_out", "stalled", "disk_full", "abandoned"]
     reason: str
 
 
@@ -41,11 +42,13 @@ class LimitWatch:
     launcher_log: str
     started: float = field(default_factory=time.monotonic)
     _silences: dict[int, _Silence] = field(default_factory=dict)
+    _seen_stamp: int = 0
+    _last_seen: float = field(default_factory=time.monotonic)
 
     @property
     def interval_s(self) -> float:
         """How often looking is enough: no limit is overrun by more than a quarter, or a second."""
-        shortest = min(filter(None, (self.limits.timeout_s, self.limits.stall_timeout_s)))
+        shortest = min(filter(None, (self.limits.timeout_s, self.limits.stall_timeout_s, self.limits.abandon_s)))
         return min(1.0, shortest / 4)
 
     def look(self) -> Breach | None:
@@ -57,6 +60,8 @@ class LimitWatch:
             return Breach("timed_out", f"took longer than its limit of {limits.timeout_s:g} s")
         if stalled is not None:
             return stalled
+        if limits.abandon_s is not None and self._unseen_s(now) > limits.abandon_s:
+            return Breach("abandoned", f"no coordinator asked after it for {duration(limits.abandon_s)}")
         free = free_mib(self.node_dir)
         if free < limits.min_free_mib:
             what = f"only {free:.1f} MiB are free on the disk of {self.node_dir}, below {limits.min_free_mib:g} MiB"
@@ -82,6 +87,16 @@ class LimitWatch:
         first = min(silent, key=lambda rank: self._silences[rank].since)
         others = "" if len(silent) == 1 else f", nor did {len(silent) - 1} more of this host's {len(self.ranks)} ranks"
         return Breach("stalled", f"rank {first} wrote nothing for {limit_s:g} s{others}")
+
+    def _unseen_s(self, now: float) -> float:
+        """Return for how long no coordinator was seen; its stamps are compared, since the wall clock may jump."""
+        try:
+            stamp = (self.node_dir / SEEN_FILE).stat().st_mtime_ns
+        except OSError:
+            stamp = 0
+        if stamp != self._seen_stamp:
+            self._seen_stamp, self._last_seen = stamp, now
+        return now - self._last_seen
 
 
 def _log_of(node_dir: Path, rank: int) -> Path:

@@ -28,6 +28,8 @@ class Layout:
     run_id: str
     is_shared: bool = False
     """Whether all hosts see the same files there."""
+    abandon_s: float | None = None
+    """Longest time in which no coordinator asks after a job."""
 
     @classmethod
     def of(cls, plan: Plan, run: Path) -> Layout:
@@ -35,7 +37,7 @@ class Layout:
         mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
         shared = plan.cluster.shared_directory
         work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
-        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None)
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, plan.cluster.abandon_s)
 
     @property
     def code(self) -> PurePosixPath:
@@ -84,6 +86,7 @@ class Layout:
             "requirements": requirements,
             "job_file": Path(self.node_dir(work).parent / "job.json"),
             "telemetry": telemetry,
+            "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),
             "host_lock": Path(self.lock(work.host)),
         }
         return task.model_copy(update=changed)
