@@ -40,7 +40,7 @@ from accelmark.train.platform import Ranks
 from accelmark.train.process import StopRequest
 from accelmark.train.pytorch import PyTorchBackend
 
-RESULTS = Path(__file__).parent / "results" / "overhead.json"
+RESULTS = Path(__file__).parent / "results"
 TINY = Path(__file__).parents[1] / "tests" / "train" / "tiny"
 LOG_EVERY = 20
 MICRO = {
@@ -280,9 +280,9 @@ def alone(rounds: int, log: PerfLog) -> Alone:
 
 
 PLANS: Final = (
-    Plan("micro", micro_job, 20, 1, 60.0),
-    Plan("resnet_mini", partial(case_job, "resnet_mini"), 5, 0, 140.0),
-    Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 330.0),
+    Plan("micro", micro_job, 20, 1, 30.0),
+    Plan("resnet_mini", partial(case_job, "resnet_mini"), 5, 0, 90.0),
+    Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 280.0),
 )
 
 
@@ -290,6 +290,7 @@ def main() -> None:
     """Measure, print tables in Markdown, and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a tenth of the time, nothing is written")
+    parser.add_argument("--share", type=float, default=1.0, help="of the usual time")
     parser.add_argument("--peers", action="store_true", help="Trainer and Lightning too (benchmarks/peers.txt)")
     parser.add_argument("--only", nargs="*", choices=[plan.name for plan in PLANS], help="these models")
     options = parser.parse_args()
@@ -298,17 +299,19 @@ def main() -> None:
         log = PerfLog(0, file.fileno())
         own = alone(5 if options.quick else 21, log)
         print(f"The driver around nothing: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of 20.\n")
-        print(f"| Model | Loop | CPU time a step, us | more than bare, us (95 %) | relative (95 %) | wall clock (95 %) |")
+        print(
+            "| Model | Loop | CPU time a step, us | more than bare, us (95 %) | relative (95 %) | wall clock (95 %) |"
+        )
         print("|---|---|---:|---:|---:|---:|")
         found = []
         for plan in PLANS:
             if options.only and plan.name not in options.only:
                 continue
-            one = compare(plan, options.peers, log, plan.seconds / (10 if options.quick else 1))
+            one = compare(plan, options.peers, log, plan.seconds * (0.1 if options.quick else options.share))
             found.append(one)
             show(one)
     if not options.quick:
-        write(own, found)
+        write(own, found, RESULTS / ("overhead_peers.json" if options.peers else "overhead.json"))
 
 
 def show(one: Comparison) -> None:
@@ -330,7 +333,7 @@ def ratio(cost: Cost) -> str:
     return f"{cost.relative:+.2%} ({low:+.2%} to {high:+.2%})"
 
 
-def write(own: Alone, found: list[Comparison]) -> None:
+def write(own: Alone, found: list[Comparison], path: Path) -> None:
     """Write the figures, keeping those of models that were not measured this time."""
     machine = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -340,12 +343,11 @@ def write(own: Alone, found: list[Comparison]) -> None:
         "cores_used": len(os.sched_getaffinity(0)),
     }
     entries = {item.model: {**asdict(item), "machine": machine} for item in found}
-    if RESULTS.exists():
-        before = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
         entries = {entry["model"]: entry for entry in before["comparisons"]} | entries
     record = {"alone": asdict(own), "comparisons": list(entries.values())}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
