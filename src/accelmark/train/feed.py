@@ -17,7 +17,6 @@ _POLL_S: Final = 0.2
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
     """Return what brings a batch to ``device`` without waiting, images in channels-last order where asked for."""
-
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
 
