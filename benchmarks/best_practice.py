@@ -28,15 +28,18 @@ from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan
 from accelmark.results.rank_log import Attempt, read_rank_log
 from accelmark.run.data import data_dirs
-from accelmark.spec.catalog import load_case
+from accelmark.spec.catalog import load_case, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.telemetry.sysinfo import cpu_model
 
 RESULTS: Final = Path(__file__).parent / "results" / "best_practice.json"
 WARM: Final = 1 / 3
+PLAIN: Final = "default, glibc's own allocation"
+"""Without the variables that the vendor `cpu` starts ranks with."""
 TRIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
+    PLAIN: {},
     "fp32": {"precision": "fp32"},
     "compiled": {"compile": "default"},
     "fp32, compiled": {"precision": "fp32", "compile": "default"},
@@ -91,7 +94,7 @@ def plan_of(case: str, settings: Mapping[str, Any]) -> Plan:
     )
 
 
-def train(case: str, settings: Mapping[str, Any]) -> Attempt:
+def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, str]) -> Attempt:
     """Train in a process of its own and return what its log tells."""
     settings = {"threads": 1, **settings}
     job = plan_of(case, settings).jobs[0].job
@@ -99,14 +102,15 @@ def train(case: str, settings: Mapping[str, Any]) -> Attempt:
         directory = Path(name)
         job = job.model_copy(update={"checkpoint_dir": directory / "checkpoints"})
         (directory / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
-        environment = {
+        whole = {
             **os.environ,
+            **environment,
             "ACCELMARK_NODE_DIR": name,
             "OMP_NUM_THREADS": str(settings["threads"]),
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         command = [sys.executable, "-m", "accelmark.train", str(directory / "job.json")]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
         log = directory / "rank0.out.log"
         if ended.returncode:
             raise RuntimeError(f"{case} with {dict(settings)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
@@ -132,7 +136,9 @@ def speeds(case: str, quick: bool) -> list[Speed]:
     order = list(tried)
     for turn in (order,) if quick else (order, order[::-1]):
         for name in turn:
-            times[name] += late_windows_ms(train(case, {**common, **tried[name]}))
+            environment = {} if name == PLAIN else load_vendor("cpu").environment
+            attempt = train(case, {**common, **tried[name]}, environment=environment)
+            times[name] += late_windows_ms(attempt)
             print(f"  {case}, {name}: {statistics.median(times[name]):.2f} ms", file=sys.stderr, flush=True)
     step = {name: statistics.median(found) for name, found in times.items()}
     return [
@@ -146,7 +152,7 @@ def held(case: str, candidate: str, settings: Mapping[str, Any], seed: int) -> H
     spec = load_case(case)
     if spec.train is None or spec.train.target is None:
         raise ValueError(f"{case} has no target")
-    attempt = train(case, {**settings, "seed": seed})
+    attempt = train(case, {**settings, "seed": seed}, environment=load_vendor("cpu").environment)
     target = spec.train.target
     metric = attempt.evaluations[-1][1].metrics[target.metric]
     if metric is None:

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from turns import Cost, Train, Turns
 
-from accelmark.spec.catalog import folders, load_case
+from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
@@ -280,9 +281,9 @@ def alone(rounds: int, log: PerfLog) -> Alone:
 
 
 PLANS: Final = (
-    Plan("micro", micro_job, 20, 1, 30.0),
-    Plan("resnet_mini", partial(case_job, "resnet_mini"), 5, 0, 90.0),
-    Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 280.0),
+    Plan("micro", micro_job, 20, 1, 25.0),
+    Plan("resnet_mini", partial(case_job, "resnet_mini"), 4, 0, 85.0),
+    Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 260.0),
 )
 
 
@@ -294,6 +295,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="Trainer and Lightning too (benchmarks/peers.txt)")
     parser.add_argument("--only", nargs="*", choices=[plan.name for plan in PLANS], help="these models")
     options = parser.parse_args()
+    as_a_rank()
     torch.set_num_threads(1)
     with tempfile.TemporaryFile() as file:
         log = PerfLog(0, file.fileno())
@@ -312,6 +314,13 @@ def main() -> None:
             show(one)
     if not options.quick:
         write(own, found, RESULTS / ("overhead_peers.json" if options.peers else "overhead.json"))
+
+
+def as_a_rank() -> None:
+    """Begin again in the environment that ranks have: for all loops alike, since it makes all of them faster."""
+    wanted = load_vendor("cpu").environment
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
 
 def show(one: Comparison) -> None:
