@@ -88,7 +88,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     assert done(drive("start", tmp_path / "run", plan=plan))[0] == 0, status_of(tmp_path / "run")
     assert "localhost/boxed:1" in images(bed)
 
-    def reason(name: str, **container: object) -> str:
+    def reason(name: str, **container: str) -> str:
         done(drive("start", tmp_path / name, plan=fakes_in(cluster, **container)))
         (status,) = status_of(tmp_path / name)
         assert status.state == "failed"
