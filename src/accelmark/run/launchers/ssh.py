@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
 from accelmark.run.ssh.layout import Layout
-from accelmark.run.ssh.stream import AgentEnd, Stream
+from accelmark.run.ssh.stream import AgentEnd, Stream, seen_here
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
 from accelmark.spec.catalog import find
@@ -89,7 +90,7 @@ class SshLauncher:
             arguments=(str(layout.node_dir(work)),),
             name=f"{layout.run_id}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
             environment=layout.environment(work),
-            writable=(Path(layout.work),),
+            writable=(Path(layout.work), Path(layout.run)),
             readable=tuple(work.job.data_dirs.values()),
         )
 
@@ -145,7 +146,8 @@ class SshLink:
         self._host = launcher.host(work.host)
         self._python = launcher.plan.cluster.python
         self._remote = launcher.layout.node_dir(work)
-        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir)
+        in_place = launcher.layout.home is not None
+        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir, in_place=in_place)
         self._stop_by: float | None = None
         self._started_at = utc_now()
 
@@ -162,15 +164,18 @@ class SshLink:
         """
         layout, work = self._launcher.layout, self._work
         try:
-            await self._launcher.ready(work)
             cleared = await self._host.run(command(self._python, "clear", str(layout.run), str(self._remote)))
             if cleared.code != 0:
                 raise HostError(self._host.name, f"there is no room for the job: {cleared.said}")
+            await self._launcher.ready(work)
             files = {
-                self._remote.parent / "job.json": layout.job(work).model_dump_json(indent=2),
+                layout.job_file(work): layout.job(work).model_dump_json(indent=2),
                 self._remote / TASK_FILE: layout.task(work).model_dump_json(indent=2),
             }
             await put_files(self._host, self._python, files)
+            if layout.home is not None:
+                written = hashlib.sha256(files[self._remote / TASK_FILE].encode()).hexdigest()
+                await seen_here(self._host.name, work.node_dir / TASK_FILE, written)
             await self._bring_data()
         except UnreachableError as error:  # nothing was started: not lost
             raise HostError(error.host, error.what) from error
@@ -179,7 +184,7 @@ class SshLink:
         dirs = list(self._work.job.data_dirs.values())
         if not dirs:
             return
-        job_file = str(self._remote.parent / "job.json")
+        job_file = str(self._launcher.layout.job_file(self._work))
         offline = ("--offline",) if self._launcher.plan.offline else ()
         agent = self._launcher.agent(self._work)
         places = [path if path.is_dir() else path.parent for path in dirs]
