@@ -50,6 +50,7 @@ _BREACHES: Final = {
     "timed_out": ("timed_out", "timed_out"),
     "stalled": ("stalled", "timed_out"),
     "disk_full": ("failed", "failed"),
+    "abandoned": ("lost", "lost"),
 }
 
 
@@ -61,7 +62,7 @@ class Agent:
         self._task = task
         self._dir = node_dir
         self._started_at = utc_now()
-        self._watch = LimitWatch(task.limits, node_dir)
+        self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment = rank_environment(task, node_dir, os.environ)
         self._warnings: list[str] = []
         self._ranks: subprocess.Popen[bytes] | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.launcher import Launcher, NodeWork
+from accelmark.run.services import Server, server_variables
 from accelmark.run.task import AgentTask, Limits, TelemetryTask, VisibleDevices
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import HostSpec
@@ -34,20 +36,28 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
 def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeWork]:
     """Return the work of each host of a job."""
     hosts = {host.name: host for host in directory.plan.cluster.hosts}
-    master = launcher.master_address(hosts[job.nodes[0].host])
+    mine = [hosts[node.host] for node in job.nodes]
+    master = launcher.master_address(mine[0])
+    servers = [Server(launcher.master_address(host), host.service_ports[0]) for host in mine if host.service_ports]
     return [
         NodeWork(
             host=hosts[node.host],
             node_dir=directory.node_dir(job, node),
             job=spec,
-            task=_task(directory, job, node, hosts[node.host], master, launcher),
+            task=_task(directory, job, node, hosts[node.host], master, servers, launcher),
         )
         for node in job.nodes
     ]
 
 
 def _task(
-    directory: RunDirectory, job: PlannedJob, node: PlannedNode, host: HostSpec, master: str, launcher: Launcher
+    directory: RunDirectory,
+    job: PlannedJob,
+    node: PlannedNode,
+    host: HostSpec,
+    master: str,
+    servers: Sequence[Server],
+    launcher: Launcher,
 ) -> AgentTask:
     plan = directory.plan
     vendor = load_vendor(plan.vendor)
@@ -64,7 +74,12 @@ def _task(
         framework=job.job.key.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
-        environment={**vendor.environment, **launcher.environment(), **plan.cluster.environment},
+        environment={
+            **vendor.environment,
+            **launcher.environment(),
+            **server_variables(servers, node.noderank),
+            **plan.cluster.environment,
+        },
         threads=job.job.train.settings.threads if job.job.train is not None else None,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         interface=host.interface,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.events import Evaluation, Event
@@ -13,22 +13,42 @@ from accelmark.spec.job import TrainJob
 from accelmark.train.account import Account
 from accelmark.train.backend import Backend, Progress
 from accelmark.train.ends import Agreement, End, Vote, bound_reached, nonfinite_end
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import StopRequest
+from accelmark.train.perflog import EventLog
+from accelmark.train.process import Stop
 from accelmark.train.window import ClosedWindow, Standing, Window
+
+
+class Judge(Protocol):
+    """Looks at every evaluation and may end training there: the early stop of a search's trial, say."""
+
+    def evaluated(self, evaluation: Evaluation) -> End | None:
+        """Return the end that this evaluation calls for, the same on every rank; None to go on.
+
+        Its time is no part of any window, nor of the evaluation.
+        """
+        ...
 
 
 @final
 class Driver:
     """Trains to an end. What it measures goes to ``account`` and, window by window, to ``log``."""
 
-    def __init__(self, job: TrainJob, backend: Backend, log: PerfLog, account: Account, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        backend: Backend,
+        log: EventLog,
+        account: Account,
+        stop: Stop,
+        judge: Judge | None = None,
+    ) -> None:
         self._job = job
         self._settings = job.settings
         self._backend = backend
         self._log = log
         self._account = account
         self._stop = stop
+        self._judge = judge
         self._window = Window(backend.clock, backend.losses)
         self._agreement = (
             Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
@@ -264,8 +284,9 @@ class Driver:
             reached=reached,
         )
         self._log.event(Event.EVALUATE, evaluation)
+        end = self._judge.evaluated(evaluation) if self._judge is not None else None
         self._opened_ns = time.monotonic_ns()
-        return End("target") if reached and self._settings.end.at_target else None
+        return End("target") if reached and self._settings.end.at_target else end
 
     def _save(self) -> None:
         start = time.monotonic()

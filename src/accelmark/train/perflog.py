@@ -9,13 +9,21 @@ import sys
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import PERFLOG_PREFIX, Event
 from accelmark.spec.model import Spec
 
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)
+
+
+class EventLog(Protocol):
+    """Whom a rank tells what happens."""
+
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+        """Take in one event."""
+        ...
 
 
 @final

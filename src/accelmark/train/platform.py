@@ -77,6 +77,14 @@ def peak_memory_mib(device: torch.device) -> float | None:
     return float(module.max_memory_allocated(device)) / 2**20
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Let the largest allocation be counted anew, in a process that had another job before."""
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats(device)
+
+
 def set_precision(precision: Precision, device: torch.device) -> Precision:
     """Choose the numeric mode of fp32 matrix work, and return the precision that is really computed in.
 

@@ -16,7 +16,7 @@ from accelmark.automl.engine.journal import (
     Tried,
     Valued,
 )
-from accelmark.automl.records import FAILURES, EpochRecord, TrialRecord
+from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
 from accelmark.automl.schedule import Assignment, Schedule, Scheduler
 from accelmark.automl.score import Scoreboard, Utilisation, utilisation
 from accelmark.automl.search import Family, Individual
@@ -119,7 +119,7 @@ class RunState:
         scheduler = Scheduler(schedule, started_trials=len(trials))
         scheduler.finished_trials = sum(record.status == "finished" for record in trials.values())
         for record in trials.values():
-            may_retry = record.status in FAILURES and record.attempt < schedule.max_attempts
+            may_retry = record.status in RETRIED and record.attempt < schedule.max_attempts
             if record.status == "running" or may_retry:
                 scheduler.retries.append(
                     Assignment(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.environment import rank_command
 from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.place import HerePlace, Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.launchers.step import Step, StepLink, source_directory, tell_here
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
@@ -58,6 +61,20 @@ class EnclosedLauncher:
         """Return nothing."""
         return {}
 
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return this machine."""
+        variables = {"PYTHONPATH": str(source_directory())}
+        return [
+            HerePlace(host, "127.0.0.1", sys.executable, str(self._run), variables, self._enclosed) for host in hosts
+        ]
+
+    def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+        return command_here(self._plan, self._run, work, module, arguments)
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """Do nothing: agents of this machine are never out of reach."""
+        return []
+
     async def close(self) -> None:
         """Do nothing: there are no connections."""
 
@@ -85,6 +102,14 @@ def agent_here(run: Path, work: NodeWork) -> Inside:
         writable=(run,),
         readable=(*folders, *work.job.data_dirs.values()),
     )
+
+
+def command_here(plan: Plan, run: Path, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+    """Return the command that runs a module of AccelMark in a job's sandbox, before there are any of its files."""
+    agent = agent_here(run, work)
+    readable = [path for path in agent.readable if path.is_dir() and path not in work.job.data_dirs.values()]
+    inside = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-look", readable=readable)
+    return enclosure_here(plan, work).sandbox.command(plan.cluster.python, inside)
 
 
 async def make_image(enclosure: Enclosure, work: NodeWork, prefix: tuple[str, ...]) -> None:

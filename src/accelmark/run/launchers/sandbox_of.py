@@ -47,6 +47,17 @@ def refuse_missing_images(plan: Plan) -> None:
     Raises:
         RequestError: a vendor has no recipe for a framework.
     """
-    folder = find("vendors", plan.vendor).path
     for planned in plan.jobs:
-        enclosure_for(plan, planned.job, PurePosixPath("/"), folder)
+        recipe_of(plan, planned.job)
+
+
+def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:
+    """Return the image that a job runs in, None where it runs natively; where it is made from plays no part.
+
+    Raises:
+        RequestError: the vendor has no recipe for the job's framework.
+    """
+    if plan.cluster.container is None:
+        return None
+    folder = find("vendors", plan.vendor).path
+    return recipe_for(plan.cluster.container, plan.vendor, folder, job.key, folder)

@@ -28,6 +28,8 @@ class Layout:
     run_id: str
     is_shared: bool = False
     """Whether all hosts see the same files there."""
+    abandon_s: float | None = None
+    """Longest time in which no coordinator asks after a job."""
     home: PurePosixPath | None = None
     """The run's directory on this machine where all hosts see it too: they write to it, and nothing is copied."""
 
@@ -39,7 +41,7 @@ class Layout:
         work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
         is_seen = shared is not None and run.absolute().is_relative_to(shared)
         home = PurePosixPath(run.absolute()) if is_seen else None
-        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, home)
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, plan.cluster.abandon_s, home)
 
     @property
     def code(self) -> PurePosixPath:
@@ -92,6 +94,7 @@ class Layout:
             "requirements": requirements,
             "job_file": Path(self.job_file(work)),
             "telemetry": telemetry,
+            "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),
             "host_lock": Path(self.lock(work.host)),
         }
         return task.model_copy(update=changed)
