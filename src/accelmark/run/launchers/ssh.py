@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
+from accelmark.results.files import write_atomic
 from accelmark.run.delivery import PLUGINS, path_on_host, wheel
 from accelmark.run.environment import rank_command
 from accelmark.run.launchers.lastword import SILENT, failed_node, kept, last_word, lost_node, said
@@ -26,11 +29,12 @@ from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
 from accelmark.run.ssh.layout import Layout
 from accelmark.run.ssh.place import SshPlace
-from accelmark.run.ssh.stream import AgentEnd, Stream
+from accelmark.run.ssh.stream import AgentEnd, Stream, seen_here
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, IDENTITY_FILE, TASK_FILE
 from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.evidence import DATA_FILE
 from accelmark.spec.job import NodeExit
 
 _IMAGE_TIMEOUT_S: Final = 3600.0
@@ -57,6 +61,8 @@ class SshLauncher:
         self._given_up: dict[str, set[PurePosixPath]] = {}
         """Node directories on hosts that were lost, whose agents may still live there."""
         self._pursuits: set[asyncio.Task[None]] = set()
+        self._data: dict[Path, tuple[str, str]] = {}
+        """For each round the host that was the first to have its data, and what it found."""
 
     def host(self, host: HostSpec) -> SshHost:
         """Return the connection of a host."""
@@ -94,7 +100,7 @@ class SshLauncher:
             arguments=(str(layout.node_dir(work)),),
             name=f"{layout.run_id}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
             environment=layout.environment(work),
-            writable=(Path(layout.work),),
+            writable=(Path(layout.work), Path(layout.run)),
             readable=tuple(work.job.data_dirs.values()),
         )
 
@@ -200,6 +206,19 @@ class SshLauncher:
                 raise HostError(host.name, f"there is no room for the job: {cleared.said}")
             self._given_up.pop(host.name, None)
 
+    def keep_data(self, work: NodeWork, found: str) -> None:
+        """Write down what data a job found on its hosts.
+
+        Raises:
+            HostError: it is not what another host of the job has.
+        """
+        path = work.node_dir.parent / DATA_FILE
+        first, known = self._data.setdefault(path, (work.host.name, found))
+        if known != found:
+            raise HostError(work.host.name, f"its data is not the same as on {first}: {found} here, {known} there")
+        if first == work.host.name:
+            write_atomic(path, json.dumps(json.loads(found), indent=2))
+
     async def close(self) -> None:
         """Make a last attempt to end what lives on hosts that were lost, and let go of all connections."""
         for pursuit in self._pursuits:
@@ -221,7 +240,8 @@ class SshLink:
         self._host = launcher.host(work.host)
         self._python = launcher.plan.cluster.python
         self._remote = launcher.layout.node_dir(work)
-        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir)
+        in_place = launcher.layout.home is not None
+        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir, in_place=in_place)
         self._stop_by: float | None = None
         self._started_at = utc_now()
 
@@ -238,13 +258,16 @@ class SshLink:
         """
         layout, work = self._launcher.layout, self._work
         try:
-            await self._launcher.ready(work)
             await self._launcher.make_room(work)
+            await self._launcher.ready(work)
             files = {
-                self._remote.parent / "job.json": layout.job(work).model_dump_json(indent=2),
+                layout.job_file(work): layout.job(work).model_dump_json(indent=2),
                 self._remote / TASK_FILE: layout.task(work).model_dump_json(indent=2),
             }
             await put_files(self._host, self._python, files)
+            if layout.home is not None:
+                written = hashlib.sha256(files[self._remote / TASK_FILE].encode()).hexdigest()
+                await seen_here(self._host.name, work.node_dir / TASK_FILE, written)
             await self._bring_data()
         except UnreachableError as error:  # nothing was started: not lost
             raise HostError(error.host, error.what) from error
@@ -253,7 +276,7 @@ class SshLink:
         dirs = list(self._work.job.data_dirs.values())
         if not dirs:
             return
-        job_file = str(self._remote.parent / "job.json")
+        job_file = str(self._launcher.layout.job_file(self._work))
         offline = ("--offline",) if self._launcher.plan.offline else ()
         agent = self._launcher.agent(self._work)
         places = [path if path.is_dir() else path.parent for path in dirs]
@@ -271,6 +294,7 @@ class SshLink:
         done = await self._host.run(argv, timeout_s=_DATA_TIMEOUT_S)
         if done.code != 0:
             raise HostError(self._host.name, f"its data is not there: {done.said}")
+        self._launcher.keep_data(self._work, done.out.decode(errors="replace").strip().splitlines()[-1])
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; doing so twice starts one.

@@ -48,7 +48,8 @@ class ContainerSandbox:
         command += [*defaults.options, *spec.options]
         for mount in (*defaults.mounts, *spec.mounts):
             command += ["--volume", mount]
-        writable = list(dict.fromkeys(str(path) for path in inside.writable))
+        places = dict.fromkeys(str(path) for path in inside.writable)
+        writable = [path for path in places if not _is_below(path, [other for other in places if other != path])]
         readable = dict.fromkeys([str(self._code), *(str(path) for path in inside.readable)])
         mounted = [mount.split(":")[0] for mount in (*defaults.mounts, *spec.mounts)]
         for path in writable:
