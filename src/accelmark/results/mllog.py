@@ -102,7 +102,8 @@ def _training(events: Sequence[Record], metric: str | None, epoch_samples: int |
             samples = int(value["num_trained_samples"])
             if block is not None:
                 yield from block.lines(samples, began, epoch_samples)
-            where = {"epoch_num": _epochs(samples, epoch_samples, int(value["epoch"]) + 1), "samples_count": samples}
+            where: Record = {"samples_count": samples}
+            where["epoch_num"] = _epochs(samples, epoch_samples, int(value["epoch"]) + 1)
             yield _line("eval_start", None, began, kind=_BEGIN, **where)
             yield _line("eval_accuracy", (value["metrics"] or {}).get(metric), time_ms, **where)
             yield _line("eval_stop", None, time_ms, kind=_END, **where)
