@@ -345,7 +345,7 @@ class Coordinator:
             done = _with(done, predicted_accuracy=worth)
         self._write(Tried(trial=done))
         if self._tuner is not None:
-            self._tuner.tell(done.trial, worth)
+            self._tuner.tell(done.trial, worth, diverged=done.status == "diverged")
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if worth is not None:
             self._proposals.observe(done.individual, worth)
@@ -357,6 +357,8 @@ class Coordinator:
         self._working.pop(worker, None)
         self._orders.pop(worker, None)
         self._cut_asked.pop(worker, None)
+        best = self._state.best_individual
+        self._store.keep_only(self._proposals.needed() | (set() if best is None else {best}))
 
     def _cut(self, now: float) -> None:
         for worker in list(self._working):

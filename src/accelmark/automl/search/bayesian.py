@@ -94,7 +94,8 @@ class BayesianSearch:
 
         order = counter()
         queue: list[tuple[float, int, _Point]] = []
-        for one in (each for each in known if each.standing == "observed"):
+        parents = {one.id for one in family.parents}
+        for one in (each for each in known if each.id in parents):
             point = _Point(one.network, one.id, ())
             heapq.heappush(queue, (-bound(self._distances(one, known)), next(order), point))
         best: tuple[float, _Point] | None = None
@@ -147,7 +148,7 @@ def _first_steps(
     family: Family, generator: np.random.Generator, kinds: tuple[MorphKind, ...], limits: MorphLimits
 ) -> Individual:
     """Propose a random morph of an observed network, or of the seed while nothing is known."""
-    parents = family.observed or family.individuals[:1]
+    parents = family.parents or family.individuals[:1]
     parent = parents[int(generator.integers(len(parents)))]
     morph, child = random_morph(parent.network, generator, kinds=kinds, limits=limits)
     return family.add(child, parent.id, (morph,))
