@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.audit.bundle import SUFFIX, write_bundle
 from accelmark.cli.compare import compare
 from accelmark.cli.results import results
 from accelmark.report.markdown import BEGIN, END
+from accelmark.results.bundle import SUFFIX, write_bundle
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
@@ -122,7 +122,8 @@ def test_the_readme_of_a_case_is_written_between_its_markers(runs: Path, tmp_pat
     readme.write_text(f"# Toy\n\n{BEGIN}\nold\n{END}\nafter\n")
     ask("results", runs, "--readme", readme)
     text = readme.read_text()
-    assert "toy:pytorch" in text
+    assert text.count("| 2026-11-21 |") == 3
+    assert "Written by `accelmark results --readme`" in text
     assert "old\n" not in text
     assert text.endswith("after\n")
     other = tmp_path / "other" / "README.md"

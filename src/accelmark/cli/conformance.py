@@ -50,6 +50,8 @@ def vendor_checks(name: str) -> list[Check]:
     except AccelmarkError as error:
         return [Check("missing", line, "correct the key that is named") for line in str(error).splitlines()]
     checks = [Check("good", f"vendor.yaml describes {spec.title} as PyTorch's {spec.device_type!r}")]
+    if spec.cannot_run is not None:
+        checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
         if any(peak is not None for peak in chip.peaks.model_dump().values()):
             checks.append(Check("good", f"chip {chip.name} {chip.variant}".strip() + f": peaks from {chip.source}"))

@@ -25,7 +25,8 @@ class HostSpec(Spec):
     interface: str | None = None
     """Network interface that ranks talk through; found from the address of host 0 when null."""
     service_ports: tuple[int, ...] = ()
-    """Ports that frameworks with a server for each rank may use (FlagPerf's HOSTS_PORTS); preflight sees them free."""
+    """Ports of servers that a framework has on each host (FlagPerf's HOSTS_PORTS): ``TF_CONFIG`` names the first of
+    each host, preflight sees all of them free."""
 
     @field_validator("address", "user")
     @classmethod
@@ -98,6 +99,8 @@ class ClusterSpec(Spec):
     """A directory all hosts see; null: nothing is shared and AccelMark carries files itself."""
     reconnect_s: PositiveFloat = 300.0
     """Longest time that a host may be out of reach before its job counts as lost."""
+    abandon_s: PositiveFloat = 86400.0
+    """Longest time that an agent on a host goes on with its job while no coordinator asks after it (SSH)."""
     slurm_options: tuple[str, ...] = ()
     """Options of ``salloc`` where no allocation is there yet (``--partition=gpu``)."""
     min_disk_mib: NonNegativeInt = 1024

@@ -23,6 +23,7 @@ from accelmark.train.case import Batch, Batches, Place, TrainCase
 from accelmark.train.checkpoint import Checkpoints
 from accelmark.train.clock import Clock, DeviceClock, DeviceLosses, HostClock, HostLosses, LossReader
 from accelmark.train.ends import total_steps
+from accelmark.train.equivalence import Functions, difference, outputs_of
 from accelmark.train.evaluation import evaluate
 from accelmark.train.extern import hook_records, load_hooks, load_module
 from accelmark.train.feed import Ahead, mover, pinned, skipped, steps_of
@@ -41,7 +42,14 @@ from accelmark.train.platform import (
     set_threads,
 )
 from accelmark.train.seeds import rank_seed, seed_everything
-from accelmark.train.standard import NUM_SHOWN, Standard, compute_type, optimizer_facts, unwrapped
+from accelmark.train.standard import (
+    NUM_SHOWN,
+    Standard,
+    compute_type,
+    module_hash,
+    optimizer_facts,
+    unwrapped,
+)
 from accelmark.train.synthetic import SyntheticBatches
 from accelmark.train.tenancy import Tenancy
 
@@ -89,6 +97,7 @@ class PyTorchBackend:
         self._control = self._join(device)
         shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
+        functions = Functions() if self._job.extern is not None else None
         hooks_class = load_hooks(self._job.extern)
         records = hook_records(hooks_class)
         replaced = {
@@ -105,18 +114,24 @@ class PyTorchBackend:
         self.flops_per_sample_formula = case.flops_per_sample()
         self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
         standard = Standard.of(model)
+        is_sharded = settings.parallelism == "fsdp2"
+        compares = bool(records) and ranks.rank == 0 and not is_sharded
+        outputs = outputs_of(case, model, torch.device("cpu")) if compares else None
         started = self._build(hooks, model, standard, is_changed="create_optimizer" in records)
+        left = unwrapped(self._training.model)
+        # Gathering the shards takes all ranks.
+        trained = weights_hash(left) if records and (ranks.rank == 0 or is_sharded) else None
+        apart = difference(outputs, outputs_of(case, left, device)) if compares else None
         seed_everything(place.seed)
-        trained = None
-        if records and ranks.rank == 0 and settings.parallelism != "fsdp2":
-            trained = weights_hash(unwrapped(self._training.model))
         return started.model_copy(
             update={
+                "replaced_functions": functions.replaced() if functions is not None else (),
+                "output_difference": apart,
                 "threads": threads,
                 "seed": place.seed,
                 "precision": precision,
                 "checkpoint_hash": weights,
-                "trained_checkpoint_hash": trained,
+                "trained_checkpoint_hash": trained if ranks.rank == 0 else None,
                 "hooks": {name: record.place for name, record in records.items()},
                 "hook_lines": {name: record.num_lines for name, record in records.items()},
             }
@@ -194,6 +209,8 @@ class PyTorchBackend:
             parameter_hash=structure_hash(left),
             standard_parameter_hash=standard.parameter_hash,
             standard_num_parameters=standard.num_parameters,
+            module_hash=module_hash(left),
+            standard_module_hash=standard.module_hash,
             replaced_modules=replaced[:NUM_SHOWN],
             num_replaced_modules=len(replaced),
             checkpoint_hash=None,

@@ -118,9 +118,13 @@ class TuningConfig(Spec):
     dropout: tuple[float, float] | None = None
     storage: str | None = None
     """Where the shared study lives: a URL (sqlite:, postgresql:), or None for a journal file in the run."""
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")] | None = None
+    """A study in that storage that several runs share; None: the run has its own."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
+        if self.study is not None and self.storage is None:
+            raise ValueError("study names a study that runs share: give storage, where it lives, too")
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, or their output would shift")
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:

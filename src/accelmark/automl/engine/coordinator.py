@@ -91,6 +91,8 @@ class Coordinator:
         finally:
             self._proposals.close()
             self._journal.close()
+            if self._tuner is not None:
+                self._tuner.close()
 
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
@@ -105,7 +107,8 @@ class Coordinator:
         return Tuner(
             self._config.tuning,
             self._config.training,
-            experiment=self._run.name,
+            run=self._run.name,
+            experiment=f"data {self._fingerprint[:16]}, network {digest(self._run.network())[:16]}",
             directory=self._run.path,
             seed=self._config.seed + len(self._state.sessions),
         )

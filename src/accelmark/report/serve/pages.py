@@ -74,8 +74,8 @@ class Pages:
             for title, name in FILTERS
         ]
         page = fill(
-            "runs.html", served=True, title="Runs", heads=heads[6:], rows=listed, choices=choices, text=text,
-            total=len(seen.rows), problems=seen.problems, live=live_runs(seen.unfinished),
+            "runs.html", served=True, title="Runs", heads=heads[-len(names) :] if names else [], rows=listed,
+            choices=choices, text=text, total=len(seen.rows), problems=seen.problems, live=live_runs(seen.unfinished),
             directory=self._index.directory.name,
         )  # fmt: skip
         return Reply(page)

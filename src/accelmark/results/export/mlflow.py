@@ -63,9 +63,9 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=some)
     for some in _batches(metrics, _MOST_METRICS):
         client.log_batch(run_id, metrics=some)
-    for path in [run.path / contents.name / RESULT_FILE, *(run.path / name for name in _ARTEFACTS)]:
-        if path.is_file():
-            client.log_artifact(run_id, str(path))
+    for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
+        if run.files.has(name):
+            client.log_text(run_id, run.files.read(name).decode("utf-8"), name.rpartition("/")[2])
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
     return run_id

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from accelmark.run.task import AgentTask
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec, NodeExit
+
+if TYPE_CHECKING:
+    from accelmark.run.launchers.place import Place
 
 
 @final
@@ -87,6 +90,21 @@ class Launcher(Protocol):
 
     def environment(self) -> Mapping[str, str]:
         """Return variables that ranks need because of how they are launched."""
+        ...
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return hosts as preflight looks at them; what has to be asked for first (an allocation) is.
+
+        Raises:
+            RunError: they cannot be had.
+        """
+        ...
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """End agents of this run that still live on hosts although nobody follows them.
+
+        Returns what could not be reached, for people: such agents end once nobody has asked after them for long.
+        """
         ...
 
     async def close(self) -> None:

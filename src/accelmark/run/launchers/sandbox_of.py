@@ -24,13 +24,12 @@ class Enclosure:
     recipe: ImageRecipe | None = None
 
 
-def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
+def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
     """Return what a job runs in.
 
     Args:
         plan: the run.
-        job: the job as this machine sees it.
-        there: the job as its hosts see it.
+        job: the job, for its framework.
         code: where AccelMark is on the hosts.
         vendor_dir: the vendor's folder on the hosts.
     """
@@ -38,6 +37,27 @@ def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath,
     if container is None:
         return Enclosure(NativeSandbox())
     recipe = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
-    adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
-    sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
-    return Enclosure(sandbox, recipe)
+    vendor, clear = load_vendor(plan.vendor), plan.cluster.clear_caches
+    return Enclosure(ContainerSandbox(container, vendor, recipe.name, code, clear_caches=clear), recipe)
+
+
+def refuse_missing_images(plan: Plan) -> None:
+    """See that each job's image can be named, before anything is started.
+
+    Raises:
+        RequestError: a vendor has no recipe for a framework.
+    """
+    for planned in plan.jobs:
+        recipe_of(plan, planned.job)
+
+
+def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:
+    """Return the image that a job runs in, None where it runs natively; where it is made from plays no part.
+
+    Raises:
+        RequestError: the vendor has no recipe for the job's framework.
+    """
+    if plan.cluster.container is None:
+        return None
+    folder = find("vendors", plan.vendor).path
+    return recipe_for(plan.cluster.container, plan.vendor, folder, job.key, folder)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.files import write_atomic
+from accelmark.run.directory import PLAN_FILE
 from accelmark.run.environment import rank_command
-from accelmark.run.launchers.enclosed import agent_here, enclosure_here, make_image
+from accelmark.run.launchers.enclosed import agent_here, command_here, enclosure_here, make_image
 from accelmark.run.launchers.launcher import NodeWork
-from accelmark.run.launchers.step import Step, StepLink, run_here
+from accelmark.run.launchers.place import HerePlace, Place
+from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
@@ -53,7 +55,7 @@ class SlurmLauncher:
         async def ready() -> None:
             await self._allocate()
             argv[:] = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
-            await make_image(enclosure, work.host.name, tuple(self._srun(work.host)))
+            await make_image(enclosure, work, tuple(self._srun(work.host)))
 
         by_force = enclosure.sandbox.clean_up(agent.name)
         return StepLink(work, Step(argv, ready, [*self._srun(work.host), *by_force] if by_force else None))
@@ -109,6 +111,34 @@ class SlurmLauncher:
     def environment(self) -> Mapping[str, str]:
         """Return nothing: the agent itself finds the interface to the other hosts."""
         return {}
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return nodes of the allocation, which is asked for where there is none; the run goes on in the same one.
+
+        Raises:
+            RunError: Slurm gives none.
+        """
+        await self._allocate()
+        return [
+            HerePlace(
+                host,
+                self.master_address(host),
+                self._plan.cluster.python,
+                str(self._run),
+                {"PYTHONPATH": str(source_directory())},
+                self._enclosed,
+                prefix=tuple(self._srun(host)),
+                shown=self._run / PLAN_FILE,
+            )
+            for host in hosts
+        ]
+
+    def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+        return command_here(self._plan, self._run, work, module, arguments)
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """Do nothing: what runs in an allocation ends with it."""
+        return []
 
     async def close(self) -> None:
         """Give back an allocation that was asked for here."""

@@ -6,34 +6,38 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
-from accelmark.results.files import write_atomic
-from accelmark.run.delivery import vendor_path, wheel
+from accelmark.run.delivery import PLUGINS, path_on_host, wheel
 from accelmark.run.environment import rank_command
-from accelmark.run.launchers.lastword import failed_node, lost_node, said
+from accelmark.run.launchers.lastword import SILENT, failed_node, kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
 from accelmark.run.onhost import command, start_command
+from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError
 from accelmark.run.ssh.deliver import deliver, put_files
 from accelmark.run.ssh.layout import Layout
+from accelmark.run.ssh.place import SshPlace
 from accelmark.run.ssh.stream import AgentEnd, Stream
 from accelmark.run.states import utc_now
-from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
-from accelmark.spec.catalog import find
+from accelmark.run.task import AGENT_LOG, IDENTITY_FILE, TASK_FILE
+from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
 _IMAGE_TIMEOUT_S: Final = 3600.0
 _DATA_TIMEOUT_S: Final = 4 * 3600.0
 _STOP_PATIENCE_S: Final = 30.0
 """Longest time to look for a host that is out of reach once the run is to end."""
+_TIDY_PATIENCE_S: Final = 90.0
 _LONGEST_PAUSE_S: Final = 5.0
 
 
@@ -49,8 +53,10 @@ class SshLauncher:
         self._hosts = {host.name: SshHost(host, plan.cluster) for host in plan.cluster.hosts}
         self._delivered: dict[str, asyncio.Lock] = {}
         self._have: set[str] = set()
-        self.out_of_reach: set[str] = set()
-        """Hosts on which an agent of this run may still live."""
+        self._clearing = {name: asyncio.Lock() for name in self._hosts}
+        self._given_up: dict[str, set[PurePosixPath]] = {}
+        """Node directories on hosts that were lost, whose agents may still live there."""
+        self._pursuits: set[asyncio.Task[None]] = set()
 
     def host(self, host: HostSpec) -> SshHost:
         """Return the connection of a host."""
@@ -64,7 +70,7 @@ class SshLauncher:
         """Return what a job runs in on its host."""
         folder = find("vendors", self.plan.vendor).path
         code = self.layout.code
-        return enclosure_for(self.plan, work.job, self.layout.job(work), code, vendor_path(folder, code))
+        return enclosure_for(self.plan, work.job, code, path_on_host(folder, "vendors", code))
 
     def describe(self, work: NodeWork) -> list[list[str]]:
         """Return the commands that would be run: through ``ssh`` here, and by the agent there."""
@@ -104,33 +110,104 @@ class SshLauncher:
         """See to it, once a host, that AccelMark and the image are there.
 
         Raises:
-            HostError: they cannot be had.
+            RunError: they cannot be had.
         """
         host, enclosure = self.host(work.host), self.enclosure(work)
+        await self._bring(host)
+        async with self._delivered.setdefault(host.name, asyncio.Lock()):
+            recipe = enclosure.recipe
+            if recipe is None or f"{host.name} {recipe.name}" in self._have:
+                return
+
+            async def run(argv: Sequence[str]) -> tuple[int, str]:
+                done = await host.run(argv, timeout_s=_IMAGE_TIMEOUT_S)
+                return done.code, (done.out + done.err).decode(errors="replace")
+
+            await have_image(recipe, host.name, run, work.node_dir)
+            self._have.add(f"{host.name} {recipe.name}")
+
+    async def _bring(self, host: SshHost) -> None:
+        """See to it, once a host, that AccelMark is there.
+
+        Raises:
+            HostError: it cannot be had.
+        """
         async with self._delivered.setdefault(host.name, asyncio.Lock()):
             if f"{host.name} code" not in self._have:
                 await deliver(host, self.plan.cluster.python, wheel(), self.layout.code)
                 self._have.add(f"{host.name} code")
-            recipe = enclosure.recipe
-            if recipe is None or f"{host.name} {recipe.name}" in self._have:
-                return
-            if (await host.run(recipe.present)).code != 0:
-                if not recipe.make:
-                    raise HostError(host.name, f"the image {recipe.name} is not there, and nothing says how to make it")
-                done = await host.run(recipe.make, timeout_s=_IMAGE_TIMEOUT_S)
-                if done.code != 0:
-                    raise HostError(host.name, f"the image {recipe.name} could not be made: {done.said}")
-            self._have.add(f"{host.name} {recipe.name}")
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return hosts through the connections that the run itself uses."""
+        layout, code = self.layout, self.layout.code
+        variables = {"PYTHONPATH": str(code), PLUGINS_VARIABLE: str(code / PLUGINS)}
+        python = self.plan.cluster.python
+        return [
+            SshPlace(self.host(host), layout, python, variables, partial(self._bring, self.host(host)), self._enclosed)
+            for host in hosts
+        ]
+
+    def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+        agent = self.agent(work)
+        inside = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-look", readable=())
+        return self.enclosure(work).sandbox.command(self.plan.cluster.python, inside)
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """End agents of this run on hosts; returns, for people, which hosts did not answer."""
+        argv = command(self.plan.cluster.python, "clear", str(self.layout.run), "")
+
+        async def end(host: SshHost) -> str | None:
+            try:
+                done = await asyncio.wait_for(host.run(argv, timeout_s=None), _TIDY_PATIENCE_S)
+            except (HostError, TimeoutError) as error:
+                return str(error) or f"{host.name}: does not answer"
+            return None if done.code == 0 else f"{host.name}: {done.said}"
+
+        return [problem for problem in await asyncio.gather(*(end(self.host(host)) for host in hosts)) if problem]
+
+    def give_up(self, work: NodeWork) -> None:
+        """Note that a host was lost with a job on it: the job is ended there as soon as the host is back."""
+        self._given_up.setdefault(work.host.name, set()).add(self.layout.node_dir(work))
+        pursuit = asyncio.create_task(self._pursue(self.host(work.host)))
+        self._pursuits.add(pursuit)
+        pursuit.add_done_callback(self._pursuits.discard)
+
+    async def _pursue(self, host: SshHost) -> None:
+        while True:
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+            async with self._clearing[host.name]:
+                for node_dir in list(self._given_up.get(host.name, ())):
+                    try:
+                        await host.run(command(self.plan.cluster.python, "clear", str(node_dir), ""), timeout_s=None)
+                    except HostError:
+                        break
+                    self._given_up[host.name].discard(node_dir)
+                if not self._given_up.get(host.name):
+                    self._given_up.pop(host.name, None)
+                    return
+
+    async def make_room(self, work: NodeWork) -> None:
+        """End agents of this run that still live on a host, and put an earlier attempt's files aside.
+
+        Raises:
+            HostError: they do not end.
+        """
+        host, layout = self.host(work.host), self.layout
+        argv = command(self.plan.cluster.python, "clear", str(layout.run), str(layout.node_dir(work)))
+        async with self._clearing[host.name]:
+            cleared = await host.run(argv, timeout_s=_TIDY_PATIENCE_S)
+            if cleared.code != 0:
+                raise HostError(host.name, f"there is no room for the job: {cleared.said}")
+            self._given_up.pop(host.name, None)
 
     async def close(self) -> None:
         """Make a last attempt to end what lives on hosts that were lost, and let go of all connections."""
-        run, python = str(self.layout.run), self.plan.cluster.python
-
-        async def end(host: SshHost) -> None:
-            with contextlib.suppress(HostError, asyncio.TimeoutError):
-                await asyncio.wait_for(host.run(command(python, "clear", run, "")), _STOP_PATIENCE_S)
-
-        await asyncio.gather(*(end(self._hosts[name]) for name in self.out_of_reach))
+        for pursuit in self._pursuits:
+            pursuit.cancel()
+        await asyncio.gather(*self._pursuits, return_exceptions=True)
+        lost = [self._hosts[name].host for name in self._given_up]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.tidy(lost), _STOP_PATIENCE_S)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
 
@@ -162,9 +239,7 @@ class SshLink:
         layout, work = self._launcher.layout, self._work
         try:
             await self._launcher.ready(work)
-            cleared = await self._host.run(command(self._python, "clear", str(layout.run), str(self._remote)))
-            if cleared.code != 0:
-                raise HostError(self._host.name, f"there is no room for the job: {cleared.said}")
+            await self._launcher.make_room(work)
             files = {
                 self._remote.parent / "job.json": layout.job(work).model_dump_json(indent=2),
                 self._remote / TASK_FILE: layout.task(work).model_dump_json(indent=2),
@@ -238,9 +313,9 @@ class SshLink:
                     gone_since, pause_s = now, 0.2
                 patience_s = self._patience_s
                 if now - gone_since > patience_s or (self._stop_by is not None and now > self._stop_by):
-                    self._launcher.out_of_reach.add(self._host.name)
+                    self._launcher.give_up(self._work)
                     why = f"was out of reach for {now - gone_since:.0f} s: {error.what}"
-                    return self._lost(f"{why}; what ran there may still run, and ends when the run is resumed")
+                    return self._lost(f"{why}; what still runs there is ended when the host is back")
             except HostError as error:
                 return self._lost(error.what)
             await asyncio.sleep(pause_s)
@@ -254,19 +329,16 @@ class SshLink:
         node_dir = self._work.node_dir
         if end == "never":
             return self._lost("its node agent was never started")
-        reason = "the node agent ended without a last word (was it killed?)"
-        if end == "exit":
-            try:
-                return NodeExit.model_validate_json((node_dir / EXIT_FILE).read_bytes())
-            except (OSError, ValueError) as error:
-                reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
+        word = last_word(node_dir) if end == "exit" else SILENT
+        if isinstance(word, NodeExit):
+            return word
         num_swept = await self._clean_up()
         last = said(node_dir / AGENT_LOG)
         if end == "dead" and not (node_dir / IDENTITY_FILE).exists():
             return self._keep(failed_node(self._work, f"the node agent could not begin{last}", self._started_at))
         if num_swept:
-            reason += f"; {num_swept} processes it left behind were ended"
-        return self._lost(reason + last)
+            word += f"; {num_swept} processes it left behind were ended"
+        return self._lost(word + last)
 
     async def _clean_up(self) -> int:
         """End what a dead agent left behind on its host; returns how many processes that were."""
@@ -283,6 +355,4 @@ class SshLink:
         return self._keep(lost_node(self._work, reason, self._started_at))
 
     def _keep(self, end: NodeExit) -> NodeExit:
-        with contextlib.suppress(RunError):
-            write_atomic(self._work.node_dir / EXIT_FILE, end.model_dump_json(indent=2))
-        return end
+        return kept(self._work.node_dir, end)
