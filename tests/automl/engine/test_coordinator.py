@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
+from accelmark.automl.counting import count
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import Journal, JournalError, Note, SessionEnded, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
@@ -63,6 +64,10 @@ def test_a_search_runs_its_rounds_to_the_last_trial(finished: RunDirectory) -> N
     assert all(trials[number].hyperparameters.kernel in (3, 5) for number in (4, 5, 6))
     assert "carried" in {record.weights for record in trials.values()}
     assert {record.precision for record in trials.values()} == {"fp32"}
+    for record in trials.values():
+        network = finished.state().individuals[record.individual].network
+        assert record.flops_per_image == count(network, "accelmark").matrix
+        assert record.trained_images == 256 * record.epochs_planned
 
 
 def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished: RunDirectory, tmp_path: Path) -> None:
@@ -74,6 +79,10 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished
     told = verify_run(RunDirectory(tmp_path))
     assert told.verdict == "INVALID"
     assert "more images than its steps hold" in " ".join(told.reasons)
+    journal.write_text(
+        (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
+    )
+    assert "the driver trained 512" in " ".join(verify_run(RunDirectory(tmp_path)).reasons)
 
 
 def test_its_report_stands_alone_and_shows_every_network(finished: RunDirectory) -> None:

@@ -312,6 +312,7 @@ class Coordinator:
             device=result.device,
             host=result.host,
             ranks=result.ranks,
+            trained_images=result.trained_images,
             flops_per_image=result.flops_per_image,
             computing_s=result.computing_s,
             peak_memory_mib=result.peak_memory_mib,
