@@ -16,10 +16,10 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
-from turns import Train
 
 from accelmark.train.case import TrainCase
 from accelmark.train.hooks import Training
+from benchmarks.turns import Train
 
 ENDLESS = 10**9
 
