@@ -212,7 +212,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Compa
     return Comparison(
         plan.name,
         job.train.settings.batch_size,
-        round(statistics.median(bare.cpu_us), 2),
+        round(statistics.median(bare.cpu_us.values()), 2),
         len(bare.cpu_us),
         plan.steps_per_turn,
         {name: Cost.of(bare.cpu_us, steps.cpu_us) for name, steps in found.items()},
@@ -313,8 +313,8 @@ def main() -> None:
             one = compare(plan, options.peers, log, plan.seconds * (0.1 if options.quick else options.share))
             found.append(one)
             show(one)
-    if not options.quick:
-        write(own, found, RESULTS / ("overhead_peers.json" if options.peers else "overhead.json"))
+            if not options.quick:
+                write(own, found, RESULTS / "overhead.json")
 
 
 def as_a_rank() -> None:

@@ -35,7 +35,9 @@ def test_a_loop_that_ends_by_itself_is_told() -> None:
 def test_a_cost_of_two_microseconds_is_found_in_noise_and_none_where_there_is_none() -> None:
     draw = random.Random(7)
     drift = [100 + draw.gauss(0, 20) for _ in range(400)]
-    bare, same, dearer = ([one + extra + draw.gauss(0, 1) for one in drift] for extra in (0, 0, 2))
+    bare, same, dearer = (
+        {number: one + extra + draw.gauss(0, 1) for number, one in enumerate(drift)} for extra in (0, 0, 2)
+    )
     low, high = Cost.of(bare, same).extra_us_interval
     assert low < 0 < high
     assert high - low < 0.5
