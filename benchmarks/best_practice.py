@@ -126,7 +126,7 @@ def speeds(case: str) -> list[Speed]:
     spec = load_case(case)
     if spec.train is None:
         raise ValueError(f"{case} has no training side")
-    tried = {**TRIED, **(IMAGES if spec.train.settings.channels_last else {})}
+    tried = {**TRIED, **(IMAGES if spec.train.settings.get("channels_last") else {})}
     steps = STEPS[case]
     windows = max(1, steps // (15 if steps > 50 else 8))
     common = {"end.max_steps": steps, "end.max_epochs": None, "log_every_steps": windows, "evaluate.max_batches": 1}

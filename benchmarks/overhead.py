@@ -1,9 +1,9 @@
 """What the training driver costs a step: against a bare PyTorch loop, beside other trainers, and around nothing.
 
-Run ``python benchmarks/overhead.py`` (``--quick`` for a look, ``--peers`` for Trainer and Lightning too). All loops
+Run ``python -m benchmarks.overhead`` (``--quick`` for a look, ``--peers`` for Trainer and Lightning too). All loops
 train one model on one batch with one optimizer and schedule; they take turns of a few steps within one process (see
 ``turns.py``), so that whatever else the machine does falls on all of them. The bare loop neither logs nor times
-anything. ``benchmarks/companions.py`` measures the processes beside the driver: telemetry and progress.
+anything. What telemetry and progress cost beside it: ``benchmarks/companions.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from turns import Cost, Train, Turns
 
 from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
@@ -41,6 +40,7 @@ from accelmark.train.perflog import PerfLog
 from accelmark.train.platform import Ranks
 from accelmark.train.process import StopRequest
 from accelmark.train.pytorch import PyTorchBackend
+from benchmarks.turns import Cost, Train, Turns
 
 RESULTS = Path(__file__).parent / "results"
 TINY = Path(__file__).parents[1] / "tests" / "train" / "tiny"
@@ -200,7 +200,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Compa
             "driver": partial(driver_loop, job, backend, log),
         }
         if with_peers:
-            from peer_loops import peers
+            from benchmarks.peer_loops import peers
 
             loops |= peers(backend._case, backend._training, LOG_EVERY, Path(directory))
         turns = Turns(loops, batch)
@@ -212,7 +212,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Compa
     return Comparison(
         plan.name,
         job.train.settings.batch_size,
-        round(statistics.median(bare.cpu_us), 2),
+        round(statistics.median(bare.cpu_us.values()), 2),
         len(bare.cpu_us),
         plan.steps_per_turn,
         {name: Cost.of(bare.cpu_us, steps.cpu_us) for name, steps in found.items()},
@@ -313,15 +313,15 @@ def main() -> None:
             one = compare(plan, options.peers, log, plan.seconds * (0.1 if options.quick else options.share))
             found.append(one)
             show(one)
-    if not options.quick:
-        write(own, found, RESULTS / ("overhead_peers.json" if options.peers else "overhead.json"))
+            if not options.quick:
+                write(own, found, RESULTS / "overhead.json")
 
 
 def as_a_rank() -> None:
     """Begin again in the environment that ranks have: for all loops alike, since it makes all of them faster."""
     wanted = load_vendor("cpu").environment
     if any(os.environ.get(name) != value for name, value in wanted.items()):
-        command = [sys.executable, *sys.argv]
+        command = [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]]
         sys.exit(subprocess.run(command, env={**os.environ, **wanted}, check=False).returncode)
 
 

@@ -2,6 +2,7 @@
 
 Both are set up as their users would for speed with the driver's duties: the loss logged every ``log_every`` steps, a
 progress bar, the precision and clipping of the case, no checkpoints. Their data loader hands over a finished batch.
+Trainer computes the norm of the gradients at every step, whether it clips or not.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
-from turns import Train
 
 from accelmark.train.case import TrainCase
 from accelmark.train.hooks import Training
+from benchmarks.turns import Train
 
 ENDLESS = 10**9
 
@@ -71,6 +72,12 @@ class Module(lightning.LightningModule):
         self.log("loss", loss, prog_bar=True)
         return loss
 
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Clip, which Lightning itself refuses to do for a fused optimizer."""
+        clip = self.case.settings.gradient_clip_norm
+        if clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+
     def configure_optimizers(self) -> Any:
         """Return optimizer and schedule, stepped each step."""
         optimizer, schedule = self._made
@@ -106,7 +113,6 @@ def peers(case: TrainCase, training: Training, log_every: int, directory: Path) 
             devices=1,
             max_steps=ENDLESS,
             precision="bf16-mixed" if case.settings.precision == "bf16" else "32-true",
-            gradient_clip_val=case.settings.gradient_clip_norm,
             log_every_n_steps=log_every,
             logger=CSVLogger(directory, flush_logs_every_n_steps=log_every),
             enable_checkpointing=False,

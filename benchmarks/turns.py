@@ -10,15 +10,18 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, final
 
 import greenlet
 
 RESAMPLES: Final = 4000
-TRIMMED: Final = 0.1
-"""Share of the turns left out at either end: those that the machine disturbed."""
+TRIMMED: Final = 0.25
+"""Share of the differences left out at either end: those of turns that the machine disturbed."""
+SELDOM: Final = 4
+"""Loops beyond the first two take part in every so-manyth round: their cost is large and needs fewer turns."""
 
 Train = Callable[[Iterator[Any]], object]
 """Trains as long as the iterator yields."""
@@ -27,11 +30,11 @@ Train = Callable[[Iterator[Any]], object]
 @final
 @dataclass(slots=True)
 class Steps:
-    """What each turn of one loop took a step, in microseconds."""
+    """What each turn of one loop took a step, in microseconds, by the number of the round."""
 
-    cpu_us: list[float] = field(default_factory=list)
+    cpu_us: dict[int, float] = field(default_factory=dict)
     """Processor time of this process: leaves out what others took."""
-    wall_us: list[float] = field(default_factory=list)
+    wall_us: dict[int, float] = field(default_factory=dict)
 
 
 class Turns:
@@ -79,16 +82,19 @@ class Turns:
         The first ``num_settling`` steps of a turn are left out: caches still hold what the loop before left in them.
         """
         found = {name: Steps() for name in self._loops}
-        order, shuffle = list(self._loops), random.Random(1).shuffle
+        shuffle = random.Random(1).shuffle
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        for number in count():
+            if time.monotonic() >= end:
+                break
+            order = list(self._loops)[: None if number % SELDOM == 0 else 2]
+            shuffle(order)
             for name in order:
                 self.run(name, num_settling)
                 cpu, wall = time.process_time_ns(), time.perf_counter_ns()
                 self.run(name, num_steps)
-                found[name].wall_us.append((time.perf_counter_ns() - wall) / num_steps / 1e3)
-                found[name].cpu_us.append((time.process_time_ns() - cpu) / num_steps / 1e3)
-            shuffle(order)
+                found[name].wall_us[number] = (time.perf_counter_ns() - wall) / num_steps / 1e3
+                found[name].cpu_us[number] = (time.process_time_ns() - cpu) / num_steps / 1e3
         return found
 
     def close(self) -> None:
@@ -105,21 +111,21 @@ class Cost:
     step_us: float
     """Median."""
     extra_us: float
-    """Trimmed mean of the differences between neighbouring turns."""
+    """Mean of the middle half of the differences between turns of one round."""
     extra_us_interval: tuple[float, float]
     relative: float
     relative_interval: tuple[float, float]
 
     @classmethod
-    def of(cls, bare_us: Sequence[float], loop_us: Sequence[float]) -> Cost:
-        """Compare turns that stood beside each other."""
-        differences = [other - bare for other, bare in zip(loop_us, bare_us, strict=True)]
+    def of(cls, bare_us: Mapping[int, float], loop_us: Mapping[int, float]) -> Cost:
+        """Compare the turns of each round."""
+        differences = [other - bare_us[number] for number, other in loop_us.items()]
         draw = random.Random(1)
         means = sorted(trimmed_mean(draw.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
         low, middle, high = means[RESAMPLES // 40], trimmed_mean(differences), means[-RESAMPLES // 40]
-        bare = statistics.median(bare_us)
+        bare = statistics.median(bare_us.values())
         return cls(
-            step_us=round(statistics.median(loop_us), 2),
+            step_us=round(statistics.median(loop_us.values()), 2),
             extra_us=round(middle, 2),
             extra_us_interval=(round(low, 2), round(high, 2)),
             relative=round(middle / bare, 6),
@@ -128,6 +134,6 @@ class Cost:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without the tenth of the values at either end."""
+    """Return the mean of the middle half."""
     cut = int(len(values) * TRIMMED)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
