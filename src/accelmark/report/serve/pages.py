@@ -15,6 +15,8 @@ from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
 from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.search import is_search
+from accelmark.results.store import LoadedRun
 from accelmark.results.table import HALF, Row
 from accelmark.spec.errors import RequestError
 
@@ -81,17 +83,17 @@ class Pages:
         return Reply(page)
 
     def live(self, query: Query) -> Reply:
-        """Return the part of the list that tells of runs in progress."""
-        seen = self._index.look()
-        return Reply(fill("live.html", live=live_runs(seen.unfinished)))
+        """Return the part of a page that tells of runs in progress: of one, or of all."""
+        unfinished = self._index.look().unfinished
+        wanted = query.get("run")
+        chosen = {name: path for name, path in unfinished.items() if not wanted or name in wanted}
+        return Reply(fill("live.html", live=live_runs(chosen)))
 
     def run(self, name: str) -> Reply:
         """Return the page of one run, or how far it is."""
         seen = self._index.look()
         if name in seen.runs:
-            from accelmark.report.page import render_page
-
-            return Reply(render_page(seen.runs[name]), inline=True)
+            return Reply(_page_of(seen.runs[name]), inline=True)
         if name in seen.unfinished:
             live = [live_run(name, seen.unfinished[name])]
             return Reply(fill("progress.html", served=True, title=name, name=name, live=live))
@@ -177,6 +179,19 @@ class Pages:
             if record.resolve().is_relative_to(path)
         ]
         return Reply(expose(recorders), CONTENT_TYPE)
+
+
+def _page_of(run: LoadedRun) -> str:
+    """Return the page of a run or of a search, made from its records."""
+    if not is_search(run.path):
+        from accelmark.report.page import render_page
+
+        return render_page(run)
+    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.report.automl.view import search_view
+    from accelmark.report.automl.write import render_search
+
+    return render_search(search_view(RunDirectory(run.path)))
 
 
 def _subjects(seen: Seen) -> dict[str, list[Row]]:
