@@ -35,8 +35,8 @@ class LiveRun:
 
 
 def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
-    """Return how far every unfinished run is; one that cannot be read says why."""
-    return [live_run(name, path) for name, path in unfinished.items()]
+    """Return how far every unfinished run is, those under way first; one that cannot be read says why."""
+    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
 
 
 def live_run(name: str, path: Path) -> LiveRun:
@@ -72,7 +72,8 @@ def live_run(name: str, path: Path) -> LiveRun:
                 facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
         elif status.reason:
             facts.append(("why", status.reason))
-        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, tuple(facts)))
+        told = tuple(fact for fact in facts if fact[1] != NOTHING)
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, told))
     return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))
 
 

@@ -22,6 +22,8 @@ from accelmark.spec.errors import RequestError
 
 Query = Mapping[str, Sequence[str]]
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
+_MOST_COLUMNS: Final = 4
+"""Figures that get a column each; more, as of unlike cases, stand in one column with their names."""
 HTML: Final = "text/html; charset=utf-8"
 
 
@@ -68,15 +70,21 @@ class Pages:
             rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
         rows = rows[::-1]
         heads, names = shown_columns(rows)
+        heads = heads[len(heads) - len(names) :]
         listed = [
-            (self._index.name_of(row), row, [figure_cell(row, name).partition(" ± ") for name in names]) for row in rows
+            (
+                self._index.name_of(row),
+                row,
+                [(head, *_halved(row, name)) for head, name in zip(heads, names, strict=True)],
+            )
+            for row in rows
         ]
         choices = [
             (title, name, sorted({str(row[name]) for row in seen.rows}), wanted.get(name, ""))
             for title, name in FILTERS
         ]
         page = fill(
-            "runs.html", served=True, title="Runs", heads=heads[-len(names) :] if names else [], rows=listed,
+            "runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MOST_COLUMNS else [], rows=listed,
             choices=choices, text=text, total=len(seen.rows), problems=seen.problems, live=live_runs(seen.unfinished),
             directory=self._index.directory.name,
         )  # fmt: skip
@@ -179,6 +187,12 @@ class Pages:
             if record.resolve().is_relative_to(path)
         ]
         return Reply(expose(recorders), CONTENT_TYPE)
+
+
+def _halved(row: Row, name: FigureName) -> tuple[str, str]:
+    """Return a figure and half its interval, empty where it has none."""
+    value, _, half = figure_cell(row, name).partition(" ± ")
+    return value, half
 
 
 def _page_of(run: LoadedRun) -> str:
