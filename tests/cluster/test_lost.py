@@ -10,7 +10,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
 
 ENDLESS = "steps=100000"
@@ -25,13 +25,6 @@ def alive(bed: Bed, number: int, case: str) -> bool:
         line.startswith(f"n{number}: ") and "accelmark.run.agent" in line and f"/{case}-" in line
         for line in bed.processes().values()
     )
-
-
-def on_first_host_only(plan: Plan, index: int) -> Plan:
-    """Return the plan with one job on host 0 alone."""
-    jobs = list(plan.jobs)
-    jobs[index] = jobs[index].model_copy(update={"nodes": jobs[index].nodes[:1]})
-    return plan.model_copy(update={"jobs": tuple(jobs)})
 
 
 def test_a_lost_host_that_comes_back_is_cleared_while_the_run_goes_on(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
