@@ -55,14 +55,14 @@ def test_stop_ends_what_a_lost_host_still_runs_after_the_run(plan: MakePlan, bed
     bed.link(1, "down")
     try:
         code, _, _ = done(process, 90)
-        still_away = done(drive("end", run), 90)
+        still_away = done(drive("end", run))
     finally:
         bed.link(1, "up")
     assert (code, statuses(run)[0].state) == (1, "lost")
     assert still_away[0] == 1
     assert "ends by itself when nobody has asked after it for 24 h 00 m" in still_away[2]
     assert alive(bed, 1, "toy0")
-    assert done(drive("end", run), 90)[0] == 0
+    assert done(drive("end", run))[0] == 0
     assert not alive(bed, 1, "toy0")
 
 
@@ -83,5 +83,5 @@ def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan,
 
 def test_a_job_that_is_followed_is_never_called_abandoned(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan(("steps=160", "pace=0.1"), on={"abandon_s": 8.0})), 120)
+    code, out, err = done(drive("start", run, plan=plan(("steps=160", "pace=0.1"), on={"abandon_s": 8.0})))
     assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))

@@ -163,14 +163,14 @@ def test_devices_are_looked_at_behind_a_container_engine(
     python = str(bare / "bin" / "python")
     assert seen(python) == ["devices of acme cannot be looked at before its image is there"]
     run = tmp_path / "run"
-    spec = {"container": {**container, "mounts": [*mounts(), *tests_mounted()]}, "python": python}
-    code, out, err = done(drive("start", run, plan=plan((), on=spec)), 120)  # builds the image
+    spec = {"container": {**container, "mounts": [*mounts(), *mounted_tests()]}, "python": python}
+    code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image
     assert code == 0, out + err
     assert seen(python) == [busy]
     wheel.cache_clear()
 
 
-def tests_mounted() -> list[str]:
+def mounted_tests() -> list[str]:
     fakes = Path(__file__).parents[1] / "run"
     return [f"{fakes}:{fakes}:ro"]
 

@@ -42,7 +42,7 @@ def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_goes_on(plan:
 
 def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)), 90)
+    done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)))
     status, other = statuses(run)
     assert (status.state, status.reason) == ("timed_out", "n2: no rank of this host wrote anything for 5 s")
     assert other.state == "succeeded"
@@ -124,7 +124,7 @@ def test_a_disk_that_fills_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, t
     subprocess.run(bed.inside(2, *mount), check=True)
     try:
         made = plan((ENDLESS, "1:fill", "pace=0.2"), (), num_hosts=2)
-        done(drive("start", run, plan=on_first_host_only(made, 1)), 90)
+        done(drive("start", run, plan=on_first_host_only(made, 1)))
     finally:
         subprocess.run(bed.inside(2, "umount", "-l", "/var/tmp/accelmark"), check=True)
     reason = statuses(run)[0].reason or ""
@@ -140,7 +140,7 @@ def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePla
     done(drive("start", tmp_path / "key", plan=plan((), on={"known_hosts": wrong})))
     bed.stop_sshd(2)
     try:
-        done(drive("start", tmp_path / "refused", plan=on_first_host_only(plan((), (), num_hosts=2), 1)), 90)
+        done(drive("start", tmp_path / "refused", plan=on_first_host_only(plan((), (), num_hosts=2), 1)))
     finally:
         bed.sshd(2)
     (key,), (refused, other) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
