@@ -82,7 +82,7 @@ class Preflight:
     async def _look(self, place: Place) -> list[HostProblem]:
         name = place.host.name
         try:
-            await place.run(["true"])  # connects, so that the clocks below are read without delay
+            await place.reach()  # so that the clocks below are read without its delay
             begun = time.time()
             done = await place.run(command(place.python, "probe"), json.dumps(self._request(place)).encode() + b"\n")
             ended = time.time()
