@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from tests.run.test_session import agent_of, done, drive, stepping
 TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_ports": [2222]}]
 
 
-def dry_run(plugins: Path, tmp_path: Path, cluster: dict[str, object], key: str, **environment: str) -> dict[str, Any]:
+def dry_run(plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, **environment: str) -> dict[str, Any]:
     """Return what a dry run shows, with no program on the PATH that it could start."""
-    request = {"vendor": "acme", "cluster": cluster, "cases": [{"key": key}]}
+    request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run"
     arguments = ("run", str(tmp_path / "file.yaml"), "--out", str(run), "--dry-run", "--set", "loader.synthetic=true")

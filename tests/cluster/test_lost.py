@@ -83,5 +83,5 @@ def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan,
 
 def test_a_job_that_is_followed_is_never_called_abandoned(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan(("steps=160", "pace=0.1"), on={"abandon_s": 8.0})))
+    code, out, err = done(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})))
     assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))
