@@ -23,7 +23,9 @@ from tests.run.test_session import agent_of, done, drive, stepping
 TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_ports": [2222]}]
 
 
-def dry_run(plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, **environment: str) -> dict[str, Any]:
+def dry_run(
+    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, **environment: str
+) -> dict[str, Any]:
     """Return what a dry run shows, with no program on the PATH that it could start."""
     request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
@@ -43,8 +45,10 @@ def briefly(commands: list[list[str]]) -> list[str]:
     found = []
     for command in commands:
         words = " ".join(command)
-        known = ("salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent")
-        known = (*known, "accelmark.telemetry.record", "accelmark.train.launch", "accelmark.run.preflight.devices")
+        known = (
+            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
+            "accelmark.telemetry.record", "accelmark.train.launch", "accelmark.run.preflight.devices",
+        )  # fmt: skip
         texts = {"Looks around": "probe", "Tries ports": "port", "Makes room": "clear", "Sends the files": "follow"}
         names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
         found.append(names[0] if names else "receive" if "receive" in words or "Takes" in words else words)
