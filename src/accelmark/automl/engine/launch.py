@@ -93,7 +93,10 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
         case LocalCluster():
             yield None
         case AddressCluster(address=address):
-            yield address
+            from accelmark.automl.engine.address_cluster import address_cluster
+
+            with address_cluster(address) as reached:
+                yield reached
         case SshCluster():
             from accelmark.automl.engine.ssh_cluster import ssh_cluster
 
@@ -102,7 +105,8 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
 
 
 def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Observer | None) -> SessionEnded:
-    coordinator = Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer)
+    fingerprint, identity = next(iter(crew.fingerprints)), " or ".join(sorted(crew.identities))
+    coordinator = Coordinator(run, config, crew, fingerprint=fingerprint, identity=identity, observer=observer)
     with _telemetry(run, config):
         return _driven(coordinator)
 

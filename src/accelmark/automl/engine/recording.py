@@ -66,7 +66,7 @@ def consumption_of(run: Path, state: RunState) -> Consumption:
     session = state.sessions[-1] if state.sessions else None
     path = run / FOLDER / f"session{len(state.sessions)}" / _RECORD
     if session is None or not path.is_file():
-        return _nothing("no telemetry was recorded beside this run")
+        return _nothing("no telemetry was recorded beside this run; hosts of a cluster have their own monitors")
     board = state.scoreboard()
     begun = session.monotonic_s + max(session.clock_s, board.started_s) - session.clock_s
     ended = session.monotonic_s + board.ended_s - session.clock_s
