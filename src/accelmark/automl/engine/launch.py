@@ -16,6 +16,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_crew import RayCrew
+from accelmark.automl.engine.ray_token import guarded, showing_what_is_there
 from accelmark.automl.engine.recording import recorded
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.graph import Network
@@ -91,12 +92,11 @@ def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> It
 def _cluster(config: AutomlConfig) -> Iterator[str | None]:
     match config.cluster:
         case LocalCluster():
-            yield None
+            with guarded():
+                yield None
         case AddressCluster(address=address):
-            from accelmark.automl.engine.address_cluster import address_cluster
-
-            with address_cluster(address) as reached:
-                yield reached
+            with showing_what_is_there():
+                yield address
         case SshCluster():
             from accelmark.automl.engine.ssh_cluster import ssh_cluster
 
