@@ -10,9 +10,10 @@ import pytest
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.counting import count
 from accelmark.automl.engine.coordinator import Coordinator, Observer
-from accelmark.automl.engine.journal import Journal, JournalError, Note, SessionEnded, read_journal
+from accelmark.automl.engine.journal import Journal, JournalError, Note, Proposed, SessionEnded, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.thread_crew import ThreadCrew
+from accelmark.automl.morphs.settings import with_kernel
 from accelmark.automl.search import family
 from accelmark.automl.summary import summarise
 from accelmark.automl.verify import verify_run
@@ -83,6 +84,30 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished
         (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
     )
     assert "the driver trained 512" in " ".join(verify_run(RunDirectory(tmp_path)).reasons)
+
+
+@pytest.mark.parametrize(
+    ("searchers", "told"),
+    [
+        ("bayesian", "is not what its parent's morphs make"),
+        ("hyperparameters", "is not what its trial's hyperparameters make"),
+    ],
+)
+def test_a_network_that_was_put_in_is_found_out_where_parents_were_tuned_too(
+    finished: RunDirectory, tmp_path: Path, searchers: str, told: str
+) -> None:
+    tuned = {record.individual for record in finished.state().trials.values() if record.tuned}
+    for name in ("automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    forged = 0
+    with Journal(tmp_path) as journal:
+        for event in read_journal(finished.path):
+            if isinstance(event, Proposed) and searchers in event.searcher and event.individual.id in tuned:
+                other = event.individual.model_copy(update={"network": with_kernel(event.individual.network, 7)})
+                event, forged = event.model_copy(update={"individual": other}), forged + 1
+            journal.write(event)
+    assert forged
+    assert told in " ".join(verify_run(RunDirectory(tmp_path)).reasons)
 
 
 def test_its_report_stands_alone_and_shows_every_network(finished: RunDirectory) -> None:

@@ -52,6 +52,7 @@ class Coordinator:
         crew: Crew,
         *,
         fingerprint: str,
+        identity: str | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._run: Final = run
@@ -59,6 +60,7 @@ class Coordinator:
         self._crew: Final = crew
         self._observer: Final = observer
         self._fingerprint: Final = fingerprint
+        self._identity: Final = identity
         self._state = run.state() if (run.path / "journal.jsonl").exists() else RunState()
         self._journal: Final = Journal(run.path)
         self._store: Final = WeightStore(run.weights)
@@ -130,6 +132,7 @@ class Coordinator:
                 pid=os.getpid(),
                 experiment=self._run.name,
                 dataset_fingerprint=self._fingerprint,
+                dataset_identity=self._identity,
                 workers=self._crew.size,
             )
         )

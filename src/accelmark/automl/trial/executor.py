@@ -224,7 +224,7 @@ def warm_up(seat: Seat) -> None:
     size, classes = 8, 2
     number = 4 * seat.ranks.world_size
     pictures = ArrayPictures(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)
-    dataset = Dataset("warm-up", pictures, pictures, pictures, (0.0,), (1.0,), "")
+    dataset = Dataset("warm-up", pictures, pictures, pictures, (0.0,), (1.0,), "", "warm-up")
     order = TrialOrder(
         trial=0,
         individual=0,
