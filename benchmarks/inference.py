@@ -15,17 +15,18 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, from_numpy, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
 from accelmark.cases.resnet_mini._model import ResNetMini
 from accelmark.infer.batches import MadeUpBatches
 from accelmark.infer.case import InferBatch, InferCase
-from accelmark.infer.engine import Engine, EngineRequest
+from accelmark.infer.engine import Engine, EngineRequest, as_list
 from accelmark.infer.export import export_onnx
 from accelmark.infer.failures import Situation
 from accelmark.infer.measure import measure
@@ -75,19 +76,21 @@ class _Speed(InferCase):
         return InferBatch((torch.randn(size, *self.shape),), None)
 
 
-def bare_call(name: str, engine: Any, image: Tensor) -> Callable[[], object]:
-    """Return what a person writes who calls this engine's runtime on one batch."""
-    array = image.numpy()
+def bare_call(name: str, engine: Any, inputs: tuple[Tensor, ...]) -> Callable[[], object]:
+    """Return what a person writes who hands CPU tensors to this engine's runtime and wants CPU tensors back."""
     if name == "onnxruntime":
-        feeds = {engine.inputs[0]: array}
-        session = engine.session
-        return lambda: session.run(None, feeds)
+        session, names = engine.session, engine.inputs
+        return lambda: [
+            from_numpy(each)
+            for each in session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
+        ]
     if name == "openvino":
         request = engine.infer_request
-        return lambda: request.infer({0: array})
-    run = {"eager": "model", "inductor": "compiled", "aotinductor": "run"}[name]
-    model = getattr(engine, run)
-    return lambda: model(image)
+        return lambda: [
+            from_numpy(each) for each in request.infer([each.numpy() for each in inputs], share_inputs=True).to_tuple()
+        ]
+    model = getattr(engine, {"eager": "model", "inductor": "compiled", "aotinductor": "run"}[name])
+    return lambda: [each.cpu() for each in as_list(model(*inputs))]
 
 
 def bare_times(call: Callable[[], object], calls: int) -> list[float]:
@@ -104,7 +107,7 @@ def bare_times(call: Callable[[], object], calls: int) -> list[float]:
 def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> list[float]:
     """Return the seconds of each call that ``inference_core`` is computed from."""
     measured = measure(
-        lambda inputs: case.engine_forward(engine, inputs),
+        partial(case.engine_forward, engine),
         _Same(batch, calls),
         case,
         warmed=WarmUp(phase="inference", first_call_ms=0, calls_ms=()),
@@ -133,7 +136,7 @@ def quartile(times: list[float]) -> float:
 def compare(name: str, engine: Engine, case: _Speed, rounds: int, round_s: float) -> tuple[float, float, list[float]]:
     """Return items per second of the bare loop and of ours, and the ratio in each of ten resamplings of rounds."""
     batch = case.synthetic_batch(case.settings.batch_size)
-    call = bare_call(name, engine, batch.inputs[0])
+    call = bare_call(name, engine, batch.inputs)
     bare_times(call, 3)
     calls = max(4, min(200, round(round_s / quartile(bare_times(call, 8)))))
     turns: tuple[Callable[[], list[float]], ...] = (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accelmark.audit.bundle import unpack, write_bundle
 from accelmark.audit.verify import verify_run
+from accelmark.results.bundle import unpack, write_bundle
 from accelmark.results.store import write_manifest
 from accelmark.run.measure import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError

@@ -136,5 +136,5 @@ def test_a_directory_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no such run"):
         open_sources([tmp_path / "gone"])
     (tmp_path / "file.txt").write_text("")
-    with pytest.raises(RequestError, match="no run can be read from"):
+    with pytest.raises(RequestError, match="is no bundle"):
         open_sources([tmp_path / "file.txt"])

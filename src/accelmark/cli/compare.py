@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from accelmark.cli import options
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from accelmark.results.compare import Pair
+
+_WIDE: Final = 116
+"""Columns that the whole table takes at its widest."""
 
 
 def compare(
@@ -31,9 +35,8 @@ def compare(
     from accelmark.results import compare as comparing
     from accelmark.results.sources import open_sources
 
-    with TemporaryDirectory(prefix="accelmark-compare-") as place:
-        loaded, problems = open_sources(_unpacked(runs, Path(place)))
-        comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
+    loaded, problems = open_sources(runs)
+    comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     if output is not None:
         from accelmark.report.comparison import render_comparison
         from accelmark.results.files import write_atomic
@@ -52,55 +55,48 @@ def compare(
         typer.echo(str(output))
 
 
-def _unpacked(paths: list[Path], place: Path) -> list[Path]:
-    """Return the paths with every bundle unpacked below ``place``; one that was tampered with is refused."""
-    from accelmark.spec.errors import RunError
-
-    found: list[Path] = []
-    for number, path in enumerate(paths):
-        if path.is_file():
-            from accelmark.audit.bundle import SUFFIX, unpack
-
-            if path.name.endswith(SUFFIX):
-                below = place / str(number)
-                below.mkdir()
-                run, wrong = unpack(path, below)
-                if wrong:
-                    raise RunError("\n".join([f"{path}: the bundle is not as it was packed:", *wrong]))
-                path = run
-        found.append(path)
-    return found
-
-
 def _print(pair: Pair) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from accelmark.report.comparison import lines_of, scale_text, summary_line
+    from accelmark.report.comparison import scale_text, summary_line
     from accelmark.results.differences import differing_text
 
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(width=140)
+        console = Console(width=140, highlight=False)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}"))
     for reason in pair.not_comparable:
         console.print(Text(f"NOT COMPARABLE: {reason}", style="bold red"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("figure", no_wrap=True, min_width=16)
-    for heading in ("baseline", "compared", "difference", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("judgement", no_wrap=True)
-    styles = {"better": "green", "worse": "red", "different": "yellow"}
-    for line in lines_of(pair):
-        said = Text(line.said, style=styles.get(line.word, "dim"))
-        table.add_row(line.title, line.baseline, line.other, line.change, line.interval, said)
-    console.print(table)
+    console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(Text(summary_line(pair)))
     for text in differing_text(pair.differing):
         console.print(Text(f"  {text}"))
     for text in pair.one_sided:
         console.print(Text(f"  one side only: {text}"))
     console.print()
+
+
+def figures_table(pair: Pair, *, narrow: bool) -> Table:
+    """Return the figures; a narrow terminal gets each unit once, and half the interval instead of its ends."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from accelmark.report.comparison import lines_of
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
+    table.add_column("figure", overflow="fold")
+    for heading in ("baseline", "compared", *(["diff. ± 95 %"] if narrow else ["difference", "95 % interval"])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("judgement", no_wrap=True)
+    styles = {"better": "green", "worse": "red", "different": "yellow"}
+    for line in lines_of(pair):
+        said = "one round" if line.word == "unknown" and narrow else line.said
+        judged = Text(said, style=styles.get(line.word, "dim"))
+        cells = (
+            [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
+        )
+        table.add_row(line.title, *cells, judged)
+    return table

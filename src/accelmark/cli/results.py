@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accelmark.cli import options
+from accelmark.cli.results_screen import show_rows, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,9 @@ class Format(StrEnum):
 
 
 def results(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs are.")] = Path("runs"),
+    places: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR …]", help="Directories of runs, runs, bundles; else runs/.")
+    ] = None,
     where: Annotated[
         list[str] | None, typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200.")
     ] = None,
@@ -38,19 +41,20 @@ def results(
     output_format: Annotated[Format | None, typer.Option("--format", help="How to write the table.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")] = None,
     readme: Annotated[
-        Path | None, typer.Option("--readme", metavar="FILE", help="Renew the table of results in a case's README.")
+        list[Path] | None,
+        typer.Option("--readme", metavar="FILE", help="Renew the table of results in a case's README; again for more."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show all runs below a directory as one table; a run that cannot be read is named, the others still show."""
+    """Show all runs and bundles below directories as one table; those that cannot be read are named."""
     from accelmark.results.sources import open_sources
     from accelmark.results.table import filtered, rows_of
     from accelmark.spec.errors import RequestError
 
-    runs, problems = open_sources([directory])
+    runs, problems = open_sources(places or [Path("runs")])
     for problem in problems:
         typer.secho(f"warning: {problem}", fg="yellow", err=True)
-    if readme is not None:
+    if readme:
         _renew(readme, runs)
         return
     wanted = dict(_assignment(text) for text in where or ())
@@ -77,7 +81,7 @@ def results(
     elif output is not None:
         raise RequestError("name what to write with --format csv, parquet or markdown")
     else:
-        _print(rows, _columns(group_by))
+        show_rows(rows, _columns(group_by))
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -93,16 +97,19 @@ def _columns(group_by: str | None) -> list[str]:
     return [name.strip() for name in group_by.split(",") if name.strip()] if group_by else []
 
 
-def _renew(readme: Path, runs: Sequence[LoadedRun]) -> None:
-    """Write the results of the case whose folder a README lies in."""
+def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
+    """Write the results of the case whose folder each README lies in; all are looked for before any is written."""
     from accelmark.report.markdown import write_readme_table
     from accelmark.spec.errors import RequestError
 
-    model = readme.resolve().parent.name
-    if not any(case.key.model == model for run in runs for case in run.summary.cases):
-        raise RequestError(f"{readme}: no run of {model} was found, so that its table stays as it is")
-    write_readme_table(readme, runs, model)
-    typer.echo(str(readme))
+    found = {case.key.model for run in runs for case in run.summary.cases}
+    models = {readme: readme.resolve().parent.name for readme in readmes}
+    for readme, model in models.items():
+        if model not in found:
+            raise RequestError(f"{readme}: no run of {model} was found, so that its table stays as it is")
+    for readme, model in models.items():
+        write_readme_table(readme, runs, model)
+        typer.echo(str(readme))
 
 
 def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
@@ -124,7 +131,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
     elif output_format is Format.PARQUET or output is not None:
         raise RequestError("the answer to SQL is written as CSV or Markdown: --format csv or markdown")
     else:
-        _show(answer.heads, answer.rows)
+        show_table(answer.heads, answer.rows)
 
 
 def _emit(text: str, output: Path | None) -> None:
@@ -135,32 +142,3 @@ def _emit(text: str, output: Path | None) -> None:
 
     write_atomic(output, text if text.endswith("\n") else text + "\n")
     typer.echo(str(output))
-
-
-def _print(rows: Sequence[Row], group_by: Sequence[str]) -> None:
-    from accelmark.report.runs_table import group_title, shown_columns, shown_row
-    from accelmark.results.table import grouped
-
-    if not rows:
-        typer.echo("no result")
-        return
-    heads, names = shown_columns(rows)
-    for values, part in grouped(rows, group_by).items():
-        if group_by:
-            typer.secho(group_title(group_by, values), bold=True)
-        _show(heads, [shown_row(row, names) for row in part])
-
-
-def _show(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("–" if value is None else str(value)) for value in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=240)).print(table)

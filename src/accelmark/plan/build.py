@@ -64,13 +64,16 @@ def build_plan(
 
     Raises:
         SpecError: with every problem of every key at once.
+        RequestError: nothing can run on this vendor's chips.
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
+    vendor = load_vendor(vendor_name)
+    vendor.require_runnable()
     planner = _Planner(
         is_open=request.open,
         cluster=cluster,
         detected=detected,
-        vendor=load_vendor(vendor_name),
+        vendor=vendor,
         vendor_folder=find("vendors", vendor_name, where),
         data_dirs=data_dirs,
         where=where,

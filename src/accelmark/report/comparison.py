@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.report.numbers import NOTHING, digits, quantity, scale_of
+from accelmark.report.numbers import NOTHING, THIN, digits, percent, quantity, scale_of
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import GROUPS
 from accelmark.results.compare import Comparison, Difference, Pair, Side
@@ -38,6 +38,10 @@ class Line:
     other: str
     change: str
     interval: str
+    bare: str
+    """``baseline`` without its unit, which is the same as the other's: for narrow terminals."""
+    half: str
+    """``change`` with half its interval, which is symmetric."""
     word: str
     """One of the judgements, as a class of the style sheet."""
     said: str
@@ -139,6 +143,8 @@ def _line(found: Difference) -> Line:
         other=f"{scale.number(found.other)}{unit}",
         change=_signed(found.relative) if found.relative is not None else quantity(found.difference, found.unit),
         interval=_interval(found),
+        bare=scale.number(found.baseline),
+        half=_half(found),
         word=found.judgement.replace(" ", "-"),
         said=WORDS[found.judgement],
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
@@ -151,6 +157,17 @@ def _interval(found: Difference) -> str:
     if found.interval is not None:
         return f"{digits(found.interval[0])} to {quantity(found.interval[1], found.unit)}"
     return NOTHING
+
+
+def _half(found: Difference) -> str:
+    if found.relative is not None and found.relative_interval is not None:
+        low, high = found.relative_interval
+        signed = _signed(found.relative).removesuffix(f"{THIN}%")
+        return f"{signed} ± {percent((high - low) / 2)}"
+    if found.relative is not None:
+        return _signed(found.relative)
+    half = "" if found.interval is None else f" ± {digits((found.interval[1] - found.interval[0]) / 2, 2)}"
+    return f"{digits(found.difference, 2)}{half}"
 
 
 def _signed(share: float) -> str:

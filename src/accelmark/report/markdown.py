@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.view import half_interval
 from accelmark.results.figures import FigureName
 from accelmark.results.files import write_atomic
-from accelmark.results.schema import CaseResult, Spread
+from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
 from accelmark.results.store import LoadedRun
 from accelmark.spec.errors import RunError
 
-BEGIN: Final = "<!-- results: begin (written by accelmark, not by hand) -->"
-END: Final = "<!-- results: end -->"
+BEGIN: Final = "<!-- results -->"
+END: Final = "<!-- /results -->"
 
 F = FigureName
-_COLUMNS: Final = (
-    ("Throughput", F.THROUGHPUT_TRAIN),
-    ("Time to target", F.TIME_TO_TARGET),
-    ("Final metric", F.FINAL_METRIC),
-    ("MFU", F.MFU),
-    ("Peak memory", F.PEAK_DEVICE_MEMORY),
-    ("Energy", F.ENERGY),
-)
+_COLUMNS: Final[dict[Task, tuple[tuple[str, FigureName], ...]]] = {
+    "train": (
+        ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("Final metric", F.FINAL_METRIC),
+        ("MFU", F.MFU), ("Peak memory", F.PEAK_DEVICE_MEMORY), ("Energy", F.ENERGY),
+    ),
+    "infer": (
+        ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE), ("Accuracy", F.INFERENCE_METRIC),
+        ("Framework's", F.VALIDATION_METRIC), ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
+        ("MFU", F.MFU), ("Energy", F.ENERGY),
+    ),
+    "automl": (
+        ("Score", F.SEARCH_SCORE), ("Held-out error", F.SEARCH_HELD_OUT_ERROR),
+        ("Regulated score", F.SEARCH_REGULATED_SCORE), ("Idle", F.SEARCH_IDLE_SHARE), ("Time", F.SEARCH_TIME),
+        ("Energy", F.ENERGY),
+    ),
+}  # fmt: skip
+_TITLES: Final[dict[Task, str]] = {"train": "Training", "infer": "Inference", "automl": "Search"}
+_STANDARD: Final = ("default", "cases/", "vendors/")
+"""Layers that belong to a case or vendor; what a person set beyond them stands in the table."""
+_SAID_ELSEWHERE: Final = frozenset({"compiler", "precision", "batch_size"})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    run: LoadedRun
+    case: CaseResult
+
+    @property
+    def first(self) -> RoundResult | None:
+        return next(iter(self.run.rounds_of(self.case)), None)
 
 
 def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
-    """Return a table with one row for each case of ``runs`` (of ``model`` alone if given), newest last."""
-    rows = [
-        (run, case)
+    """Return a table for each kind of task: a row for each case of ``runs`` (of ``model`` alone), newest last."""
+    entries = [
+        _Entry(run, case)
         for run in sorted(runs, key=lambda run: run.summary.started_at)
         for case in run.summary.cases
         if model is None or case.key.model == model
     ]
-    shown = [(title, name) for title, name in _COLUMNS if any(_mean(case, name) is not None for _, case in rows)]
-    heads = ["Case", "Scale", "Rounds", *(title for title, _ in shown), "Verdict", "Date"]
-    lines = [_line(heads), _line(["---"] * 2 + ["---:"] * (1 + len(shown)) + ["---"] * 2)]
-    lines += [_line(_cells(run, case, [name for _, name in shown])) for run, case in rows]
-    return "\n".join(lines) + "\n"
+    tasks = [task for task in _COLUMNS if any(entry.case.task == task for entry in entries)]
+    parts = []
+    for task in tasks:
+        title = f"{_TITLES[task]}:\n\n" if len(tasks) > 1 else ""
+        parts.append(title + _table(task, [entry for entry in entries if entry.case.task == task], model is None))
+    return "\n".join(parts)
 
 
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
@@ -57,21 +82,74 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise RunError(f"{readme}: lacks the markers {BEGIN!r} and {END!r} that the table goes between")
-    write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}{END}{after}")
+    said = "Means over rounds ± half the 95 % interval. Written by `accelmark results --readme`, not by hand."
+    write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{said}\n{END}{after}")
 
 
-def _mean(case: CaseResult, name: FigureName) -> float | None:
-    spread = case.figures.get(name)
+def _table(task: Task, entries: Sequence[_Entry], name_cases: bool) -> str:
+    shown = [
+        (title, name) for title, name in _COLUMNS[task] if any(_mean(entry, name) is not None for entry in entries)
+    ]
+    heads = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
+    heads += ["Engine and batch"] if task == "infer" else []
+    metrics = {str((entry.first.target or {}).get("metric")) for entry in entries if entry.first}
+    named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 and task == "train" else {}
+    aligned = ["---"] * len(heads) + ["---:"] * (1 + len(shown)) + ["---"] * 2
+    lines = [
+        _line([*heads, "Rounds", *(named.get(title, title) for title, _ in shown), "Verdict", "Date"]),
+        _line(aligned),
+    ]
+    lines += [_line(_cells(task, entry, [name for _, name in shown], name_cases)) for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _mean(entry: _Entry, name: FigureName) -> float | None:
+    spread = entry.case.figures.get(name)
     return spread.mean if spread else None
 
 
-def _cells(run: LoadedRun, case: CaseResult, names: Iterable[FigureName]) -> list[str]:
-    key = case.key
-    good = max((spread.num_rounds for spread in case.figures.values()), default=0)
-    scale = f"{key.hardware} {key.nnodes}×{key.nproc}"
-    marks = f" ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else ""
-    figures = [_cell(name, case.figures.get(name), case.unit) for name in names]
-    return [key.case, scale, str(good), *figures, case.verdict + marks, run.summary.started_at[:10] or NOTHING]
+def _cells(task: Task, entry: _Entry, names: Iterable[FigureName], name_case: bool) -> Iterator[str]:
+    case, key, first = entry.case, entry.case.key, entry.first
+    if name_case:
+        yield key.case
+    yield machine(key.hardware, first)
+    yield _software(key.framework, first)
+    yield f"{key.nnodes}×{key.nproc}" + "".join(f", {text}" for text in _asked(first))
+    yield first.precision if first else NOTHING
+    if task == "infer":
+        inference = first.inference if first else None
+        yield f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
+    yield str(max((spread.num_rounds for spread in case.figures.values()), default=0))
+    for name in names:
+        yield _cell(name, case.figures.get(name), case.unit)
+    yield case.verdict + (f" ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else "")
+    yield entry.run.summary.started_at[:10] or NOTHING
+
+
+def machine(hardware: str, first: RoundResult | None) -> str:
+    """Return the chip; where it is no card of its own, the processor and its cores besides."""
+    hosts = first.environment.hosts if first else ()
+    if not hosts or hosts[0].get("devices"):
+        return hardware
+    cpu: dict[str, Any] = hosts[0].get("cpu") or {}
+    parts = [str(cpu["model"])] if cpu.get("model") else []
+    parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
+    return f"{hardware} ({', '.join(parts)})" if parts else hardware
+
+
+def _software(framework: str, first: RoundResult | None) -> str:
+    version = first.environment.started.get("framework_version") if first else None
+    return f"{framework} {version}" if version else framework
+
+
+def _asked(first: RoundResult | None) -> list[str]:
+    """Return the settings that whoever ran the case chose, engine and precision aside: they have columns."""
+    settings = first.settings if first else {}
+    return [
+        f"{name} {setting.value}"
+        for name, setting in settings.items()
+        if not setting.layer.startswith(_STANDARD) and name not in _SAID_ELSEWHERE
+    ]
 
 
 def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:

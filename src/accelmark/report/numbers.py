@@ -12,6 +12,9 @@ NOTHING: Final = "–"
 THIN: Final = "\u202f"
 """Narrow no-break space between a number and its unit."""
 
+_PREFIXED: Final = {"J": 10, "W": 10, "FLOP": 1, "op": 1, "op/s": 1}
+"""Units that take a prefix, and how many of the larger unit it takes."""
+_COUNTED: Final = frozenset({"trials", "images"})
 _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -52,7 +55,11 @@ class Scale:
 
     def number(self, value: float | None) -> str:
         """Return a value on this scale, without its unit."""
-        return NOTHING if value is None else digits(value / self.divisor, self.significant)
+        if value is None:
+            return NOTHING
+        if self.unit in _COUNTED and float(value).is_integer():
+            return f"{value:,.0f}"
+        return digits(value / self.divisor, self.significant)
 
 
 def scale_of(value: float, unit: str) -> Scale:
@@ -64,9 +71,9 @@ def scale_of(value: float, unit: str) -> Scale:
         return Scale("min", 60) if size < 7200 else Scale("h", 3600)
     if unit == "MiB" and size >= 10 * 1024:
         return Scale("GiB", 1024)
-    if unit in {"J", "W", "FLOP"}:
+    if unit in _PREFIXED:
         for factor, prefix in _PREFIXES:
-            if size >= (1 if unit == "FLOP" else 10) * factor:
+            if size >= _PREFIXED[unit] * factor:
                 return Scale(prefix + unit, factor)
     return Scale(unit, 1)
 

@@ -12,9 +12,12 @@ from accelmark.results.table import HALF, Cell, Row, grouped
 F = FigureName
 FIGURES_SHOWN: Final = (
     F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.TIME_TO_TARGET, F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
+    F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
 )  # fmt: skip
-_FACTS: Final = (("Run", "run"), ("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"),
-                 ("Rounds", "rounds"))  # fmt: skip
+_FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chip", "chip"), ("Scale", "scale"),
+                 ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
+_OPTIONAL: Final = "variant"
+"""A column that is shown where any row has it: what tells inference runs and searches of one case apart."""
 _ROUNDING: Final = 1e-9
 """An interval narrower than this share of its figure is what adding left over."""
 _TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
@@ -24,15 +27,25 @@ def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
     """Return the heads of the table, and the figures that any row holds."""
     names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
     titles = [_TITLES.get(name, FIGURES[name].title.format(unit="unit")) for name in names]
-    return [*(title for title, _ in _FACTS), *titles], names
+    return [*(title for title, _ in shown_facts(rows)), *titles], names
 
 
-def shown_row(row: Row, names: Iterable[FigureName]) -> list[str]:
-    """Return the cells of a row under :func:`shown_columns`."""
-    marks = f" ({str(row['marks']).replace('_', ' ')})" if row["marks"] else ""
-    facts = [NOTHING if row[name] is None else str(row[name]) for _, name in _FACTS]
-    facts[4] += marks
-    return [*facts, *(figure_cell(row, name) for name in names)]
+def shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return (head, column) of what is shown beside figures."""
+    any_variant = any(row[_OPTIONAL] is not None for row in rows)
+    return [(title, name) for title, name in _FACTS if name != _OPTIONAL or any_variant]
+
+
+def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the cells of each row under :func:`shown_columns`."""
+    facts, names = shown_facts(rows), shown_columns(rows)[1]
+    return [[*(_fact(row, name) for _, name in facts), *(figure_cell(row, name) for name in names)] for row in rows]
+
+
+def _fact(row: Row, name: str) -> str:
+    text = NOTHING if row[name] is None else str(row[name])
+    marks = str(row["marks"]).replace("_", " ")
+    return f"{text} ({marks})" if name == "verdict" and marks else text
 
 
 def figure_cell(row: Row, name: FigureName) -> str:
@@ -54,12 +67,11 @@ def group_title(by: Sequence[str], values: Iterable[Cell]) -> str:
 
 def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
     """Return the table in Markdown, a heading for each group."""
-    heads, names = shown_columns(rows)
     parts = []
     for values, part in grouped(rows, group_by).items():
         title = f"### {_escaped(group_title(group_by, values))}\n\n" if group_by else ""
-        parts.append(title + plain_markdown(heads, [shown_row(row, names) for row in part]))
-    return "\n".join(parts) or plain_markdown(heads, [])
+        parts.append(title + plain_markdown(shown_columns(part)[0], shown_rows(part)))
+    return "\n".join(parts) or plain_markdown(shown_columns(rows)[0], [])
 
 
 def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

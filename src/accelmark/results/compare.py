@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from accelmark.results.differences import Differing, differing, facts_of
 from accelmark.results.figures import FIGURES, FigureName
-from accelmark.results.schema import CaseResult, Mark
+from accelmark.results.schema import CaseResult, Mark, Task
 from accelmark.results.store import LoadedRun
 from accelmark.results.welch import mean_difference
 from accelmark.spec.errors import RequestError
@@ -53,6 +53,7 @@ class Side(Spec):
     path: str
     started_at: str
     key: CaseKey
+    task: Task
     unit: str
     variant: str | None
     case_version: int | None
@@ -134,7 +135,7 @@ def _told(problems: Iterable[str]) -> str:
 
 
 def _task(case: CaseResult) -> str:
-    return "training" if case.task == "train" else "inference"
+    return {"train": "training", "infer": "inference", "automl": "a search"}[case.task]
 
 
 def _match(case: CaseResult, candidates: Sequence[CaseResult]) -> CaseResult | None:
@@ -185,6 +186,7 @@ def _side(run: LoadedRun, case: CaseResult) -> Side:
         path=str(run.path),
         started_at=run.summary.started_at,
         key=case.key,
+        task=case.task,
         unit=case.unit,
         variant=case.variant,
         case_version=rounds[0].case_version if rounds else None,
@@ -200,6 +202,8 @@ def _parted(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
             yield f"no round of {side.run} succeeded or could be read"
     if None not in (one.case_version, two.case_version) and one.case_version != two.case_version:
         yield f"version {two.case_version} of the case against version {one.case_version}"
+    if one.task == "automl" and one.variant != two.variant:
+        yield f"searched {two.variant}, against {one.variant}"
     if one.unit != two.unit:
         yield f"counts {two.unit}s against {one.unit}s"
     for mark, with_it, without in _PARTING:

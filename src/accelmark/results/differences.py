@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult
 from accelmark.results.store import LoadedRun
+from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
@@ -133,7 +134,7 @@ def _text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, str):
         return _short(value)
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else str(value)
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | bool) else str(value)
 
 
 def _short(text: str) -> str:
@@ -143,8 +144,8 @@ def _short(text: str) -> str:
 
 def _plan(run: LoadedRun) -> dict[str, Any]:
     try:
-        loaded = from_json((run.path / "plan.json").read_bytes())
-    except (OSError, ValueError):
+        loaded = from_json(run.files.read("plan.json"))
+    except (RunError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
 

@@ -65,6 +65,17 @@ class FigureName(StrEnum):
     MULTI_STREAM_LATENCY = "multi_stream_latency_p99_ms"
     SERVER_RATE = "server_queries_per_second"
 
+    # AutoML searches.
+    SEARCH_SCORE = "search_score"
+    SEARCH_REGULATED_SCORE = "search_regulated_score"
+    SEARCH_HELD_OUT_ERROR = "search_held_out_error"
+    SEARCH_VALIDATION_ERROR = "search_validation_error"
+    SEARCH_OPERATIONS = "search_operations"
+    SEARCH_TIME = "search_time_s"
+    SEARCH_IDLE_SHARE = "search_idle_share"
+    SEARCH_TRIALS = "search_trials_finished"
+    SEARCH_IMAGES = "search_trained_images"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -167,6 +178,23 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
     FigureName.SERVER_RATE: _info(
         "Server scenario", "queries/s", "higher", "LoadGen: the highest rate at which 99 % hold the latency bound"
     ),
+    FigureName.SEARCH_SCORE: _info(
+        "Score", "op/s", "higher", "operations of all trials over the search's time, as its counting rule counts them"
+    ),
+    FigureName.SEARCH_REGULATED_SCORE: _info("Regulated score", "op/s", "higher", "-ln(held-out error) x score"),
+    FigureName.SEARCH_HELD_OUT_ERROR: _info(
+        "Held-out error", "ratio", "lower", "of the best trial, on the split that the search never saw"
+    ),
+    FigureName.SEARCH_VALIDATION_ERROR: _info(
+        "Best error in the search", "ratio", "lower", "best of all peeks at the validation split"
+    ),
+    FigureName.SEARCH_OPERATIONS: _info("Operations", "op", "neither", "of all trials, counted"),
+    FigureName.SEARCH_TIME: _info("Search", "s", "neither", "from the first trial's start to the last one's end"),
+    FigureName.SEARCH_IDLE_SHARE: _info(
+        "Idle", "ratio", "lower", "share of the workers' time that was neither training nor evaluating"
+    ),
+    FigureName.SEARCH_TRIALS: _info("Trials finished", "trials", "neither", "of those started"),
+    FigureName.SEARCH_IMAGES: _info("Images trained", "images", "neither", "over all trials"),
 }
 
 _SHARED: Final = (
@@ -175,7 +203,8 @@ _SHARED: Final = (
     FigureName.ENERGY, FigureName.ENERGY_PER_UNIT, FigureName.UNITS_PER_JOULE, FigureName.TELEMETRY_CPU_TIME,
 )  # fmt: skip
 _NAMES: Final = tuple(FigureName)
-INFER_FIGURES: Final = (*_NAMES[_NAMES.index(FigureName.INFERENCE_CORE) :], *_SHARED)
+_INFER, _SEARCH = _NAMES.index(FigureName.INFERENCE_CORE), _NAMES.index(FigureName.SEARCH_SCORE)
+INFER_FIGURES: Final = (*_NAMES[_INFER:_SEARCH], *_SHARED)
 """The figures of an inference round."""
-TRAIN_FIGURES: Final = _NAMES[: _NAMES.index(FigureName.INFERENCE_CORE)]
+TRAIN_FIGURES: Final = _NAMES[:_INFER]
 """The figures of a training round."""

@@ -16,6 +16,7 @@ from accelmark.spec.model import Spec
 from accelmark.spec.vendor import Chip
 
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
+Task = Literal["train", "infer", "automl"]
 Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machine", "resumed"]
 
 
@@ -107,6 +108,8 @@ class AdaptationCost(Spec):
     """File of the vendor's ``extern/`` -> lines of code."""
     kernels: dict[str, int] = Field(default_factory=dict)
     """File of the vendor's ``csrc/`` -> lines."""
+    engines: dict[str, int] = Field(default_factory=dict)
+    """File of the vendor's own engine that inferred -> lines of code."""
     requirements: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     """Variables that the vendor's script set."""
@@ -132,7 +135,7 @@ class RoundResult(Spec):
 
     schema_version: Literal[1] = 1
     key: CaseKey
-    task: Literal["train", "infer"]
+    task: Task
     round: int
     case_version: int
     unit: str
@@ -184,7 +187,7 @@ class CaseResult(Spec):
     """All rounds of one key."""
 
     key: CaseKey
-    task: Literal["train", "infer"]
+    task: Task
     unit: str
     variant: str | None = None
     """What tells inference runs of one key apart: engine, precision and batch."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -27,17 +27,65 @@ _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
 R = TypeVar("R", RoundResult, Summary)
 
 
+class RunFiles(Protocol):
+    """The files of one run, wherever they lie."""
+
+    def read(self, name: str) -> bytes:
+        """Return the file ``name`` (relative to the run).
+
+        Raises:
+            RunError: it is not there, cannot be read, or is not as it was packed.
+        """
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a file ``name``."""
+
+    def where(self, name: str) -> str:
+        """Return how a person would name the file, for a message."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DirectoryFiles:
+    """The files of a run directory."""
+
+    path: Path
+
+    def read(self, name: str) -> bytes:
+        """Return the file ``name``; raises RunError where it cannot be read."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a file ``name``."""
+        return (self.path / name).is_file()
+
+    def where(self, name: str) -> str:
+        """Return the path of the file."""
+        return str(self.path / name)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """One run directory."""
+    """One run, from its directory or from a bundle."""
 
     path: Path
+    """The directory or the bundle."""
     summary: Summary
     rounds: dict[str, RoundResult]
     """Directory of the round, relative to the run -> its result."""
     problems: tuple[str, ...] = ()
     """Rounds that could not be read, by file."""
+    packed: RunFiles | None = None
+    """The files of a run that lies in a bundle."""
+
+    @property
+    def files(self) -> RunFiles:
+        """The run's files."""
+        return self.packed or DirectoryFiles(self.path)
 
     def rounds_of(self, case: CaseResult) -> list[RoundResult]:
         """Return the rounds of a case that could be read, in order."""
@@ -46,12 +94,12 @@ class LoadedRun:
 
 def load_round(path: Path) -> RoundResult:
     """Read a ``result.json``. Raises RunError naming the file, and the version where that is what is wrong."""
-    return _load(RoundResult, path)
+    return _load(RoundResult, DirectoryFiles(path.parent), path.name)
 
 
 def load_summary(path: Path) -> Summary:
     """Read a ``summary.json``. Raises RunError naming the file, and the version where that is what is wrong."""
-    return _load(Summary, path)
+    return _load(Summary, DirectoryFiles(path.parent), path.name)
 
 
 def load_run(run_dir: Path) -> LoadedRun:
@@ -67,44 +115,24 @@ def load_run(run_dir: Path) -> LoadedRun:
         if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
             raise RunError(f"{run_dir}: is half-written (no {SUMMARY_FILE}): resume it, or report it to summarise it")
         raise RunError(f"{run_dir}: is not a run (it has no {SUMMARY_FILE} and no plan.json)")
-    summary = load_summary(summary_file)
+    return loaded_from(run_dir, DirectoryFiles(run_dir))
+
+
+def loaded_from(path: Path, files: RunFiles) -> LoadedRun:
+    """Read a finished run from its files; ``path`` is what a person calls it by.
+
+    Raises:
+        RunError: there is no readable summary.
+    """
+    summary = _load(Summary, files, SUMMARY_FILE)
     rounds: dict[str, RoundResult] = {}
     problems: list[str] = []
     for name in (name for case in summary.cases for name in case.rounds):
         try:
-            rounds[name] = load_round(run_dir / name / RESULT_FILE)
+            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}")
         except RunError as error:
             problems.append(str(error))
-    return LoadedRun(run_dir, summary, rounds, tuple(problems))
-
-
-def find_runs(directory: Path) -> Iterator[Path]:
-    """Yield ``directory`` itself if it is a run, else every run below it, by name; runs hold no runs."""
-    if any((directory / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
-        yield directory
-        return
-    try:
-        below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be read: {error.strerror}") from error
-    for path in below:
-        yield from find_runs(path)
-
-
-def load_runs(directories: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Read every run in or below ``directories``; those that cannot be read are named in the second list."""
-    runs: list[LoadedRun] = []
-    problems: list[str] = []
-    for directory in directories:
-        for path in find_runs(directory):
-            try:
-                run = load_run(path)
-            except RunError as error:
-                problems.append(str(error))
-                continue
-            runs.append(run)
-            problems += run.problems
-    return runs, problems
+    return LoadedRun(path, summary, rounds, tuple(problems), None if isinstance(files, DirectoryFiles) else files)
 
 
 def write_manifest(run_dir: Path) -> Path:
@@ -180,11 +208,10 @@ def _sha256(path: Path) -> str:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _load(model: type[R], path: Path) -> R:
+def _load(model: type[R], files: RunFiles, name: str) -> R:
+    path = files.where(name)
     try:
-        loaded = from_json(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+        loaded = from_json(files.read(name))
     except ValueError as error:
         raise RunError(f"{path}: is not JSON: {error}") from error
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None

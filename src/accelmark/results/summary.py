@@ -15,7 +15,7 @@ from accelmark.results.aggregate import aggregate, spread_warnings
 from accelmark.results.files import write_atomic
 from accelmark.results.judgement import Judge
 from accelmark.results.rounds import round_result
-from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary
+from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary, Task
 from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.key import CaseKey
@@ -171,7 +171,7 @@ def _case(
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
-    task: Literal["train", "infer"] = results[0].task if results else _task(planned)
+    task: Task = results[0].task if results else _task(planned)
     return CaseResult(
         key=key,
         task=task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.directory import RunDirectory
@@ -14,7 +15,8 @@ from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
-JOB_FILE = "job.json"
+JOB_FILE: Final = "job.json"
+REQUIREMENTS_FILE: Final = "requirements.txt"
 
 
 def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> JobSpec:
@@ -60,6 +62,7 @@ def _task(
     plan = directory.plan
     vendor = load_vendor(plan.vendor)
     variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
+    adaptation = _adaptation_folder(plan, job.job) if job.job.adaptation is not None else None
     return AgentTask(
         run=str(directory.path),
         host=host.name,
@@ -81,7 +84,8 @@ def _task(
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
-        adaptation=_adaptation_folder(plan, job.job) if job.job.adaptation is not None else None,
+        adaptation=adaptation,
+        requirements=requirements_of(adaptation, job.job.case.path),
         telemetry=TelemetryTask(
             vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s
         ),
@@ -95,3 +99,9 @@ def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:
 
 def _vendor_folder(plan: Plan) -> Path:
     return find("vendors", plan.vendor).path
+
+
+def requirements_of(adaptation: Path | None, case: Path) -> Path | None:
+    """Return the file of packages that counts: the one in the vendor's folder for a case replaces the case's own."""
+    folders = (adaptation, case) if adaptation is not None else (case,)
+    return next((file for folder in folders if (file := folder / REQUIREMENTS_FILE).is_file()), None)

@@ -19,6 +19,7 @@ from accelmark.run.coordinator import Coordinator, FetchData, Ready, unseen
 from accelmark.run.directory import RunDirectory
 from accelmark.run.follow import StopRequest
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers.sandbox_of import refuse_missing_images
 from accelmark.run.preflight.facts import NotReadyError
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
@@ -49,6 +50,7 @@ def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool, ready: Rea
         NotReadyError: hosts are not ready; nothing was started, and no directory is left.
         AccelmarkError: it could not begin; what fails later is in the outcome.
     """
+    refuse_missing_images(plan)
     directory = RunDirectory.create(path, plan)
     try:
         return _carry_out(directory, fetch, Coordinator.run, ready, as_json=as_json)

@@ -28,7 +28,7 @@ class Limits(Spec):
     timeout_s: PositiveFloat | None = None
     """From the start of the agent; null: never."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest time in which no rank of this host writes anything."""
+    """Longest time in which a rank that has not finished writes nothing."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space below the job's directory."""
     abandon_s: PositiveFloat | None = None
@@ -82,6 +82,8 @@ class AgentTask(Spec):
     """Locked while the job runs, so that two runs never share a host; null on this machine."""
     adaptation: Path | None = None
     """The vendor's folder for this case, to be carried out before the ranks start."""
+    requirements: Path | None = None
+    """Packages of the ranks: the vendor's file for the case, which replaces the case's own."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

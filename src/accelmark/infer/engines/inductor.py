@@ -51,9 +51,11 @@ class Engine(Base):
         self.seen.add(_shapes(inputs))
 
     def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        with torch.inference_mode():
-            outputs = as_list(self.compiled(*to_device(inputs, self.device, self.dtype)))
-            return [output.cpu() for output in outputs]
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self._compute(inputs)
+        outputs = as_list(self.compiled(*to_device(inputs, self.device, self.dtype)))
+        return [output.cpu() for output in outputs]
 
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and the element type."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.results.store import SUMMARY_FILE, LoadedRun, find_runs, load_run
+from accelmark.results.search import SEARCH_REPORT, is_search
+from accelmark.results.sources import find_sources, load_source
+from accelmark.results.store import SUMMARY_FILE, LoadedRun
 from accelmark.results.table import Row, rows_of
 from accelmark.spec.errors import AccelmarkError, RunError
 
@@ -56,12 +58,12 @@ class RunIndex:
         problems: list[str] = []
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
         try:
-            paths = list(find_runs(self.directory))
+            paths = list(find_sources(self.directory))
         except RunError as error:
             return Seen({}, {}, (str(error),))
         for path in paths:
             name = self._name(path)
-            stamp = _stamp(path / SUMMARY_FILE)
+            stamp = _stamp(_decisive(path))
             if stamp is None:
                 unfinished[name] = path
                 continue
@@ -90,9 +92,16 @@ class RunIndex:
 
 def _load(path: Path) -> LoadedRun | str:
     try:
-        return load_run(path)
+        return load_source(path)
     except AccelmarkError as error:
         return str(error)
+
+
+def _decisive(path: Path) -> Path:
+    """Return the file whose change says that a run changed."""
+    if path.is_file():
+        return path
+    return path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
 
 
 def _stamp(path: Path) -> _Stamp | None:

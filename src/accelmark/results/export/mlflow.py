@@ -17,7 +17,7 @@ _MOST_PARAMETERS: Final = 100
 """What one request to an MLflow server may hold."""
 _LONGEST_PARAMETER: Final = 6000
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
-_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json")
+_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
@@ -63,9 +63,9 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=some)
     for some in _batches(metrics, _MOST_METRICS):
         client.log_batch(run_id, metrics=some)
-    for path in [run.path / contents.name / RESULT_FILE, *(run.path / name for name in _ARTEFACTS)]:
-        if path.is_file():
-            client.log_artifact(run_id, str(path))
+    for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
+        if run.files.has(name):
+            client.log_text(run_id, run.files.read(name).decode("utf-8"), name.rpartition("/")[2])
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
     return run_id

@@ -14,12 +14,12 @@ from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, python_inside
-from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
+from accelmark.run.launchers.step import Step, StepLink, source_directory, tell_here
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
 
 
 @final
@@ -37,7 +37,7 @@ class EnclosedLauncher:
         enclosure, agent = enclosure_here(self._plan, work), agent_here(self._run, work)
 
         async def ready() -> None:
-            await make_image(enclosure, work.host.name, ())
+            await make_image(enclosure, work, ())
 
         return StepLink(
             work, Step(enclosure.sandbox.command("python3", agent), ready, enclosure.sandbox.clean_up(agent.name))
@@ -94,7 +94,7 @@ class EnclosedLauncher:
 
 def enclosure_here(plan: Plan, work: NodeWork) -> Enclosure:
     """Return what a job runs in where paths are the same as on this machine."""
-    return enclosure_for(plan, work.job, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
+    return enclosure_for(plan, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
 
 
 def agent_here(run: Path, work: NodeWork) -> Inside:
@@ -125,17 +125,15 @@ def command_here(plan: Plan, run: Path, work: NodeWork, module: str, arguments: 
     return enclosure_here(plan, work).sandbox.command(plan.cluster.python, inside)
 
 
-async def make_image(enclosure: Enclosure, host: str, prefix: tuple[str, ...]) -> None:
+async def make_image(enclosure: Enclosure, work: NodeWork, prefix: tuple[str, ...]) -> None:
     """See to it that a job's image is there; ``prefix`` runs commands on another host.
 
     Raises:
         RunError: it cannot be had.
     """
-    recipe = enclosure.recipe
-    if recipe is None or (await run_here([*prefix, *recipe.present]))[0] == 0:
-        return
-    if not recipe.make:
-        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
-    code, said = await run_here([*prefix, *recipe.make])
-    if code != 0:
-        raise RunError(f"{host}: the image {recipe.name} could not be made: {said}")
+
+    async def run(argv: Sequence[str]) -> tuple[int, str]:
+        return await tell_here([*prefix, *argv])
+
+    if enclosure.recipe is not None:
+        await have_image(enclosure.recipe, work.host.name, run, work.node_dir)

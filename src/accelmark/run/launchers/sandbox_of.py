@@ -29,13 +29,12 @@ class Enclosure:
         return [] if recipe is None else [recipe.present, *([recipe.make] if recipe.make else [])]
 
 
-def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
+def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
     """Return what a job runs in.
 
     Args:
         plan: the run.
-        job: the job as this machine sees it.
-        there: the job as its hosts see it.
+        job: the job, for its framework.
         code: where AccelMark is on the hosts.
         vendor_dir: the vendor's folder on the hosts.
     """
@@ -43,9 +42,18 @@ def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath,
     if container is None:
         return Enclosure(NativeSandbox())
     recipe = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
-    adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
-    sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
-    return Enclosure(sandbox, recipe)
+    vendor, clear = load_vendor(plan.vendor), plan.cluster.clear_caches
+    return Enclosure(ContainerSandbox(container, vendor, recipe.name, code, clear_caches=clear), recipe)
+
+
+def refuse_missing_images(plan: Plan) -> None:
+    """See that each job's image can be named, before anything is started.
+
+    Raises:
+        RequestError: a vendor has no recipe for a framework.
+    """
+    for planned in plan.jobs:
+        recipe_of(plan, planned.job)
 
 
 def python_inside(plan: Plan) -> str:

@@ -50,15 +50,19 @@ class SlurmLauncher:
     def link(self, work: NodeWork) -> StepLink:
         """Return the link for a job's part on one node; its step is known once there is an allocation."""
         enclosure, agent = enclosure_here(self._plan, work), agent_here(self._run, work)
-        argv = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
+        command = enclosure.sandbox.command(self._plan.cluster.python, agent)
+        by_force = enclosure.sandbox.clean_up(agent.name)
+        argv = [*self._srun(work.host), *command]
+        clean_up = [*self._srun(work.host), *by_force] if by_force else None
 
         async def ready() -> None:
             await self._allocate()
-            argv[:] = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, agent)]
-            await make_image(enclosure, work.host.name, tuple(self._srun(work.host)))
+            argv[:] = [*self._srun(work.host), *command]
+            if clean_up is not None:
+                clean_up[:] = [*self._srun(work.host), *(by_force or ())]
+            await make_image(enclosure, work, tuple(self._srun(work.host)))
 
-        by_force = enclosure.sandbox.clean_up(agent.name)
-        return StepLink(work, Step(argv, ready, [*self._srun(work.host), *by_force] if by_force else None))
+        return StepLink(work, Step(argv, ready, clean_up))
 
     def _srun(self, host: HostSpec, job_id: str | None = None) -> list[str]:
         job_id = job_id or self._job_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
-from accelmark.run.delivery import PLUGINS, vendor_path, wheel
+from accelmark.results.files import write_atomic
+from accelmark.run.delivery import PLUGINS, path_on_host, wheel
 from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, python_inside
 from accelmark.run.onhost import command, start_command
+from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.run.ssh.connection import HostError, SshHost
 from accelmark.run.ssh.deliver import deliver, delivery
@@ -25,6 +28,7 @@ from accelmark.run.ssh.link import LONGEST_PAUSE_S, STOP_PATIENCE_S, SshLink
 from accelmark.run.ssh.place import SshPlace
 from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.evidence import DATA_FILE
 
 _IMAGE_TIMEOUT_S: Final = 3600.0
 _TIDY_PATIENCE_S: Final = 90.0
@@ -46,6 +50,8 @@ class SshLauncher:
         self._given_up: dict[str, set[PurePosixPath]] = {}
         """Node directories on hosts that were lost, whose agents may still live there."""
         self._pursuits: set[asyncio.Task[None]] = set()
+        self._data: dict[Path, tuple[str, str]] = {}
+        """For each round the host that was the first to have its data, and what it found."""
 
     def host(self, host: HostSpec) -> SshHost:
         """Return the connection of a host."""
@@ -59,7 +65,7 @@ class SshLauncher:
         """Return what a job runs in on its host."""
         folder = find("vendors", self.plan.vendor).path
         code = self.layout.code
-        return enclosure_for(self.plan, work.job, self.layout.job(work), code, vendor_path(folder, code))
+        return enclosure_for(self.plan, work.job, code, path_on_host(folder, "vendors", code))
 
     def describe(self, work: NodeWork) -> list[list[str]]:
         """Return the commands that would be run there: over SSH, and by the agent."""
@@ -106,7 +112,7 @@ class SshLauncher:
         places = [path.parent if in_container or not path.is_dir() else path for path in dirs]
         inside = Inside(
             module="accelmark.run.bring_data",
-            arguments=(str(layout.node_dir(work).parent / "job.json"), *(("--offline",) if self.plan.offline else ())),
+            arguments=(str(layout.job_file(work)), *(("--offline",) if self.plan.offline else ())),
             name=f"{agent.name}-data",
             environment=agent.environment,
             writable=(Path(layout.work), *places),
@@ -121,7 +127,7 @@ class SshLauncher:
             arguments=(str(layout.node_dir(work)),),
             name=f"{layout.run_id}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
             environment=layout.environment(work),
-            writable=(Path(layout.work),),
+            writable=(Path(layout.work), Path(layout.run)),
             readable=tuple(work.job.data_dirs.values()),
         )
 
@@ -137,7 +143,7 @@ class SshLauncher:
         """See to it, once a host, that AccelMark and the image are there.
 
         Raises:
-            HostError: they cannot be had.
+            RunError: they cannot be had.
         """
         host, enclosure = self.host(work.host), self.enclosure(work)
         await self._bring(host)
@@ -145,12 +151,12 @@ class SshLauncher:
             recipe = enclosure.recipe
             if recipe is None or f"{host.name} {recipe.name}" in self._have:
                 return
-            if (await host.run(recipe.present)).code != 0:
-                if not recipe.make:
-                    raise HostError(host.name, f"the image {recipe.name} is not there, and nothing says how to make it")
-                done = await host.run(recipe.make, timeout_s=_IMAGE_TIMEOUT_S)
-                if done.code != 0:
-                    raise HostError(host.name, f"the image {recipe.name} could not be made: {done.said}")
+
+            async def run(argv: Sequence[str]) -> tuple[int, str]:
+                done = await host.run(argv, timeout_s=_IMAGE_TIMEOUT_S)
+                return done.code, (done.out + done.err).decode(errors="replace")
+
+            await have_image(recipe, host.name, run, work.node_dir)
             self._have.add(f"{host.name} {recipe.name}")
 
     async def _bring(self, host: SshHost) -> None:
@@ -224,6 +230,19 @@ class SshLauncher:
             if cleared.code != 0:
                 raise HostError(host.name, f"there is no room for the job: {cleared.said}")
             self._given_up.pop(host.name, None)
+
+    def keep_data(self, work: NodeWork, found: str) -> None:
+        """Write down what data a job found on its hosts.
+
+        Raises:
+            HostError: it is not what another host of the job has.
+        """
+        path = work.node_dir.parent / DATA_FILE
+        first, known = self._data.setdefault(path, (work.host.name, found))
+        if known != found:
+            raise HostError(work.host.name, f"its data is not the same as on {first}: {found} here, {known} there")
+        if first == work.host.name:
+            write_atomic(path, json.dumps(json.loads(found), indent=2))
 
     async def close(self) -> None:
         """Make a last attempt to end what lives on hosts that were lost, and let go of all connections."""

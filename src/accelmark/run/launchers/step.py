@@ -137,6 +137,13 @@ def start_detached(
 
 async def run_here(argv: Sequence[str]) -> tuple[int, str]:
     """Run a command on this machine; returns its exit code and the last line it said."""
+    code, told = await tell_here(argv)
+    lines = told.strip().splitlines()
+    return code, lines[-1] if lines else ""
+
+
+async def tell_here(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command on this machine; returns its exit code and all that it said."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -144,8 +151,7 @@ async def run_here(argv: Sequence[str]) -> tuple[int, str]:
     except FileNotFoundError:
         return 127, f"{argv[0]} is not on the PATH"
     out, _ = await process.communicate()
-    lines = out.decode(errors="replace").strip().splitlines()
-    return process.returncode or 0, lines[-1] if lines else ""
+    return process.returncode or 0, out.decode(errors="replace")
 
 
 def source_directory() -> Path:

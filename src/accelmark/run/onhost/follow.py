@@ -1,9 +1,10 @@
 """Sends the files of a node directory home as they grow, until its agent has ended: ``follow DIRECTORY``.
 
-Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds}``; then one letter a line: ``p`` is
-a sign of life, ``s`` asks the agent to end, ``k`` to end at once; each stamps the file that tells the agent that a
-coordinator follows it. Standard output: frames, each a line of JSON and the bytes that it announces; the last line is
-``{"end": ..., "sha256": {...}}``. A silent coordinator ends it.
+Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds, "send": bool}`` (what is not sent is
+on a file system that the coordinator sees); then one letter a line: ``p`` is a sign of life, ``s`` asks the agent to
+end, ``k`` to end at once; each stamps the file that tells the agent that a coordinator follows it. Standard output:
+frames, each a line of JSON and the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A
+silent coordinator ends it.
 """
 
 from __future__ import annotations
@@ -173,7 +174,10 @@ def main(directory: str) -> None:
     heard = time.monotonic()
     while True:
         end = follower.end()
-        follower.scan()
+        if request["send"]:
+            follower.scan()
+        elif end == "exit":
+            follower.sent["exit.json"] = (None, 0)
         if end is not None:
             emit({"end": end, "sha256": follower.checksums()})
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from typing import TYPE_CHECKING, Final, final
 
@@ -11,7 +12,7 @@ from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.onhost import start_command
 from accelmark.run.ssh.connection import HostError, UnreachableError
 from accelmark.run.ssh.deliver import put_files
-from accelmark.run.ssh.stream import AgentEnd, Stream
+from accelmark.run.ssh.stream import AgentEnd, Stream, seen_here
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, IDENTITY_FILE, TASK_FILE
 from accelmark.spec.job import NodeExit
@@ -35,7 +36,8 @@ class SshLink:
         self._host = launcher.host(work.host)
         self._python = launcher.plan.cluster.python
         self._remote = launcher.layout.node_dir(work)
-        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir)
+        in_place = launcher.layout.home is not None
+        self._stream = Stream(self._host, self._python, str(self._remote), work.node_dir, in_place=in_place)
         self._stop_by: float | None = None
         self._started_at = utc_now()
 
@@ -52,13 +54,16 @@ class SshLink:
         """
         layout, work = self._launcher.layout, self._work
         try:
-            await self._launcher.ready(work)
             await self._launcher.make_room(work)
+            await self._launcher.ready(work)
             files = {
-                self._remote.parent / "job.json": layout.job(work).model_dump_json(indent=2),
+                layout.job_file(work): layout.job(work).model_dump_json(indent=2),
                 self._remote / TASK_FILE: layout.task(work).model_dump_json(indent=2),
             }
             await put_files(self._host, self._python, files)
+            if layout.home is not None:
+                written = hashlib.sha256(files[self._remote / TASK_FILE].encode()).hexdigest()
+                await seen_here(self._host.name, work.node_dir / TASK_FILE, written)
             await self._bring_data()
         except UnreachableError as error:  # nothing was started: not lost
             raise HostError(error.host, error.what) from error
@@ -73,6 +78,7 @@ class SshLink:
         done = await self._host.run(argv, timeout_s=_DATA_TIMEOUT_S)
         if done.code != 0:
             raise HostError(self._host.name, f"its data is not there: {done.said}")
+        self._launcher.keep_data(self._work, done.out.decode(errors="replace").strip().splitlines()[-1])
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; doing so twice starts one.

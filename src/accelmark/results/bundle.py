@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from accelmark.results.bundled import SUFFIX
 from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, covered_files
 from accelmark.spec.errors import RequestError, RunError
 
-SUFFIX: Final = ".accelmark.tar"
 SECRET_NAME: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 LEFT_OUT: Final = "(left out)"
 

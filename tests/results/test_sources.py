@@ -1,0 +1,120 @@
+"""Runs from wherever people point: directories, bundles, searches, and what is wrong with some of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from accelmark.results.bundle import SUFFIX, write_bundle
+from accelmark.results.compare import compare
+from accelmark.results.figures import FigureName as F
+from accelmark.results.sources import load_source, open_sources
+from accelmark.results.table import rows_of
+from accelmark.spec.errors import RequestError, RunError
+from tests.results.compared_runs import made
+
+RECORDED = Path(__file__).parent / "recorded" / "search"
+"""Recorded from `accelmark automl run` on two cores of an AMD EPYC, 2026-11-21: three trials on 3,000 pictures."""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("places")
+    made(root / "run", rounds=2)
+    write_bundle(root / "run", root / f"packed{SUFFIX}")
+    write_bundle(root / "run", root / "renamed.tar")
+    return root
+
+
+def test_bundles_below_a_directory_stand_beside_runs(places: Path) -> None:
+    runs, problems = open_sources([places])
+    assert problems == []
+    rows = rows_of(runs)
+    assert {Path(str(row["path"])).name for row in rows} == {"run", f"packed{SUFFIX}", "renamed.tar"}
+    assert len({row["throughput_train"] for row in rows}) == 1
+
+
+def test_a_bundle_differs_in_nothing_from_its_run(places: Path) -> None:
+    runs, _ = open_sources([places / "run", places / f"packed{SUFFIX}"])
+    [pair] = compare(runs).pairs
+    assert pair.differing == ()
+    assert {found.difference for found in pair.differences} == {0.0}
+
+
+def test_an_edited_bundle_is_named_and_the_others_show(places: Path, tmp_path: Path) -> None:
+    for name in ("run", f"packed{SUFFIX}"):
+        source = places / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    raw = (places / "renamed.tar").read_bytes()
+    at = raw.index(b'"throughput_train":{"value":') + 28
+    digit = b"1" if raw[at : at + 1] != b"1" else b"2"
+    (tmp_path / f"edited{SUFFIX}").write_bytes(raw[:at] + digit + raw[at + 1 :])
+    (tmp_path / f"torn{SUFFIX}").write_bytes(raw[: len(raw) // 3])
+    (tmp_path / f"noise{SUFFIX}").write_bytes(b"no tar at all")
+    (tmp_path / "unrelated.tar").write_bytes(b"somebody else's")
+    runs, problems = open_sources([tmp_path])
+    assert sum(len(run.rounds) for run in runs) >= 4
+    assert [run.path.name for run in runs if len(run.rounds) == 2] == [f"packed{SUFFIX}", "run"]
+    for name in ("edited", "torn", "noise"):
+        assert sum(f"{name}{SUFFIX}" in problem for problem in problems) == 1
+    assert any("not as it was packed" in problem for problem in problems)
+
+
+def test_a_file_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(RequestError, match="is no bundle"):
+        open_sources([tmp_path / "notes.txt"])
+
+
+def test_a_search_is_a_row_with_its_own_figures() -> None:
+    run = load_source(RECORDED)
+    [row] = rows_of([run])
+    report = json.loads((RECORDED / "report.json").read_text())
+    assert (row["task"], row["case"], row["chip"]) == ("automl", "automl-fashion-mnist:pytorch", "CPU")
+    assert row["search_score"] == report["final"]["score"]
+    assert row["search_held_out_error"] == report["final"]["error"]
+    assert row["energy_j"] is None
+    reason = run.rounds["search"].figures[F.ENERGY].reason
+    assert reason is not None
+    assert "powercap" in reason
+
+
+def search(place: Path, *, report: dict[str, object] | None = None, config: dict[str, object] | None = None) -> Path:
+    """Copy the recorded search with some entries changed."""
+    shutil.copytree(RECORDED, place)
+    for name, changes in (("report.json", report), ("automl.json", config)):
+        file = place / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | (changes or {})))
+    return place
+
+
+def test_searches_are_compared_and_what_differs_is_told(tmp_path: Path) -> None:
+    runs, _ = open_sources([RECORDED, search(tmp_path / "other", config={"seed": 7})])
+    [pair] = compare(runs).pairs
+    assert {found.figure for found in pair.differences} >= {F.SEARCH_SCORE, F.SEARCH_REGULATED_SCORE, F.SEARCH_TIME}
+    assert {found.judgement for found in pair.differences} == {"unknown"}
+    assert [(fact.area, fact.name) for fact in pair.differing] == [("settings", "seed")]
+
+
+@pytest.mark.parametrize(
+    ("report", "config"), [({"counting": "aiperf-v1"}, {}), ({}, {"network": "resnet50"}), ({}, {"dataset": {}})]
+)
+def test_searches_of_other_rules_networks_or_data_are_not_comparable(
+    tmp_path: Path, report: dict[str, object], config: dict[str, object]
+) -> None:
+    runs, _ = open_sources([RECORDED, search(tmp_path / "other", report=report, config=config)])
+    with pytest.raises(RequestError, match="not comparable"):
+        compare(runs)
+    assert compare(runs, force=True).pairs[0].not_comparable
+
+
+def test_a_search_of_another_version_or_without_a_report_is_named(tmp_path: Path) -> None:
+    newer = search(tmp_path / "newer", report={"schema_version": 99})
+    with pytest.raises(RunError, match=r"newer/report.json: has schema version 99; this AccelMark reads version 1"):
+        load_source(newer)
+    (newer / "report.json").unlink()
+    with pytest.raises(RunError, match="search without a report"):
+        load_source(newer)
