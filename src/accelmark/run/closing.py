@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accelmark.results.figures import FigureName
-from accelmark.results.scaling import scaling_curves
+from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store import load_run
 from accelmark.run.screen import SIGNS, job_name
@@ -37,7 +38,7 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         table.add_row(*_row(case))
     console.print()
     console.print(table)
-    for line in scaling_lines(run_dir):
+    for line in scaling_lines(_curves(run_dir)):
         console.print(line, soft_wrap=True)
     for case in summary.cases:
         for reason in (*case.reasons, *case.warnings):
@@ -51,12 +52,15 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
 
 
-def scaling_lines(run_dir: Path) -> list[Text]:
-    """Return a line for each case that the run holds at several scales: what part of the ideal speed-up is reached."""
+def _curves(run_dir: Path) -> list[ScalingCurve]:
     try:
-        curves = scaling_curves([load_run(run_dir)])
+        return scaling_curves([load_run(run_dir)])
     except RunError:
         return []
+
+
+def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
+    """Return a line for each case that was run at several scales: what part of the ideal speed-up each reaches."""
     lines = [Text()] if curves else []
     for curve in curves:
         line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
