@@ -163,13 +163,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--gate", nargs="*", help="train these candidates to the end and nothing else")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 3], help="of those")
     options = parser.parse_args()
     found: list[Speed] = []
     ends: list[Held] = []
     for case in options.cases:
         if options.gate is not None:
             tried = {**TRIED, **IMAGES}
-            ends += [held(case, name, tried[name], seed) for name in options.gate for seed in (1, 3)]
+            ends += [held(case, name, tried[name], seed) for name in options.gate for seed in options.seeds]
         else:
             found += speeds(case)
     print("| Case | Settings | Step, ms | Against the default |\n|---|---|---:|---:|")
