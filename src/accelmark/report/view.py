@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final, final
@@ -137,8 +137,8 @@ class CaseView:
     target: str
     tiles: tuple[Tile, ...]
     groups: tuple[tuple[str, tuple[Row, ...]], ...]
-    missing: tuple[tuple[str, str], ...]
-    """(figure, why it was not measured)."""
+    missing: tuple[tuple[str, tuple[str, ...]], ...]
+    """(why something was not measured, the figures that it was)."""
     notes: tuple[tuple[str, str], ...]
     """(figure, what to know of its value)."""
     round_heads: tuple[str, ...]
@@ -182,11 +182,7 @@ def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult]) -> CaseV
         target=_target(first),
         tiles=tuple(_tile(name, known[name], words) for name in HEADLINES if name in known)[:NUM_TILES],
         groups=_groups(known, rounds, words),
-        missing=tuple(
-            (words.title(name), case.figures[name].reason or "no round succeeded")
-            for name in FigureName
-            if name in case.figures and name not in known
-        ),
+        missing=_missing(case, known, words),
         notes=tuple((words.title(name), spread.reason) for name, spread in known.items() if spread.reason),
         round_heads=tuple(words.title(name) for name in columns),
         rounds=tuple(_round(result, columns) for result in rounds),
@@ -227,6 +223,17 @@ def half_interval(spread: Spread) -> float | None:
     if spread.ci95 is None or not spread.mean:
         return None
     return (spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean)
+
+
+def _missing(
+    case: CaseResult, known: Mapping[FigureName, Spread], words: Words
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the figures without a value by their reason, so that one reason stands once."""
+    found: dict[str, list[str]] = {}
+    for name in FigureName:
+        if name in case.figures and name not in known:
+            found.setdefault(case.figures[name].reason or "no round succeeded", []).append(words.title(name))
+    return tuple((why, tuple(titles)) for why, titles in found.items())
 
 
 def _groups(

@@ -59,8 +59,8 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def load_bundle(path: Path) -> LoadedRun:
-    """Read a run from its bundle.
+def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
+    """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.load_run`.
 
     Raises:
         RunError: it is no bundle, is damaged, or what is read of it is not as it was packed.
@@ -78,7 +78,7 @@ def load_bundle(path: Path) -> LoadedRun:
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: {MANIFEST_FILE}: is not text: the bundle is damaged") from error
     sha256 = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return loaded_from(path, BundleFiles(path, run, places, sha256))
+    return loaded_from(path, BundleFiles(path, run, places, sha256), curves=curves)
 
 
 def _parts(name: str) -> tuple[str, ...]:

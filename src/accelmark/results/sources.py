@@ -57,20 +57,20 @@ def find_sources(path: Path) -> Iterator[Path]:
             yield entry
 
 
-def load_source(path: Path) -> LoadedRun:
-    """Read one run, search or bundle. Raises RunError naming the file where it cannot be."""
+def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
+    """Read one run, search or bundle, with what is drawn of it or without. Raises RunError where it cannot be."""
     if path.is_file():
-        return load_bundle(path)
-    return load_search(path) if is_search(path) else load_run(path)
+        return load_bundle(path, curves=curves)
+    return load_search(path) if is_search(path) else load_run(path, curves=curves)
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Read every run of ``paths``; those that cannot be read are named in the second list."""
+    """Read the figures of every run of ``paths``; those that cannot be read are named in the second list."""
     runs: list[LoadedRun] = []
     problems: list[str] = []
     for path in paths:
         try:
-            run = load_source(path)
+            run = load_source(path, curves=False)
         except RunError as error:
             problems.append(str(error))
             continue

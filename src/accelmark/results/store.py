@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, final
@@ -23,6 +23,9 @@ SCHEMA_VERSION: Final = 1
 
 _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
 """Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+
+_DRAWN: Final = ("curves", "telemetry", "step_ms_histogram")
+"""Parts of a round's result that are only drawn; they are most of it."""
 
 R = TypeVar("R", RoundResult, Summary)
 
@@ -102,8 +105,10 @@ def load_summary(path: Path) -> Summary:
     return _load(Summary, DirectoryFiles(path.parent), path.name)
 
 
-def load_run(run_dir: Path) -> LoadedRun:
+def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
     """Read a finished run: its summary and the rounds it names; a round that cannot be read is told of.
+
+    Without ``curves`` what is only drawn is left out: tables over many runs need no more.
 
     Raises:
         RunError: there is no readable summary; a run that was killed before it wrote one is said to be half-written.
@@ -115,10 +120,10 @@ def load_run(run_dir: Path) -> LoadedRun:
         if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
             raise RunError(f"{run_dir}: is half-written (no {SUMMARY_FILE}): resume it, or report it to summarise it")
         raise RunError(f"{run_dir}: is not a run (it has no {SUMMARY_FILE} and no plan.json)")
-    return loaded_from(run_dir, DirectoryFiles(run_dir))
+    return loaded_from(run_dir, DirectoryFiles(run_dir), curves=curves)
 
 
-def loaded_from(path: Path, files: RunFiles) -> LoadedRun:
+def loaded_from(path: Path, files: RunFiles, *, curves: bool = True) -> LoadedRun:
     """Read a finished run from its files; ``path`` is what a person calls it by.
 
     Raises:
@@ -129,7 +134,7 @@ def loaded_from(path: Path, files: RunFiles) -> LoadedRun:
     problems: list[str] = []
     for name in (name for case in summary.cases for name in case.rounds):
         try:
-            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}")
+            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _DRAWN)
         except RunError as error:
             problems.append(str(error))
     return LoadedRun(path, summary, rounds, tuple(problems), None if isinstance(files, DirectoryFiles) else files)
@@ -208,7 +213,7 @@ def _sha256(path: Path) -> str:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _load(model: type[R], files: RunFiles, name: str) -> R:
+def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = ()) -> R:
     path = files.where(name)
     try:
         loaded = from_json(files.read(name))
@@ -218,6 +223,8 @@ def _load(model: type[R], files: RunFiles, name: str) -> R:
     if version != SCHEMA_VERSION:
         found = "states no schema version" if version is None else f"has schema version {version}"
         raise RunError(f"{path}: {found}; this AccelMark reads version {SCHEMA_VERSION}")
+    for field in left_out:
+        loaded.pop(field, None)
     try:
         return model.model_validate(loaded)
     except ValidationError as error:

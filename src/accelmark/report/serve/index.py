@@ -92,7 +92,7 @@ class RunIndex:
 
 def _load(path: Path) -> LoadedRun | str:
     try:
-        return load_source(path)
+        return load_source(path, curves=False)
     except AccelmarkError as error:
         return str(error)
 

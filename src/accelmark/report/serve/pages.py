@@ -16,6 +16,7 @@ from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
 from accelmark.results.figures import FIGURES, FigureName
 from accelmark.results.search import is_search
+from accelmark.results.sources import load_source
 from accelmark.results.store import LoadedRun
 from accelmark.results.table import HALF, Row
 from accelmark.spec.errors import RequestError
@@ -200,7 +201,7 @@ def _page_of(run: LoadedRun) -> str:
     if not is_search(run.path):
         from accelmark.report.page import render_page
 
-        return render_page(run)
+        return render_page(load_source(run.path))
     from accelmark.automl.engine.rundir import RunDirectory
     from accelmark.report.automl.view import search_view
     from accelmark.report.automl.write import render_search
