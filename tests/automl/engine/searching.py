@@ -63,7 +63,7 @@ class Search:
         self.started.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout_s: float = 150) -> tuple[int, str, str]:
+    def finish(self, process: subprocess.Popen[str], timeout_s: float = 280) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
 
