@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NoReturn, final
+from typing import Final, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from accelmark.spec.model import Spec
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
 """CPU tensors in; CPU tensors and the seconds that are not inference out."""
 Emit = Callable[[Event, Spec], None]
+_Call = tuple[InferBatch, list[Tensor], float, float]
+"""A batch that has gone through, its outputs, the seconds it took and those of them that were not inference."""
 _MOST_HELD: Final = 32 * 2**20
 """Bytes of outputs that wait for their evaluation."""
 
@@ -98,14 +100,13 @@ def measure(
         for batch in batches:
             inputs = list(batch.inputs)
             try:
-                with torch.inference_mode():  # as a loop around a framework has it: once outside, not in each call
-                    began = clock()
-                    outputs, other_s = forward(inputs)
-                    took_s = clock() - began
+                began = clock()
+                outputs, other_s = forward(inputs)
+                took_s = clock() - began
             except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
                 _end(error, situation)
             # Between two calls no more than this: what else there is to do waits for the window's closing.
-            window.held.append(_Call(batch, outputs, took_s, other_s))
+            window.held.append((batch, outputs, took_s, other_s))
             if len(window.held) == window.room:
                 window.settle(judge)
                 if len(window.items) == settings.log_freq:
@@ -120,16 +121,6 @@ def measure(
     emit(Event.EVALUATE, InferEvaluation(phase=warmed.phase, num_items=num_items, metrics=metrics))
     nonfinite = sum(window.nonfinite_batches for window in windows)
     return Measured(warmed.phase, warmed, tuple(windows), metrics, nonfinite)
-
-
-@final
-class _Call(NamedTuple):
-    """One batch that has gone through and waits to be looked at."""
-
-    batch: InferBatch
-    outputs: list[Tensor]
-    took_s: float
-    other_s: float
 
 
 @final

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, final
 
+import torch
 from torch import nn
 
 from accelmark.infer import setup
-from accelmark.infer.batches import checked
+from accelmark.infer.batches import FirstBatches, checked
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest
 from accelmark.infer.engines import eager
@@ -40,6 +41,8 @@ class _Findings:
 
     case: InferCase | None = None
     batches: InferBatches | None = None
+    partial: bool = False
+    """Whether the data is a part or a stand-in, whose accuracy no published one can be held against."""
     model: nn.Module | None = None
     validation: Measured | None = None
     onnx_path: Path | None = None
@@ -158,7 +161,8 @@ class SevenSteps:
         self.found.case = case
         self.found.batches = checked(setup.batches_of(case), f"case {self.job.case.name}")
         self.found.details["items"] = self.found.batches.num_items
-        self.found.details["partial"] = case.partial
+        self.found.partial = case.partial or isinstance(self.found.batches, FirstBatches)
+        self.found.details["partial"] = self.found.partial
         if not self.settings.no_validation:
             self.found.model = case.create_model().eval()
             self.found.details["parameters"] = setup.num_parameters(self.found.model)
@@ -226,6 +230,10 @@ class SevenSteps:
         )
 
     def _measure(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
+        with torch.inference_mode():  # once around all, as a loop of one's own would have it, and not in each call
+            return self._measured(phase, forward, engine)
+
+    def _measured(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
         case, batches = self._case_and_batches()
         situation = self._situation(phase)
         iterator = iter(batches)
@@ -272,7 +280,7 @@ class SevenSteps:
             validation=validation,
             inference=inference,
             tolerance=self.infer.tolerance,
-            reference=None if found.case is not None and found.case.partial else self.infer.reference,
+            reference=None if found.partial else self.infer.reference,
             nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
             repeat_check=found.check,
         )
