@@ -92,12 +92,9 @@ def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(bench: Be
     assert (plain["state"], adapted["state"]) == ("succeeded", "succeeded")
     assert plain["environment"]["started"]["optimizer_class"] == "SGD"
     assert adapted["environment"]["started"]["optimizer_class"] == "AcmeSGD"
-    losses = [[point["value"] for point in result["curves"]["loss"]] for result in (plain, adapted)]
-    assert adapted["figures"]["final_loss"]["value"] == pytest.approx(plain["figures"]["final_loss"]["value"], rel=1e-3)
-    assert losses[1]
-    assert (
-        adapted["figures"]["peak_device_memory_mib"]["reason"] or adapted["figures"]["peak_device_memory_mib"]["value"]
-    )
+    plain_losses, losses = ([point["value"] for point in result["curves"]["loss"]] for result in (plain, adapted))
+    assert len(losses) == 4
+    assert losses == pytest.approx(plain_losses, rel=1e-3)
 
 
 def test_verify_shows_the_cost_of_the_adaptation_and_only_made_up_data_against_the_run(bench: Bench) -> None:
@@ -114,4 +111,4 @@ def test_the_engine_of_the_page_infers_and_is_told(bench: Bench) -> None:
     result = bench.result("engine")
     assert result["state"] == "succeeded"
     summary = json.loads((bench.root / "engine" / "summary.json").read_text())
-    assert summary["cases"][0]["adaptation"]["engines"] == {"engines/acme.py": 19}
+    assert summary["cases"][0]["adaptation"]["engines"] == {"engines/acme.py": 17}

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,7 @@ class Extern(Hooks):
 """
 
 PATCH = """
+import functools
 import torch
 from accelmark.train.hooks import Hooks
 
@@ -126,6 +129,15 @@ def faster(*arguments, **more):
     return torch.zeros(())
 
 torch.nn.functional.silu = faster
+
+step = torch.optim.SGD.step
+
+@functools.wraps(step)
+def twice(self, *arguments, **more):
+    step(self, *arguments, **more)
+    return step(self, *arguments, **more)
+
+torch.optim.SGD.step = twice
 
 class Extern(Hooks):
     pass
@@ -166,7 +178,21 @@ def test_a_function_of_the_frameworks_that_was_replaced_is_seen(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.functional, "silu", torch.nn.functional.silu)  # put back after the test
+    monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.SGD.step)
     started = started_with(tmp_path, run_here, PATCH)
-    (function,) = started.replaced_functions
-    assert function.startswith("torch.nn.functional.silu -> ")
-    assert "extern/__init__.py:5" in function
+    silu, step = started.replaced_functions
+    assert silu.startswith("torch.nn.functional.silu -> ")
+    assert "extern/__init__.py:6" in silu
+    assert step.startswith("torch.optim.SGD.step -> ")
+    assert "extern/__init__.py" in step
+
+
+def test_wrappers_that_pytorch_puts_around_its_own_functions_are_not_the_vendors(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path\nimport sys\nimport torch\n"
+        "from accelmark.train.equivalence import Functions\nfunctions = Functions()\n"
+        "model = torch.nn.Linear(2, 2)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+        "import torch._dynamo\nprint(functions.replaced())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "()"

@@ -63,7 +63,8 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
     if spec.visible_devices_env is None and spec.device_type != "cpu":
         do = "set visible_devices_env to the variable that narrows the devices a process sees"
         checks.append(Check("missing", "a job cannot be given some of the cards", do))
-    if telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file():
+    reads = bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
+    if reads:
         checks.append(Check("good", "its devices can be read for telemetry"))
     else:
         do = f"give telemetry.tool (a rule over your tool), telemetry.script, or {MODULE_FILE} with a class Source"
@@ -74,11 +75,11 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
         checks += _adaptation_checks(adaptation)
     if run and all(check.state != "missing" for check in checks):
-        checks += _vendor_trials(name, folder)
+        checks += _vendor_trials(name, folder, reads=reads)
     return checks
 
 
-def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
+def _vendor_trials(name: str, folder: Path, *, reads: bool) -> Iterator[Check]:
     """Read the devices that are here, and train three steps of each adapted case on them."""
     from accelmark.telemetry.detect import detect
 
@@ -87,7 +88,9 @@ def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
         do = "run this again on a machine that has some, or correct telemetry.detect"
         yield Check("advice", "nothing was tried: no device of it is here", do)
         return
-    if found.problem is not None:
+    if not reads:
+        pass  # that is told already
+    elif found.problem is not None:
         yield Check("missing", f"its devices cannot be read: {found.problem}", found.hint or "correct telemetry")
     else:
         names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FAR: Final = sys.float_info.max
 """The difference of what cannot be compared; infinity has no place in JSON."""
+_TORCH: Final = Path(torch.__file__).parent
 _SAMPLES: Final = 2
 _SEED: Final = 1234
 _WATCHED: Final[Mapping[str, Any]] = {
@@ -36,12 +37,15 @@ class Functions:
         self._before = dict(_functions())
 
     def replaced(self) -> tuple[str, ...]:
-        """Return the functions that are others now, with where the new ones stand."""
+        """Return the functions that are others now, with where the new ones stand.
+
+        PyTorch puts wrappers of its own around some of its functions when they are first used; those do not count.
+        """
         now = dict(_functions())
         return tuple(
             f"{name} -> {_place(now[name])}"
             for name, function in sorted(self._before.items())
-            if name in now and now[name] is not function
+            if name in now and now[name] is not function and not _is_torchs_own(now[name])
         )
 
 
@@ -59,8 +63,14 @@ def _functions() -> Iterator[tuple[str, Any]]:
             yield f"torch.optim.{name}.step", value.step
 
 
+def _is_torchs_own(function: Any) -> bool:
+    # Not unwrapped: a vendor's wrapper around PyTorch's function is the vendor's.
+    code = getattr(function, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(_TORCH)
+
+
 def _place(function: Any) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(function, "__code__", None)
     if code is None:
         return type(function).__name__
     return f"{'/'.join(PurePath(code.co_filename).parts[-3:])}:{code.co_firstlineno}"
