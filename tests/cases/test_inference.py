@@ -66,7 +66,7 @@ def test_minilms_embeddings_are_those_of_transformers() -> None:
     tokens, mask, _ = read_text(dirs, held_out=True, limit=16, seq_length=64, passage_chars=220)
     ours = SentenceEncoder().eval()
     ours.encoder.load(dirs["minilm"] / "model.safetensors")
-    theirs = BertModel.from_pretrained(dirs["minilm"], local_files_only=True).eval()
+    theirs = BertModel.from_pretrained(dirs["minilm"], local_files_only=True).eval()  # type: ignore[no-untyped-call]
     with torch.inference_mode():
         states = theirs(input_ids=tokens, attention_mask=mask).last_hidden_state
         mean = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
@@ -105,7 +105,7 @@ def _resnet(directory: Path) -> Path:
     torch.manual_seed(0)
     config = ResNetConfig()
     config.num_labels = 2
-    model = ResNetForImageClassification(config).eval()
+    model = ResNetForImageClassification(config).eval()  # type: ignore[no-untyped-call]
     _tell_bright_from_dark(model, model.classifier[1], lambda x: model.resnet(x).pooler_output.flatten(1))
     return _saved(model, directory)
 
@@ -116,7 +116,7 @@ def _vit(directory: Path) -> Path:
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
     )
     config.num_labels = 2
-    model = ViTForImageClassification(config).eval()
+    model = ViTForImageClassification(config).eval()  # type: ignore[no-untyped-call]
     _tell_bright_from_dark(model, model.classifier, lambda x: model.vit(x).last_hidden_state[:, 0])
     return _saved(model, directory)
 
@@ -145,7 +145,7 @@ def test_weights_and_images_from_directories_give_the_accuracy(
 def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    model = BertForMaskedLM(config).eval()
+    model = BertForMaskedLM(config).eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         model.cls.predictions.bias[7] += 50.0
     tokens = torch.randint(10, 60, (8, 16))

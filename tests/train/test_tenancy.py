@@ -35,7 +35,7 @@ class Heard:
         self.evaluations: list[Evaluation] = []
         self.ends_at = ends_at
 
-    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         self.events.append((event, value))
 
     def evaluated(self, evaluation: Evaluation) -> End | None:
