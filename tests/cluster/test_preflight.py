@@ -129,7 +129,8 @@ def _resolving(address: str) -> Callable[..., object]:
 
 def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     evil = "a b;touch /var/tmp/accelmark/pwned $(id) 'q' \"d\" *"
-    made = plan((), on={"environment": {"EVIL": evil}})
+    work = f"/var/tmp/accelmark/{evil.replace('/', '-')}"
+    made = plan((), on={"environment": {"EVIL": evil}, "work_directory": work})
     job = made.jobs[0]
     script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1]]))"
     node = job.nodes[0].model_copy(update={"command": ("python", "-c", script, evil)})
@@ -142,6 +143,9 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
         }
     )
     run = tmp_path / "run $(touch pwned); 'x'"
+    assert [problem.what for problem in look(made, Path(work) / "data")] == [
+        f"the data directory {work}/data is missing"
+    ]
     done(drive("start", run, plan=made))
     log = next(run.glob("*/round1/*/start_pytorch_task.log"))
     assert json.loads(log.read_text()) == [evil, evil]

@@ -19,12 +19,17 @@ def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
     return {}
 
 
-def plan(run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, **command_line: Any) -> Plan:
+def plan(
+    run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, with_ports: int = 0, **command_line: Any
+) -> Plan:
     chips = load_vendor("acme").chips
     return build_plan(
         parse(RunSpec, run, "run.yaml"),
         cluster=ClusterSpec(
-            launcher="ssh" if hosts > 1 else "local", hosts=tuple(HostSpec(address=f"h{n}") for n in range(hosts))
+            launcher="ssh" if hosts > 1 else "local",
+            hosts=tuple(
+                HostSpec(address=f"h{n}", service_ports=(2222,) if n < with_ports else ()) for n in range(hosts)
+            ),
         ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
         data_dirs=no_data,
@@ -32,6 +37,13 @@ def plan(run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, **comm
         where="run.yaml",
         command_line=command_line,
     )
+
+
+def test_servers_on_some_hosts_of_a_job_only_are_refused(plugins: Path) -> None:
+    run = {"cases": [{"key": "toy:pytorch:X1:2:1"}]}
+    with pytest.raises(SpecError, match="h1 has no service_ports, but other hosts of the job have"):
+        plan(run, hosts=2, with_ports=1)
+    assert len(plan(run, hosts=3, with_ports=2).jobs) == 1
 
 
 def test_a_key_becomes_a_job_for_each_round_with_a_seed_of_its_own(plugins: Path) -> None:
