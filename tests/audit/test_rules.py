@@ -179,6 +179,25 @@ def test_a_target_and_a_band_are_judged_apart(tmp_path: Path) -> None:
     assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"target-reached"}
 
 
+def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Path) -> None:
+    case = judged(make_run(tmp_path / "run", Made(flops_per_sample=8e12)))
+    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["plausible-utilisation"]
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(80.0, False), (3.0, True)])
+def test_a_probe_that_was_disturbed_is_told(run: Path, rate: float, is_told: bool) -> None:
+    def probed(job: dict[str, Any]) -> None:
+        job["ceilings"] = {
+            "device_type": "acme", "device_name": "X1", "world_size": 1, "framework": "pytorch", "measured_at": "",
+            "matmul": {"bf16": {"value": rate, "unit": "TFLOP/s"}},
+        }  # fmt: skip
+
+    change_job(run, 1, probed)
+    case = judged(run)
+    assert case.verdict == "VALID"
+    assert any("probe again" in warning for warning in case.warnings) is is_told
+
+
 def test_a_run_without_a_record_of_its_source_is_invalid(run: Path) -> None:
     (run / "source.json").unlink()
     case = judged(run)

@@ -34,6 +34,7 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.loadgen,
     outcome.enough_duration,
     outcome.chip_identity,
+    outcome.plausible_utilisation,
     outcome.quiet_machine,
     provenance.source_tree,
     provenance.case_folder,

@@ -13,6 +13,9 @@ from accelmark.results.schema import Finding
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Least raw training time for throughput and energy to be steady, by the size of a case."""
 
+_MEASURED_SLACK: Final = 1.05
+"""A probe is a measurement too, and may come out a little low."""
+
 _SAID: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 
 
@@ -63,6 +66,18 @@ def enough_duration(evidence: Evidence) -> Iterator[Finding]:
         if figure is not None and figure.value is not None and figure.value < MIN_TRAIN_S[size]:
             expected = f"at least {MIN_TRAIN_S[size]:g} s of training for a {size} case"
             yield finding("warning", "enough-duration", expected, f"it trained for {figure.value:.1f} s", entry)
+
+
+def plausible_utilisation(evidence: Evidence) -> Iterator[Finding]:
+    """Check that no round computed faster than its chip can, nor than the probe measured of it."""
+    for entry in evidence.good:
+        stated, measured = (entry.result.figures.get(name) for name in (FigureName.MFU, FigureName.MFU_MEASURED))
+        if stated is not None and stated.value is not None and stated.value > 1:
+            actual = f"MFU {stated.value:.2f}: another chip, another precision, or work that was not done"
+            yield finding("error", "plausible-utilisation", "at most the chip's stated peak", actual, entry)
+        if measured is not None and measured.value is not None and measured.value > _MEASURED_SLACK:
+            actual = f"{measured.value:.2f} of what the probe measured: the probe was disturbed, probe again"
+            yield finding("warning", "measured-ceiling", "at most the measured ceiling", actual, entry)
 
 
 def quiet_machine(evidence: Evidence) -> Iterator[Finding]:
