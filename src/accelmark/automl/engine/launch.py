@@ -15,8 +15,8 @@ from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, 
 from accelmark.automl.data import open_dataset
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
+from accelmark.automl.engine.ray_access import check_answers, guarded, showing_what_is_there
 from accelmark.automl.engine.ray_crew import RayCrew
-from accelmark.automl.engine.ray_token import guarded, showing_what_is_there
 from accelmark.automl.engine.recording import recorded
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.graph import Network
@@ -95,6 +95,7 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
             with guarded():
                 yield None
         case AddressCluster(address=address):
+            check_answers(address)
             with showing_what_is_there():
                 yield address
         case SshCluster():

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
 from accelmark.automl.config import SshCluster
-from accelmark.automl.engine.ray_token import guarded
+from accelmark.automl.engine.ray_access import guarded
 from accelmark.spec.errors import RunError
 
 _START_S: Final = 120.0

@@ -1,15 +1,19 @@
-"""Who may join a Ray cluster: a token of our own for those that we start, the site's for one that runs already."""
+"""Access to Ray clusters: a token of our own for those that we start, the site's for one that runs already."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from accelmark.spec.errors import RunError
+
+_ANSWER_S: Final = 10.0
 _MODE: Final = "RAY_AUTH_MODE"
 _TOKEN: Final = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
 _PATH: Final = "RAY_AUTH_TOKEN_PATH"
@@ -41,6 +45,19 @@ def showing_what_is_there() -> Iterator[None]:
     there = _MODE not in os.environ and has_token()
     with _environment({_MODE: "token"} if there else {}):
         yield
+
+
+def check_answers(address: str) -> None:
+    """Raise RunError at once when nothing listens at ``host:port``; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # a form that Ray understands and we need not
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise RunError(
+            f"Ray could not be reached at {address}: {error}; is the cluster up, and its port open?"
+        ) from error
 
 
 def has_token() -> bool:
