@@ -16,7 +16,8 @@ from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
 from accelmark.results import compare as comparing
-from accelmark.results.bundle import SUFFIX, write_bundle
+from accelmark.results.bundle import write_bundle
+from accelmark.results.bundled import SUFFIX
 from accelmark.results.sources import open_sources
 from accelmark.results.table import rows_of
 from accelmark.spec.errors import RequestError

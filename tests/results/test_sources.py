@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.bundle import SUFFIX, write_bundle
+from accelmark.results.bundle import write_bundle
+from accelmark.results.bundled import SUFFIX
 from accelmark.results.compare import compare
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
