@@ -1,10 +1,13 @@
 """Does the search earn its keep: best held-out error after equal work, for every method and several seeds.
 
-    python -m benchmarks.automl_search_quality --data FASHION_MNIST_FOLDER [--seeds 3] [--epochs 24] [--images 4000]
+    python -m benchmarks.automl_search_quality --data FASHION_MNIST_FOLDER [--seeds 0 1 2 3 4] [--epochs 300]
 
 Work is counted in operations: every method may spend what ``--epochs`` epochs of the seed network cost. The error is
 that of the network which the validation split prefers, on the held-out split. ``bayesian`` is the Gaussian process
-with morphs, ``random`` random morphs with the same weight transfer, ``none`` the seed trained longer.
+with morphs, ``random`` and ``evolution`` morphs with the same weight transfer, trial length and bounds. ``none`` is the
+seed trained longer: one trial of all the epochs, its learning rate falling once over all of them.
+
+Runs are added to the figures that lie there already when the setting is the same, so a measurement may go in pieces.
 """
 
 from __future__ import annotations
@@ -14,38 +17,102 @@ import json
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
 from accelmark.automl.counting import count
+from accelmark.automl.data.layouts import read_fashion_mnist
 from accelmark.automl.engine.coordinator import Coordinator
+from accelmark.automl.engine.journal import Proposed, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.engine.thread_crew import ThreadCrew
-from accelmark.automl.graph import seed_network
+from accelmark.automl.graph import Network
+from accelmark.automl.graph.seeds import small
 from accelmark.automl.schedule import Scheduler
 from accelmark.automl.search import SearchName
-from benchmarks.automl_figures import stamp, write_figures
+from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
-METHODS: tuple[SearchName, ...] = ("bayesian", "random", "evolution", "none")
-SEED_NETWORK = "small28"
-TRIAL_EPOCHS = 2
+NAME: Final = "automl_search_quality"
+METHODS: Final[tuple[SearchName, ...]] = ("bayesian", "random", "evolution", "none")
+TOLD: Final = {
+    "bayesian": "Gaussian process with morphs",
+    "random": "random morphs",
+    "evolution": "evolution with morphs",
+    "none": "seed trained longer",
+}
+VALIDATION_SHARE: Final = 0.2
+GROWTH: Final = 30
+SIDE: Final = 14
 
 
-def search(method: SearchName, seed: int, data: Path, images: int, budget: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs of one measurement share."""
+
+    images: int = 5000
+    epochs: int = 300
+    trial_epochs: int = 3
+    batch_size: int = 64
+    learning_rate: float = 0.05
+
+    @property
+    def network(self) -> Network:
+        """The seed: 4 and 8 filters, 438 parameters, so that there is room to grow."""
+        return small((1, SIDE, SIDE), filters=(4, 8), dropout=0.0, name="thin14")
+
+    @property
+    def budget(self) -> int:
+        """Operations that every method may spend."""
+        cost = count(self.network, "accelmark")
+        validated = round(self.images * VALIDATION_SHARE)
+        trained = self.images - validated
+        trained -= trained % self.batch_size
+        steps = trained // self.batch_size
+        return self.epochs * cost.operations(trained_images=trained, evaluated_images=validated, steps=steps)
+
+    def config(self, method: SearchName, seed: int, data: Path) -> AutomlConfig:
+        """The configuration of one run."""
+        longer = method == "none"
+        return AutomlConfig(
+            seed=seed,
+            dataset=DatasetConfig(name="arrays", directory=data, limit=self.images, validation_share=VALIDATION_SHARE),
+            search=SearchConfig(
+                method=method,
+                max_forward_operations=GROWTH * count(self.network, "accelmark").matrix_forward,
+            ),
+            schedule=ScheduleConfig(
+                concurrency=1,
+                max_trials=1 if longer else 1000,
+                round_epochs=(self.epochs if longer else self.trial_epochs,),
+                tuning_round=None,
+                early_stop=False,
+            ),
+            training=TrainingConfig(batch_size=self.batch_size, learning_rate=self.learning_rate),
+        )
+
+
+def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
+    """Write Fashion-MNIST at half its size (means of 2 x 2), so that a search of minutes has many trials; return it."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, pictures in zip(("train", "held_out"), read_fashion_mnist(fashion_mnist), strict=True):
+        images = pictures.batch(np.arange(len(pictures)), None).astype(np.float32)
+        blocks = images.reshape(len(images), 1, SIDE, 2, SIDE, 2).mean(axis=(3, 5))
+        arrays |= {f"{split}_images": blocks.round().astype(np.uint8), f"{split}_labels": pictures.labels}
+    np.savez(target, allow_pickle=False, **arrays)
+    return target
+
+
+def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
     """Search until the budget of operations is spent and return what came of it."""
-    network = seed_network(SEED_NETWORK)
-    config = AutomlConfig(
-        seed=seed,
-        network=SEED_NETWORK,
-        dataset=DatasetConfig(name="fashion-mnist", directory=data, limit=images),
-        search=SearchConfig(method=method, max_forward_operations=12 * count(network, "accelmark").matrix_forward),
-        schedule=ScheduleConfig(
-            concurrency=1, max_trials=1000, round_epochs=(TRIAL_EPOCHS,), tuning_round=None, early_stop=False
-        ),
-        training=TrainingConfig(batch_size=64, learning_rate=0.05),
-    )
+    config, network, budget = setting.config(method, seed, data), setting.network, setting.budget
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory.created(Path(folder), config, network)
@@ -53,72 +120,140 @@ def search(method: SearchName, seed: int, data: Path, images: int, budget: int) 
 
         def stop_when_spent(state: RunState, scheduler: Scheduler) -> None:
             board = state.scoreboard()
-            if board.operations_until(board.ended_s) >= budget:
+            if method != "none" and board.operations_until(board.ended_s) >= budget:
                 scheduler.asked_to_stop = True
 
         Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=stop_when_spent).work()
         state = run.state()
-    # Only trials that ended within the budget: a trial that went beyond it had more work than the others.
+        drawn = [event.searcher for event in read_journal(run.path) if isinstance(event, Proposed)]
+    within = _within(state, budget)
     board = state.scoreboard()
-    spent, last_s = 0, 0.0
-    for epoch in sorted(board.epochs, key=lambda each: each.ended_s):
-        spent += board.trials[epoch.trial].cost.of(epoch)
-        if spent > budget:
-            break
-        last_s = epoch.ended_s
-    ends = [record.ended_s for record in board.trials.values() if record.ended_s and record.ended_s <= last_s + 2.0]
-    at = max(ends, default=0.0)
+    at = max((board.trials[trial].ended_s or 0.0 for trial in within), default=0.0)
     best = board.best_trial_at(at)
     return {
         "method": method,
         "seed": seed,
         "held_out_error": board.held_out_error_at(at),
         "search_error": board.search_error_at(at),
-        "trials": len(ends),
+        "trials": len(within),
+        "proposals_in_a_hurry": sum("hurry" in searcher for searcher in drawn),
+        "morphs_a_proposal": statistics.mean(
+            [len(one.morphs) for one in state.individuals if one.parent is not None] or [0]
+        ),
         "best_parameters": best.parameters if best else None,
-        "best_morphs": [str(morph) for morph in best.morphs] if best else [],
+        "best_morphs": _line_of_descent(state, best.individual) if best else [],
+        "curve": _curve(state, within),
         "seconds": time.monotonic() - began,
     }
 
 
+def _within(state: RunState, budget: int) -> list[int]:
+    """Return the trials that ended within the budget: one that went beyond it had more work than the others."""
+    board = state.scoreboard()
+    spent: dict[int, int] = {}
+    for epoch in board.epochs:
+        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.of(epoch)
+    total, within = 0, []
+    for trial in sorted(spent):
+        total += spent[trial]
+        if total > budget * 1.0001:
+            break
+        within.append(trial)
+    return within
+
+
+def _curve(state: RunState, within: list[int]) -> list[list[float]]:
+    """Return operations spent and held-out error reached after every trial."""
+    board = state.scoreboard()
+    ends = [board.trials[trial].ended_s or 0.0 for trial in within]
+    points = [(board.operations_until(end), board.held_out_error_at(end)) for end in ends]
+    return [[operations, error] for operations, error in points if error is not None]
+
+
+def _line_of_descent(state: RunState, individual: int) -> list[str]:
+    one = state.individuals[individual]
+    line: list[str] = []
+    while one.parent is not None:
+        line = [*map(str, one.morphs), *line]
+        one = state.individuals[one.parent]
+    return line
+
+
 def main() -> None:
     """Run every method with every seed and write the figures."""
+    default = Setting()
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=24, help="the budget, in epochs of the seed network")
-    parser.add_argument("--images", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=default.epochs, help="the budget, in epochs of the seed network")
+    parser.add_argument("--images", type=int, default=default.images)
+    parser.add_argument("--trial-epochs", type=int, default=default.trial_epochs)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=get_args(SearchName))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
+    parser.add_argument("--name", default=NAME, help="the figures' name")
     given = parser.parse_args()
-    cost = count(seed_network(SEED_NETWORK), "accelmark")
-    trained = round(given.images * 0.9)
-    per_epoch = cost.operations(trained_images=trained, evaluated_images=given.images - trained, steps=trained // 64)
-    budget = given.epochs * per_epoch
-    rows: list[dict[str, Any]] = []
-    for seed in range(given.seeds):
-        for method in given.methods:
-            rows.append(search(method, seed, given.data, given.images, budget))
-            print(json.dumps(rows[-1]), flush=True)
-            _write(rows, given.epochs, given.images, budget)
+    setting = Setting(images=given.images, epochs=given.epochs, trial_epochs=given.trial_epochs)
+    rows = _known_rows(given.name, setting)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool,
+    ):
+        data = halved_pictures(given.data, Path(folder) / "pictures.npz")
+        tasks = [(method, seed, data, setting) for seed in given.seeds for method in given.methods]
+        for done in pool.map(_search, tasks):
+            print(json.dumps(done), flush=True)
+            kept = [row for row in rows if (row["method"], row["seed"]) != (done["method"], done["seed"])]
+            rows = sorted([*kept, done], key=lambda row: (row["seed"], METHODS.index(row["method"])))
+            _write(given.name, rows, setting)
 
 
-def _write(rows: list[dict[str, Any]], epochs: int, images: int, budget: int) -> None:
+def _search(task: tuple[SearchName, int, Path, Setting]) -> dict[str, Any]:
+    return search(*task)
+
+
+def _known_rows(name: str, setting: Setting) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return []
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    return figures["runs"] if figures.get("setting") == asdict(setting) else []
+
+
+def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
+    network = setting.network
+    parameters = count(network, "accelmark").parameters
     table = [
-        f"{SEED_NETWORK} on {images} images of Fashion-MNIST, budget {budget:.3g} operations"
-        f" ({epochs} epochs of the seed network), trials of {TRIAL_EPOCHS} epochs, one worker.",
+        f"Seed network {network.name} ({parameters} parameters) on {setting.images} pictures of Fashion-MNIST halved to"
+        f" {SIDE} x {SIDE} (a fifth of them to validate on) and {setting.images} held-out ones; batch"
+        f" {setting.batch_size}, learning rate {setting.learning_rate}. Every run may spend {setting.budget:.3g}"
+        f" operations ({setting.epochs} epochs of the seed). Trials of {setting.trial_epochs} epochs, networks of at"
+        f" most {GROWTH} times the seed's operations, one worker of one thread, two runs side by side; the seed trained"
+        " longer is one trial of all epochs.",
         "",
-        "| Method | Held-out error, mean | of each seed | Trials |",
-        "|---|---:|---|---:|",
+        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best |",
+        "|---|---:|---:|---|---:|---:|",
     ]
-    for method in dict.fromkeys(row["method"] for row in rows):
+    for method in METHODS:
         mine = [row for row in rows if row["method"] == method and row["held_out_error"] is not None]
         if not mine:
             continue
         errors = [row["held_out_error"] for row in mine]
+        spread = f"{statistics.stdev(errors):.4f}" if len(errors) > 1 else "-"
         each = ", ".join(f"{error:.4f}" for error in errors)
-        mean_trials = statistics.mean(row["trials"] for row in mine)
-        table.append(f"| {method} | {statistics.mean(errors):.4f} | {each} | {mean_trials:.1f} |")
-    write_figures("automl_search_quality", {**stamp(), "budget_operations": budget, "runs": rows}, table)
+        trials, sizes = (statistics.mean(row[key] for row in mine) for key in ("trials", "best_parameters"))
+        table.append(
+            f"| {TOLD[method]} | {statistics.mean(errors):.4f} | {spread} | {each} | {trials:.1f} | {sizes:,.0f} |"
+        )
+    seeds = " ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
+    command = f"python -m benchmarks.{NAME} --data FASHION_MNIST --epochs {setting.epochs} --seeds {seeds}"
+    told = {
+        **stamp(),
+        "command": command,
+        "budget_operations": setting.budget,
+        "setting": asdict(setting),
+        "runs": rows,
+    }
+    write_figures(name, told, table)
 
 
 if __name__ == "__main__":

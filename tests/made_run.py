@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.case import Target
+from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import PERFLOG_PREFIX, Evaluation, Finished, Started, StepWindow
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
@@ -67,6 +67,7 @@ class Made:
     telemetry: bool = True
     rapl: bool = False
     model: str = "toy"
+    reference_loss: ReferenceLoss | None = None
 
     @property
     def key(self) -> CaseKey:
@@ -93,6 +94,8 @@ def make_run(run_dir: Path, made: Made | None = None) -> Path:
         events += [{"at": "", "kind": "state", "job": name, "state": s} for s in ("queued", "running", "succeeded")]
     plan = {"schema_version": 1, "name": "made", "accelmark_version": "0.0.0", "vendor": "acme", "jobs": jobs}
     (run_dir / "plan.json").write_text(json.dumps(plan))
+    source = {"kind": "wheel", "version": "0.0.0", "sha256": "00" * 32}
+    (run_dir / "source.json").write_text(json.dumps(source))
     (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return run_dir
 
@@ -210,8 +213,8 @@ def _job(made: Made, number: int) -> JobSpec:
         case=FolderRef(name=made.model, path=Path("cases") / made.model, sha256=hashlib.sha256(b"case").hexdigest()),
         case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, distributed_backend="gloo",
         chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
-        train=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target, reference_loss=None,
-                       min_repeats=made.min_rounds, settings=settings),
+        train=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
+                       reference_loss=made.reference_loss, min_repeats=made.min_rounds, settings=settings),
         provenance=provenance,
     )  # fmt: skip
 

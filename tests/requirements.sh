@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests need beyond Python packages: a browser that opens the reports.
+# What the tests need beyond Python packages: a browser that opens the reports, a PostgreSQL server to share a study on.
 set -euo pipefail
 
 need() {  # need COMMAND PACKAGE...
@@ -9,7 +9,8 @@ need() {  # need COMMAND PACKAGE...
     if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         echo "Installing $*"
         apt-get update -qq >/dev/null
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+        # Run level 1: a server that comes with a package is not started; the tests start their own.
+        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
     else
         echo "The tests need the command '$command' (Debian: $*). Install it and run again." >&2
         exit 1
@@ -17,3 +18,4 @@ need() {  # need COMMAND PACKAGE...
 }
 
 need chromium chromium
+need pg_createcluster postgresql

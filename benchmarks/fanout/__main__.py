@@ -57,7 +57,7 @@ def main() -> None:
     given = parser.parse_args()
     found = {
         "openssh_commands_a_host": NUM_OPENSSH_COMMANDS,
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "load1_at_start": os.getloadavg()[0],
         "real": real([int(number) for number in given.hosts.split(",")], given.in_turn),
         "simulated": measure([int(number) for number in given.simulated.split(",")]),

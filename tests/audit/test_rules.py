@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.measure import measure_run
+from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.events import PERFLOG_PREFIX
 from tests.made_run import Made, make_run
 
@@ -59,6 +61,8 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
         ({"standard_optimizer_class": "AdamW", "optimizer_class": "SGD"}, "optimizer-type"),
         ({"standard_optimizer_class": "SGD", "optimizer_changes": ["lr: 0.1 -> 0.0"]}, "optimizer-numbers"),
         ({"compute_type": "float16"}, "precision"),
+        ({"output_difference": 0.05}, "model-outputs"),
+        ({"replaced_functions": ["torch.nn.functional.silu -> acme/extern/__init__.py:5"]}, "framework-functions"),
         ({"device_name": "Acme X2"}, "chip-identity"),
         ({"seed": 2000}, "seeds"),
     ],
@@ -78,6 +82,20 @@ def test_in_a_run_that_is_declared_open_the_same_change_is_told_and_open(tmp_pat
     case = judged(run)
     assert case.verdict == "OPEN"
     assert any("model-structure" in reason for reason in case.reasons)
+
+
+def test_a_replaced_module_takes_a_run_out_of_comparison_though_its_parameters_are_the_same(run: Path) -> None:
+    told = {"replaced_modules": ["act: ReLU -> Identity"], "num_replaced_modules": 1, "output_difference": 0.0}
+    change_started(run, 1, **told)
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("act: ReLU -> Identity" in reason for reason in case.reasons)
+    assert not any("not compared" in reason for reason in case.reasons)
+
+
+def test_a_model_whose_outputs_are_the_cases_up_to_rounding_stays_valid(run: Path) -> None:
+    change_started(run, 1, output_difference=0.001)
+    assert judged(run).verdict == "VALID"
 
 
 def test_another_implementation_of_the_same_optimizer_is_only_told(run: Path) -> None:
@@ -129,6 +147,51 @@ def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plug
 
 def test_a_case_that_is_not_here_is_told_and_not_guessed(run: Path) -> None:
     assert any("no case 'toy' of version 1" in warning for warning in judged(run).warnings)
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.0, "VALID"), (1.01, "VALID"), (1.05, "INVALID")], ids=["on it", "within", "beyond"]
+)
+def test_a_loss_beyond_the_band_of_its_reference_has_a_rule_of_its_own(
+    tmp_path: Path, factor: float, verdict: str
+) -> None:
+    steps = (10, 50, 90)
+    losses = tuple(4 * math.exp(-step / 100 * 3) * factor for step in steps)
+    reference = ReferenceLoss(steps=steps, loss=losses, max_mean_relative_error=0.02, source="made up for tests")
+    case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
+    assert case.verdict == verdict
+    assert [finding.rule for finding in case.findings if finding.severity == "error"] == (
+        ["reference-loss"] if verdict == "INVALID" else []
+    )
+
+
+def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
+    reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
+    case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
+    assert any("step 500 of it was not reached" in reason for reason in case.reasons)
+
+
+def test_a_target_and_a_band_are_judged_apart(tmp_path: Path) -> None:
+    reference = ReferenceLoss(steps=(10,), loss=(1.0,), source="made up for tests")
+    case = judged(make_run(tmp_path / "run", Made(reference_loss=reference)))
+    assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"reference-loss"}
+    case = judged(make_run(tmp_path / "other", Made(metrics=(0.5, 0.6))))
+    assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"target-reached"}
+
+
+def test_a_run_without_a_record_of_its_source_is_invalid(run: Path) -> None:
+    (run / "source.json").unlink()
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    assert any("[source-tree]" in reason for reason in case.reasons)
+
+
+def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> None:
+    source = {"kind": "wheel", "version": "1", "sha256": "00", "modified": ["accelmark/train/driver.py"]}
+    (run / "source.json").write_text(json.dumps(source))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("accelmark/train/driver.py" in reason for reason in case.reasons)
 
 
 def test_modified_files_of_the_source_are_listed(run: Path) -> None:

@@ -183,3 +183,42 @@ def test_a_script_that_fails_fails_the_round_with_its_last_words(bench: Path) ->
     finally:
         script.write_text(kept)
     assert "no driver of ours here" in said
+
+
+BRITTLE = """#!/bin/sh
+# Mock of a vendor's tool, which goes away after three calls (or hangs, or prints something else).
+echo x >> {count}
+if [ $(wc -l < {count}) -gt 3 ]; then {then}; fi
+echo 'ID Temp Power'
+echo '0 31C 57W'
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [("rm -f {tool}; exit 1", "brittle-smi"), ("sleep 60", "did not answer"), ("echo garbage; exit 0", "readable")],
+    ids=["disappears", "hangs", "prints garbage"],
+)
+def test_a_monitor_tool_that_fails_mid_run_costs_no_run(bench: Path, tmp_path: Path, then: str, told: str) -> None:
+    tool = tmp_path / "brittle-smi"
+    tool.write_text(BRITTLE.format(count=tmp_path / "count", then=then.format(tool=tool)))
+    tool.chmod(0o755)
+    folder = bench / "plugins" / "vendors" / "brittle"
+    folder.mkdir(parents=True, exist_ok=True)
+    row = r"'(?P<index>\d+) (?P<temperature_c>\d+C) (?P<power_w>\d+W)'"
+    rule = f"{{header: ['ID Temp Power'], rows: [{row}], source: made up for tests}}"
+    (folder / "vendor.yaml").write_text(
+        VENDOR.replace("madeup", "brittle").replace(
+            "telemetry: {detect: {always: true}}",
+            f"telemetry: {{detect: {{always: true}}, tool: {{command: [{tool}], timeout_s: 0.5, forms: [{rule}]}}}}",
+        )
+    )
+    out = then.split(maxsplit=1)[0]
+    slow = ["--open", "--set", "model.sleep_ms=400"]
+    accelmark(bench, "train", "tiny", "--vendor", "brittle", "--out", out, *slow)
+    assert summary_of(bench, out)["state"] == "succeeded"
+    (record,) = (bench / out).glob("*/round1/*/telemetry.jsonl")
+    assert '"power_w": 57.0' in record.read_text()
+    assert told in record.read_text().splitlines()[-1] + "".join(
+        line for line in record.read_text().splitlines() if '"note"' in line
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.data import Dataset, open_dataset
+from accelmark.automl.data.imagenet import imagenet_identity
+from accelmark.automl.data.pictures import FolderPictures
 from accelmark.automl.graph import resnet50, small
 from accelmark.spec.errors import DataError
 from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network, write_pictures
@@ -109,9 +112,27 @@ def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
     assert batch.shape == (2, 3, 32, 32)
     assert abs(int(batch[0, 0].mean()) - 80 * int(data.training.labels[0])) < 4
     assert data.held_out.batch(np.array([5]), None).shape == (1, 3, 32, 32)
+    assert data.identity == "folders of 3 other classes than ImageNet's"
     (tmp_path / "val" / "n2").rename(tmp_path / "val" / "n7")
     with pytest.raises(DataError, match="different classes"):
         open_dataset(config, resnet50(classes=3, side=32))
+
+
+def test_imagenet_is_told_by_its_classes_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The thousand names and the million files are not here; three and thirty stand for them.
+    names = ("n01440764", "n01443537", "n01484850")
+    known = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    for name, value in {"SYNSETS_SHA256": known, "TRAINING": 30, "HELD_OUT": 9}.items():
+        monkeypatch.setattr(f"accelmark.automl.data.imagenet.{name}", value)
+
+    def split(count: int, folders: tuple[str, ...] = names) -> FolderPictures:
+        files = [Path(folders[number % len(folders)]) / f"{number}.JPEG" for number in range(count)]
+        return FolderPictures(files, np.arange(count, dtype=np.int64) % len(folders), 224)
+
+    assert imagenet_identity(split(29), split(9)) == "a part of imagenet (29 training and 9 held-out pictures)"
+    assert imagenet_identity(split(30), split(9)) == "imagenet"
+    others = split(30, ("cat", "dog", "newt"))
+    assert imagenet_identity(others, split(9)) == "folders of 3 other classes than ImageNet's"
 
 
 def test_a_limit_makes_all_splits_small(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
+from typing import Any
 
 import pytest
 
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
-from accelmark.automl.rules import Facts, judge, preset
+from accelmark.automl.rules import PRESETS, Facts, judge, preset
 from accelmark.automl.score import Scoreboard, regulated, utilisation
 from accelmark.spec.errors import RequestError
 
@@ -149,6 +151,40 @@ def test_every_broken_rule_is_a_reason() -> None:
     for told in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
         assert told in text
     assert "fp32" not in text
+
+
+@pytest.mark.parametrize(
+    ("broken", "kept", "told"),
+    [
+        ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
+        ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
+        ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
+        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "more than 0.70"),
+        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy 0.6000"),
+        ({"dataset": "a part of imagenet (5 training and 2 held-out pictures)"}, {}, "a part of imagenet"),
+        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "ask for imagenet"),
+        ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
+    ],
+)
+def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
+    broken: dict[str, Any], kept: dict[str, Any], told: str
+) -> None:
+    reasons = judge(preset("aiperf-v1"), replace(GOOD, **broken)).reasons
+    assert len(reasons) == 1
+    assert told in reasons[0]
+    assert judge(preset("aiperf-v1"), replace(GOOD, **kept)).verdict == "VALID"
+
+
+def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
+    little = replace(GOOD, duration_s=1.0, held_out_accuracy=0.1, dataset="arrays", pretrained=True)
+    assert judge(preset("smoke"), little).verdict == "VALID"
+    assert judge(preset("smoke"), replace(little, finished_trials=0)).verdict == "INVALID"
+    assert judge(preset("smoke"), replace(little, precisions=frozenset({"fp8"}))).verdict == "INVALID"
+    assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
+
+
+def test_a_pretrained_start_is_disclosed() -> None:
+    assert "pretrained weights" in " ".join(judge(preset("aiperf-v1"), replace(GOOD, pretrained=True)).disclosures)
 
 
 def test_unmeasured_is_not_valid() -> None:

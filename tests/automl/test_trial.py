@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from accelmark.automl.config import TrainingConfig
 from accelmark.automl.data import Dataset, open_dataset
 from accelmark.automl.graph import Convolution, Network
 from accelmark.automl.morphs import Array, random_morph
 from accelmark.automl.records import Hyperparameters
-from accelmark.automl.trial.executor import TorchExecutor
-from accelmark.automl.trial.loop import Replica
+from accelmark.automl.trial.executor import Seat, TorchExecutor
 from accelmark.automl.trial.order import EpochReport, TrialOrder, TrialResult, digest, executed_network
 from tests.automl.pictures import tiny_dataset, tiny_network
 
@@ -65,7 +63,7 @@ def run(
     data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
-    result, trained = TorchExecutor(data, Replica(torch.device("cpu"))).run(given, weights, notes)
+    result, trained = TorchExecutor(data, Seat("cpu", threads=1)).run(given, weights, notes)
     return result, trained, notes
 
 
@@ -159,10 +157,16 @@ def test_the_precision_recorded_is_the_one_that_was_computed_in(data: Dataset) -
     assert run(data, order(training=half, epochs=1))[0].precision == "bf16"
 
 
-def test_a_trial_that_diverges_or_breaks_is_recorded_as_crashed(data: Dataset) -> None:
-    result, weights, _ = run(data, order(Hyperparameters(batch_size=32, learning_rate=1e30)))
-    assert (result.status, weights) == ("crashed", None)
-    assert "training loss" in result.reason
+def test_a_trial_that_diverges_is_recorded_as_such_with_the_part_that_it_trained(data: Dataset) -> None:
+    result, weights, notes = run(data, order(Hyperparameters(batch_size=32, learning_rate=1e30)))
+    assert (result.status, weights, result.held_out_accuracy) == ("diverged", None, None)
+    assert "the loss was not finite at step" in result.reason
+    (part,) = notes.epochs
+    assert (part.complete, part.train_loss, part.validation_accuracy) == (False, None, None)
+    assert part.trained_images == 32 * part.steps
+
+
+def test_a_trial_that_breaks_is_recorded_as_crashed(data: Dataset) -> None:
     broken = run(data, order(parent_network=tiny_network()), {"dense.weight": np.zeros((1, 1), np.float32)})[0]
     assert broken.status == "crashed"
     assert "KeyError" in broken.reason

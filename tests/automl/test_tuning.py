@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
 from math import log10
 from pathlib import Path
 
@@ -12,9 +19,20 @@ from accelmark.automl.tuning import StudyError, Tuner
 
 SPACE = TuningConfig(kernel=(3, 5), batch_size=(16, 32), learning_rate=(1e-3, 1e-1), dropout=(0.0, 0.5))
 
+OPEN: list[Tuner] = []
 
-def tuner(directory: Path, space: TuningConfig = SPACE, experiment: str = "one") -> Tuner:
-    return Tuner(space, TrainingConfig(), experiment=experiment, directory=directory, seed=4)
+
+def tuner(directory: Path, space: TuningConfig = SPACE, *, run: str = "one", experiment: str = "data") -> Tuner:
+    made = Tuner(space, TrainingConfig(), run=run, experiment=experiment, directory=directory, seed=4)
+    OPEN.append(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def test_every_hyperparameter_is_proposed_within_its_space(tmp_path: Path) -> None:
@@ -39,6 +57,20 @@ def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
     assert late < 0.7 * early
 
 
+def test_tpe_keeps_away_from_where_trials_diverged_and_ignores_those_that_crashed(tmp_path: Path) -> None:
+    one = tuner(tmp_path, TuningConfig(kernel=(), learning_rate=(1e-3, 1e1)))
+    asked = []
+    for number in range(30):
+        point = one.ask(number)
+        asked.append(point.learning_rate)
+        diverged = point.learning_rate > 0.1
+        one.tell(number, None if diverged else 0.5, diverged=diverged)
+    assert sum(rate > 0.1 for rate in asked[15:]) < sum(rate > 0.1 for rate in asked[:15])
+    one.ask(30)
+    one.tell(30, None)
+    assert {trial.state.name for trial in one.trials} == {"COMPLETE", "PRUNED", "FAIL"}
+
+
 def test_what_is_not_searched_stays_as_configured(tmp_path: Path) -> None:
     point = tuner(tmp_path, TuningConfig(kernel=(3, 5))).ask(0)
     assert (point.batch_size, point.learning_rate, point.dropout) == (448, 0.1, None)
@@ -56,12 +88,27 @@ def test_a_killed_run_finds_its_study_again_and_gives_up_what_was_running(tmp_pa
     second.tell(99, 0.1)
 
 
-def test_two_runs_share_a_study_by_its_url(tmp_path: Path) -> None:
-    space = SPACE.model_copy(update={"storage": f"sqlite:///{tmp_path / 'study.db'}"})
-    one, other = tuner(tmp_path, space), tuner(tmp_path, space)
+def shared(folder: Path, storage: str | None = None) -> TuningConfig:
+    return SPACE.model_copy(update={"storage": storage or f"sqlite:///{folder / 'study.db'}", "study": "ours"})
+
+
+def test_two_runs_share_a_study_by_its_url_and_name_and_give_up_only_their_own_trials(tmp_path: Path) -> None:
+    one, other = tuner(tmp_path, shared(tmp_path)), tuner(tmp_path, shared(tmp_path), run="two")
     one.ask(0)
     one.tell(0, 0.7)
     assert [trial.value for trial in other.trials] == [0.7]
+    one.ask(1)
+    other.ask(0)
+    assert tuner(tmp_path, shared(tmp_path), run="two").abandon_running() == 1
+    assert [trial.state.name for trial in one.trials] == ["COMPLETE", "RUNNING", "FAIL"]
+    one.tell(1, 0.8)
+    assert one.trials[1].value == 0.8
+
+
+def test_a_study_that_is_not_named_is_a_runs_own(tmp_path: Path) -> None:
+    alone = shared(tmp_path).model_copy(update={"study": None})
+    tuner(tmp_path, alone).ask(0)
+    assert tuner(tmp_path, alone, run="two").trials == []
 
 
 def test_a_study_of_another_experiment_is_refused(tmp_path: Path) -> None:
@@ -70,6 +117,62 @@ def test_a_study_of_another_experiment_is_refused(tmp_path: Path) -> None:
     one.tell(0, 0.1)
     with pytest.raises(StudyError, match="another experiment"):
         tuner(tmp_path, TuningConfig(kernel=(3,)))
+    with pytest.raises(StudyError, match="another experiment"):
+        tuner(tmp_path, experiment="other data")
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """A real PostgreSQL server of our own, on a socket in a folder of its own; gives its URL."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if not programs:
+        pytest.skip("PostgreSQL is not installed; tests/requirements.sh does")
+    programs_of = programs[-1].parent
+    owner = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="acmpg-"))
+    if owner:
+        shutil.chown(folder, owner)
+    make = [str(programs_of / "initdb"), "-D", str(folder / "data"), "-U", "accelmark", "-A", "trust", "--no-sync"]
+    subprocess.run(make, check=True, user=owner, cwd="/", stdout=subprocess.DEVNULL)
+    serve = [
+        str(programs_of / "postgres"),
+        "-D",
+        str(folder / "data"),
+        "-k",
+        str(folder),
+        "-c",
+        "listen_addresses=",
+        "-F",
+    ]
+    server = subprocess.Popen(serve, user=owner, cwd="/", stderr=subprocess.DEVNULL)
+    ready = [str(programs_of / "pg_isready"), "-h", str(folder), "-U", "accelmark", "-d", "postgres", "-t", "20"]
+    while subprocess.run(ready, check=False, stdout=subprocess.DEVNULL).returncode:
+        assert server.poll() is None
+        time.sleep(0.1)
+    yield f"postgresql://accelmark@/postgres?host={folder}"
+    server.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown: open connections are cut
+    server.wait(20)
+    shutil.rmtree(folder)
+
+
+def test_a_study_lives_in_postgresql_by_its_url(tmp_path: Path, postgresql: str) -> None:
+    one, other = tuner(tmp_path, shared(tmp_path, postgresql)), tuner(tmp_path, shared(tmp_path, postgresql), run="two")
+    for number in range(6):
+        point = one.ask(number)
+        one.tell(number, -abs(log10(point.learning_rate / 0.01)))
+    assert [trial.value for trial in other.trials] == [trial.value for trial in one.trials]
+    one.ask(6)
+    again = tuner(tmp_path, shared(tmp_path, postgresql))
+    assert again.abandon_running() == 1
+    with pytest.raises(StudyError, match="another experiment"):
+        tuner(tmp_path, shared(tmp_path, postgresql), experiment="other data")
+
+
+def test_a_server_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="cannot be opened") as caught:
+        tuner(tmp_path, shared(tmp_path, "postgresql://me:secret@127.0.0.1:1/none?connect_timeout=2"))
+    assert "secret" not in str(caught.value)
+    assert "me:***@127.0.0.1" in str(caught.value)
 
 
 def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:

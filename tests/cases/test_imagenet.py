@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.cases.resnet50._imagenet import ImageFolder
+from accelmark.cases.imagenet import ImageFolder
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import generator_for
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from accelmark.automl.graph import resnet50, small
 from accelmark.cli.automl import app
-from accelmark.spec.errors import RequestError, SpecError
-from tests.automl.pictures import tiny_dataset, tiny_network
+from accelmark.spec.errors import AccelmarkError, RequestError, SpecError
+from tests.automl.pictures import SIDE, tiny_dataset, tiny_network
 
 
 def said(*words: str) -> str:
@@ -73,6 +74,40 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
     path.write_text(json.dumps(config))
     printed = json.loads(said("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
     assert printed["schedule"]["concurrency"] == 3
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ({"network": "shapes.json"}, r"a window of 99x99 does not fit into 12x12"),
+        ({"network": "classes.json"}, r"has classes 0 to 3, network 'tiny' tells 7 classes apart"),
+        ({"dataset": {"name": "arrays", "directory": "half.npz"}}, r"a split is missing: no held_out_images"),
+        ({"dataset": {"name": "imagenet", "directory": "."}, "network": "resnet50"}, r"train: a split is missing"),
+        ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
+        ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
+        ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
+    ],
+)
+def test_a_wrong_request_is_one_message_before_anything_starts(
+    tmp_path: Path, broken: dict[str, object], told: str
+) -> None:
+    (tmp_path / "net.json").write_text(tiny_network().to_json())
+    whole = json.loads(tiny_network().to_json())
+    (tmp_path / "classes.json").write_text(small((1, SIDE, SIDE), 7, filters=(4, 6), name="tiny").to_json())
+    whole["nodes"][0]["layer"]["kernel"] = 99
+    (tmp_path / "shapes.json").write_text(json.dumps(whole))
+    np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
+    request = {
+        "network": "net.json",
+        "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
+        "schedule": {"concurrency": 1, "max_trials": 1},
+    }
+    path = tmp_path / "search.json"
+    path.write_text(json.dumps(request | broken))
+    for dry in ((), ("--dry-run",)):
+        with pytest.raises(AccelmarkError, match=told):
+            said("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
     assert not (tmp_path / "runs").exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.cli.conformance import HOOKS, case_checks, vendor_checks
+from accelmark.cli.conformance import HOOKS, Check, case_checks, vendor_checks
 from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError
 from accelmark.spec.scaffold import new_folder
@@ -73,3 +73,25 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
         new_folder("vendors", "cpu", bench)
     with pytest.raises(RequestError, match="cannot be a name"):
         new_folder("cases", "../evil", bench)
+
+
+def test_a_vendors_device_that_cannot_be_read_is_told_when_the_folder_is_tried(
+    bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelmark.cli.conformance._trial", lambda model, vendor: Check("good", f"{model} on {vendor}"))
+    new_folder("vendors", "acme4", bench)
+    assert missing([*vendor_checks("acme4", run=True)]) == ""
+    assert [check.what for check in vendor_checks("acme4", run=True)][-1] == "resnet_mini on acme4"
+    file = new_folder("vendors", "acme5", bench) / "vendor.yaml"
+    form = "{header: [ID], rows: ['(?P<index>\\d+)'], source: made up for tests}"
+    tool = f"  tool: {{command: [acme5-smi], forms: [{form}]}}\n"
+    file.write_text(file.read_text().replace("telemetry:\n", "telemetry:\n" + tool))
+    assert "acme5-smi is not installed" in missing([*vendor_checks("acme5", run=True)])
+    file = new_folder("vendors", "acme6", bench) / "vendor.yaml"
+    file.write_text(file.read_text().replace("always: true", "device_files: [nothing-of-the-kind]"))
+    advice = [check.what for check in vendor_checks("acme6", run=True) if check.state == "advice"]
+    assert "nothing was tried: no device of it is here" in advice
+
+
+def test_a_vendor_that_nothing_runs_on_says_why_in_its_checks() -> None:
+    assert "no PyTorch backend for Zixiao is public" in missing([*vendor_checks("zixiao", run=True)])

@@ -15,6 +15,8 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.delivery import wheel
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem
 from accelmark.spec.cluster import ClusterSpec
@@ -27,8 +29,16 @@ MakePlan = Callable[..., Plan]
 
 
 def look(plan: Plan, *given: Path) -> list[HostProblem]:
-    found = asyncio.run(Preflight(plan, given).run())
-    return [problem for problem in found if "is busy: load" not in problem.what]
+    directory = RunDirectory(Path("/nowhere/run"), plan)
+
+    async def body() -> list[HostProblem]:
+        launcher = launcher_for(plan, directory.path)
+        try:
+            return await Preflight(directory, launcher, plan.jobs, given).run()
+        finally:
+            await launcher.close()
+
+    return [problem for problem in asyncio.run(body()) if "is busy: load" not in problem.what]
 
 
 def test_hosts_in_order_have_no_problem(plan: MakePlan) -> None:

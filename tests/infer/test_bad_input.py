@@ -12,8 +12,38 @@ import torch
 from onnx import TensorProto, helper
 
 from accelmark.infer.failures import OutOfMemoryError, Situation, UnsupportedOperatorError, explained
+from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
+
+_ENGINE = """
+import torch
+from accelmark.infer.engines.eager import Engine as Eager
+
+class Engine(Eager):
+    def __call__(self, inputs):
+        outputs, other_s = super().__call__(inputs)
+        return {outputs}, other_s
+"""
+"""A vendor's engine, its runtime played by the framework; what it returns is a test's matter."""
+
+
+@pytest.fixture
+def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes a job of a vendor whose folder holds engines of its own."""
+    engines = tmp_path / "plugins" / "vendors" / "acme" / "engines"
+    engines.mkdir(parents=True)
+    vendor = {"name": "acme", "title": "Acme", "device_type": "cpu", "distributed_backend": "gloo"}
+    (engines.parent / "vendor.yaml").write_text(json.dumps(vendor | {"visible_devices_env": "ACME", "chips": []}))
+    returned = {
+        "acme_rt": "outputs",
+        "acme_nan": "[torch.full_like(each, float('nan')) for each in outputs]",
+        "acme_greedy": "[torch.empty(2**60, dtype=torch.uint8)]",
+    }
+    for name, outputs in returned.items():
+        (engines / f"{name}.py").write_text(_ENGINE.format(outputs=outputs))
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path / "plugins"))
+    return lambda **settings: make_job(**settings).model_copy(update={"vendor": "acme"})
 
 
 def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
@@ -71,15 +101,18 @@ def test_an_engine_file_that_is_damaged(take: Any, tmp_path: Path, compiler: str
     assert "compile it again" in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
-def test_an_engine_file_built_for_another_chip(take: Any, tiny_onnx: Path) -> None:
+@pytest.mark.parametrize(("what", "there"), [("device", "Another Chip"), ("openvino", "2019.1"), ("precision", "bf16")])
+def test_an_engine_file_built_for_something_else(take: Any, tiny_onnx: Path, what: str, there: str) -> None:
     first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
     compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
     fingerprint = Path(f"{compiled}.json")
     recorded = json.loads(fingerprint.read_text())
-    fingerprint.write_text(json.dumps(recorded | {"device": "Another Chip"}))
-    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path=compiled)
+    fingerprint.write_text(json.dumps(recorded | {what: there}))
+    ran = take(compiler="openvino", exist_onnx_path="x", exist_compiler_path=compiled)
     message = _failed(ran, InferStep.INFER, "incompatible_engine")
-    assert "device 'Another Chip' there" in message
+    assert f"{what} '{there}' there" in message
+    assert "compile it again" in message
+    assert ran.finished.val_average_acc == first.finished.val_average_acc, "what was validated before is kept"
 
 
 def test_an_empty_data_directory(take: Any, make_job: Any, tmp_path: Path) -> None:
@@ -109,6 +142,42 @@ def test_a_real_failed_allocation_is_out_of_memory(take: Any, make_job: Any, mon
     monkeypatch.setattr("accelmark.infer.case.InferCase.model_forward", greedy)
     message = _failed(take(make_job(compiler=None)), InferStep.VALIDATE, "out_of_memory")
     assert "try batch_size 8" in message
+
+
+def test_out_of_memory_in_the_engine_keeps_what_was_validated(take: Any, acme_job: Any) -> None:
+    ran = take(acme_job(compiler="acme_greedy"))
+    message = _failed(ran, InferStep.INFER, "out_of_memory")
+    assert "acme_greedy on cpu" in message
+    assert "at batch 16; try batch_size 8" in message
+    assert ran.finished.val_average_acc > 0.9
+    assert ran.finished.p_validation_core > 0
+
+
+def test_nan_that_only_the_engine_makes_is_invalid_beside_a_fine_validation(take: Any, acme_job: Any) -> None:
+    finished = take(acme_job(compiler="acme_nan")).finished
+    assert (finished.state, finished.valid) == ("completed", False)
+    assert "NaN or infinity in the outputs of 7 batches" in finished.invalid_reasons
+    assert finished.val_average_acc > 0.9
+
+
+def test_a_vendors_engine_takes_the_steps_like_any_other(take: Any, acme_job: Any) -> None:
+    ran = take(acme_job(compiler="acme_rt"))
+    assert ran.finished.valid, ran.finished.invalid_reasons
+    assert ran.finished.infer_average_acc == ran.finished.val_average_acc
+    compiled = next(end for end in ran.of(Event.STAGE_END) if end.step is InferStep.COMPILE)
+    assert compiled.details["dtype"] == "torch.float32"
+
+
+def test_a_device_without_a_known_provider_says_where_to_name_one(take: Any, make_job: Any, tiny_onnx: Path) -> None:
+    job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx))
+    ran = take(job.model_copy(update={"device_type": "gcu"}))
+    assert "engine_options.providers" in _failed(ran, InferStep.COMPILE, "engine_missing")
+
+
+def test_a_provider_may_be_named_for_any_device(take: Any, make_job: Any, tiny_onnx: Path) -> None:
+    options = {"providers": ["CPUExecutionProvider"]}
+    job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx), engine_options=options)
+    assert take(job.model_copy(update={"device_type": "gcu"})).finished.infer_average_acc > 0.9
 
 
 def test_an_engine_that_is_not_installed_says_so(take: Any, tiny_onnx: Path) -> None:

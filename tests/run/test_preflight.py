@@ -13,11 +13,12 @@ from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
+    NotReadyError,
     judge_devices,
     judge_host,
     judge_together,
 )
-from accelmark.run.preflight.report import NotReadyError, refuse
+from accelmark.run.preflight.report import refuse
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 

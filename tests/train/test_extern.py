@@ -1,8 +1,12 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from accelmark.spec.errors import RequestError
+from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef
 from accelmark.train.extern import load_hooks, load_module
 from accelmark.train.hooks import Hooks
@@ -84,3 +88,111 @@ def test_a_framework_without_a_backend_is_refused(tmp_path: Path, run_here: RunH
     ran = run_here(job)
     assert ran.exit_code == 2
     assert "did you mean 'pytorch'?" in (ran.finished().message or "")
+
+
+SAME = """
+from accelmark.train.hooks import Hooks
+
+class Extern(Hooks):
+    def convert_model(self, model):
+        return super().convert_model(model)
+"""
+
+IDENTITY = """
+import torch
+from accelmark.train.hooks import Hooks
+
+class Extern(Hooks):
+    def convert_model(self, model):
+        for name, child in model.named_modules():
+            for attribute, part in child.named_children():
+                if isinstance(part, (torch.nn.ReLU, torch.nn.GELU, torch.nn.Tanh)):
+                    setattr(child, attribute, torch.nn.Identity())
+        return super().convert_model(model)
+"""
+
+OWN_FORWARD = """
+from accelmark.train.hooks import Hooks
+
+class Extern(Hooks):
+    def convert_model(self, model):
+        model.forward = type(model).forward.__get__(model)
+        return super().convert_model(model)
+"""
+
+PATCH = """
+import functools
+import torch
+from accelmark.train.hooks import Hooks
+
+def faster(*arguments, **more):
+    return torch.zeros(())
+
+torch.nn.functional.silu = faster
+
+step = torch.optim.SGD.step
+
+@functools.wraps(step)
+def twice(self, *arguments, **more):
+    step(self, *arguments, **more)
+    return step(self, *arguments, **more)
+
+torch.optim.SGD.step = twice
+
+class Extern(Hooks):
+    pass
+"""
+
+
+def started_with(directory: Path, run_here: RunHere, code: str, **settings: object) -> Started:
+    ran = run_here(make_job(directory, dict(settings), extern=vendor_folder(directory, code)))
+    assert ran.exit_code == 0
+    return Started.model_validate(ran.values("INIT_END")[0])
+
+
+def test_hooks_that_leave_the_model_alone_leave_every_trace_of_it(tmp_path: Path, run_here: RunHere) -> None:
+    started = started_with(tmp_path, run_here, SAME)
+    assert (started.num_replaced_modules, started.output_difference) == (0, 0.0)
+    assert started.module_hash == started.standard_module_hash
+    assert started.checkpoint_hash == started.trained_checkpoint_hash
+    assert started.replaced_functions == ()
+
+
+def test_an_activation_that_was_taken_out_is_seen_though_no_parameter_changed(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    started = started_with(tmp_path, run_here, IDENTITY)
+    assert started.parameter_hash == started.standard_parameter_hash
+    assert started.module_hash != started.standard_module_hash
+    assert started.num_replaced_modules > 0
+    assert started.output_difference is not None
+    assert started.output_difference > 0.02
+
+
+def test_a_forward_that_was_put_on_a_module_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+    started = started_with(tmp_path, run_here, OWN_FORWARD)
+    assert "with a forward of its own" in " ".join(started.replaced_modules)
+
+
+def test_a_function_of_the_frameworks_that_was_replaced_is_seen(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.functional, "silu", torch.nn.functional.silu)  # put back after the test
+    monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.SGD.step)
+    started = started_with(tmp_path, run_here, PATCH)
+    silu, step = started.replaced_functions
+    assert silu.startswith("torch.nn.functional.silu -> ")
+    assert "extern/__init__.py:6" in silu
+    assert step.startswith("torch.optim.SGD.step -> ")
+    assert "extern/__init__.py" in step
+
+
+def test_wrappers_that_pytorch_puts_around_its_own_functions_are_not_the_vendors(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path\nimport sys\nimport torch\n"
+        "from accelmark.train.equivalence import Functions\nfunctions = Functions()\n"
+        "model = torch.nn.Linear(2, 2)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
+        "import torch._dynamo\nprint(functions.replaced())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "()"

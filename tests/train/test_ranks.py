@@ -29,7 +29,46 @@ def fsdp2(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     directory = tmp_path_factory.mktemp("fsdp2")
     settings = {**ADAM, "batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clip_norm": 0.5}
     settings |= {"parallelism": "fsdp2", "checkpoint.every_steps": 6, "checkpoint.keep": 2}
-    return run(make_job(directory, settings, nproc=2), directory)
+    return run(make_job(directory, settings, nproc=2, extern=extern_of(directory, HONEST)), directory)
+
+
+HONEST = """
+    def convert_model(self, model):
+        return super().convert_model(model)
+"""
+
+UNEVEN = """
+    def convert_model(self, model):
+        if self.place.rank == 1:
+            import torch
+            with torch.no_grad():
+                model.head.weight.mul_(1.5)
+        return super().convert_model(model)
+"""
+
+
+def extern_of(directory: Path, hook: str) -> Path:
+    folder = directory / "vendor" / "tiny-pytorch"
+    (folder / "extern").mkdir(parents=True)
+    code = f"from accelmark.train.hooks import Hooks\n\n\nclass Extern(Hooks):{hook}"
+    (folder / "extern" / "__init__.py").write_text(code)
+    return folder
+
+
+def test_the_first_weights_of_a_sharded_model_are_gathered_and_compared(fsdp2: Ran) -> None:
+    (started,) = fsdp2.values("INIT_END", 0)
+    assert started["checkpoint_hash"] == started["trained_checkpoint_hash"]
+    assert started["module_hash"] == started["standard_module_hash"]
+    assert started["num_replaced_modules"] == 0
+
+
+def test_weights_that_one_rank_changed_before_sharding_are_seen(tmp_path: Path) -> None:
+    settings = {**ADAM, "parallelism": "fsdp2", "end.max_steps": 2}
+    ran = run(make_job(tmp_path, settings, nproc=2, extern=extern_of(tmp_path, UNEVEN)), tmp_path)
+    assert ran.exit_code == 0, ran.output
+    (started,) = ran.values("INIT_END", 0)
+    assert started["trained_checkpoint_hash"] is not None
+    assert started["checkpoint_hash"] != started["trained_checkpoint_hash"]
 
 
 def mean_losses(ran: Ran) -> list[float]:

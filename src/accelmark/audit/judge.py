@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
 from accelmark.results.judgement import Judgement, Verdict
 from accelmark.results.schema import Finding, RoundResult
@@ -19,11 +19,19 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.real_data,
     workload.settings,
     workload.model_structure,
+    workload.model_computation,
     workload.initial_weights,
     workload.optimizer_type,
     workload.dataset,
     workload.precision,
     workload.seeds,
+    inference.case_contract,
+    inference.model_structure,
+    inference.engine_source,
+    inference.accuracy_gate,
+    inference.precision,
+    inference.enough_measured,
+    inference.loadgen,
     outcome.enough_duration,
     outcome.chip_identity,
     outcome.quiet_machine,
@@ -41,7 +49,7 @@ def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Return VALID, OPEN (it broke the case's rules and says so) or INVALID, with every finding."""
+    """Return VALID, OPEN (declared open, or a person has to look at what was changed) or INVALID, with all findings."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     found += [
         seen.model_copy(update={"round": entry.number}) for entry in evidence.rounds for seen in entry.result.findings

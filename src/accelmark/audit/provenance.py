@@ -8,7 +8,8 @@ from typing import Final
 
 from accelmark.audit.evidence import Evidence
 from accelmark.audit.finding import finding
-from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook
+from accelmark.audit.inference import engine_details
+from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity
 
 _SHOWN: Final = 10
 
@@ -19,13 +20,15 @@ def source_tree(evidence: Evidence) -> Iterator[Finding]:
     if source is None:
         if evidence.rounds:
             actual = "the run did not write it down"
-            yield finding("warning", "source-tree", "a record of the source (source.json)", actual)
+            yield finding("error", "source-tree", "a record of the source (source.json)", actual)
         return
     if source.modified:
         shown = ", ".join(source.modified[:_SHOWN])
         more = f" and {len(source.modified) - _SHOWN} more" if len(source.modified) > _SHOWN else ""
         origin = f"commit {source.commit[:12]}" if source.commit else f"release {source.version}"
-        yield finding("warning", "source-tree", f"the files of {origin}", f"modified: {shown}{more}")
+        # A release is nobody's to edit; a checkout is where people work, and a reader sees what they changed.
+        severity: Severity = "open" if source.kind == "wheel" else "warning"
+        yield finding(severity, "source-tree", f"the files of {origin}", f"modified: {shown}{more}")
     elif source.reason is not None:
         yield finding("warning", "source-tree", "a wheel or a git checkout", source.reason)
 
@@ -77,9 +80,18 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         hooks=tuple(_hooks(evidence)),
         extern=files.extern if files else {},
         kernels=files.kernels if files else {},
+        engines=dict(_engines(evidence)),
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
     )
+
+
+def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:
+    for entry in evidence.rounds:
+        if entry.result.inference is not None:
+            told = engine_details(entry.result.inference)
+            if "engine_code" in told:
+                yield str(told["engine_code"]), int(str(told.get("engine_code_lines", 0)))
 
 
 def _hooks(evidence: Evidence) -> Iterator[ReplacedHook]:

@@ -15,6 +15,10 @@ from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TrainSettings
 
 _TYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+MOST_APART: Final = 0.02
+"""Largest relative difference of a vendor's model's outputs: TF32's and other kernels' rounding stay far below it."""
+_WHOLLY: Final = 10.0
+_SHOWN: Final = 3
 _KINDS: Final = ("adamw", "adamax", "adafactor", "adagrad", "rmsprop", "adam", "lamb", "lars", "lion", "sgd")
 
 
@@ -38,11 +42,40 @@ def model_structure(evidence: Evidence) -> Iterator[Finding]:
                 f"hash {started.parameter_hash[:12]}"
             )
             yield breach("model-structure", expected, actual, entry)
-        if started.num_replaced_modules:
-            shown = "; ".join(started.replaced_modules[:3])
-            actual = f"{started.num_replaced_modules} modules are of another class: {shown}"
-            yield finding("warning", "modules-replaced", "the case's own modules", actual, entry)
     yield from _same(evidence, "model-structure", "standard_parameter_hash", "one model in all rounds")
+
+
+def model_computation(evidence: Evidence) -> Iterator[Finding]:
+    """Check that the modules, those without parameters too, are the case's own and compute what they did.
+
+    A replaced module takes a run out of comparison even where it computes the same: whether it does so in training
+    cannot be seen from its outputs in evaluation.
+    """
+    for entry in evidence.rounds:
+        started = entry.started
+        if started is None:
+            continue
+        apart = started.output_difference
+        if started.num_replaced_modules:
+            shown = "; ".join(started.replaced_modules[:_SHOWN])
+            more = started.num_replaced_modules - min(_SHOWN, len(started.replaced_modules))
+            actual = f"{started.num_replaced_modules} modules are others: {shown}" + (
+                f" and {more} more" if more else ""
+            )
+            if apart is None:
+                actual += "; what they compute was not compared"
+            yield finding("open", "modules-replaced", "the case's own modules", actual, entry)
+        if apart is not None and apart > MOST_APART:
+            actual = f"of the same samples it computes something {_times(apart)} apart"
+            yield breach("model-outputs", f"what the case's model computes, within {MOST_APART:.0%}", actual, entry)
+        if started.replaced_functions:
+            actual = f"the vendor's code replaced {'; '.join(started.replaced_functions[:_SHOWN])}"
+            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
+    yield from _same(evidence, "model-structure", "standard_module_hash", "one model in all rounds")
+
+
+def _times(apart: float) -> str:
+    return "wholly" if apart > _WHOLLY else f"{apart:.1%}"
 
 
 def initial_weights(evidence: Evidence) -> Iterator[Finding]:

@@ -8,10 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from accelmark.automl.morphs import Morph, WeightMode
 
-TrialStatus = Literal["running", "finished", "cut", "crashed", "stalled", "lost", "out-of-memory"]
+TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
 """finished: to its last epoch or its early stop; cut: ended by the run's own end; the others gave no result."""
 
-FAILURES: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
+RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
+"""Ends that may not come again."""
+
+FAILURES: tuple[TrialStatus, ...] = (*RETRIED, "diverged")
+"""Ends without a result. What diverged would diverge again: it is skipped."""
 
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -73,7 +77,13 @@ class OperationCost(Record):
 
 
 class TrialRecord(Record):
-    """One trial: what was trained, how, where, and what became of it."""
+    """One trial: what was trained, how, where, and what became of it.
+
+    From the training driver's record: ``precision`` that was computed in, ``ranks`` in step, ``trained_images`` over
+    all of them, ``flops_per_image``
+    (matrix work of the model that was built, forward and backward, by ``torch.utils.flop_counter``), ``computing_s``
+    (of training steps alone, without waiting for data), ``peak_memory_mib`` of rank 0's device. None where it has none.
+    """
 
     trial: int
     individual: int
@@ -98,3 +108,8 @@ class TrialRecord(Record):
     precision: str | None = None
     device: str | None = None
     host: str | None = None
+    ranks: int | None = None
+    trained_images: int | None = None
+    flops_per_image: float | None = None
+    computing_s: float | None = None
+    peak_memory_mib: float | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Literal, final
 
-from accelmark.automl.records import TrialStatus
+from accelmark.automl.records import RETRIED, TrialStatus
 
 AIPERF_ROUND_EPOCHS: Final = (15, 30, 45, 60)
 AIPERF_TUNING_ROUND: Final = 4
@@ -123,7 +123,7 @@ class Scheduler:
         old = self.running.pop(trial)
         if status == "finished":
             self.finished_trials += 1
-        if status in ("finished", "cut") or self.stop_reason(now_s) in ("time", "asked"):
+        if status not in RETRIED or self.stop_reason(now_s) in ("time", "asked"):
             return False
         if old.attempt >= self.schedule.max_attempts:
             return False

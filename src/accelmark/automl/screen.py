@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from accelmark.automl.engine.state import RunState
+from accelmark.automl.records import TrialStatus
 from accelmark.automl.schedule import Scheduler
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SHOWN: Final = 12
+_STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
 
 
 def operations_per_s(value: float | None) -> str:
@@ -50,17 +52,45 @@ def live_view() -> Iterator[Observer]:
 
 
 def _picture(state: RunState, scheduler: Scheduler) -> Group:
-    point = state.scoreboard().final()
+    point, used = state.scoreboard().final(), state.utilisation()
     counts = Counter(record.status for record in state.trials.values())
-    head = Text(
-        f"{state.clock_s:8.0f} s   score {operations_per_s(point.score)}   error {percent(point.error)}"
-        f"   regulated {operations_per_s(point.regulated_score)}   idle {percent(state.utilisation().idle_share)}"
-        f"   {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
-        f"   {len(scheduler.ready)} networks ready"
+    limit = scheduler.schedule.max_s
+    head = Table.grid(padding=(0, 3))
+    head.add_row(
+        *("time", "score", "error", "regulated", "idle", "best of search"),
+        style="dim",
     )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("trial", "worker", "round", "status", "epoch", "validation", "held-out", "network"):
-        table.add_column(heading)
+    head.add_row(
+        f"{state.clock_s:.0f} s" + ("" if limit is None else f" of {limit:.0f}"),
+        operations_per_s(point.score),
+        percent(point.error),
+        operations_per_s(point.regulated_score),
+        percent(used.idle_share),
+        percent(point.search_error),
+    )
+    bound = scheduler.schedule.max_trials
+    told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items())) or "none yet"
+    trials = Text(
+        f"trials: {told}{'' if bound is None else f'; {bound} at most'}; {len(scheduler.ready)} networks ready",
+        style="dim",
+    )
+    parts: list[RenderableType] = [head, trials, _trials(state)]
+    if state.notes:
+        last = Text(f"{state.notes[-1].clock_s:.0f} s: {state.notes[-1].text}", style="yellow", overflow="ellipsis")
+        last.no_wrap = True
+        parts.append(last)
+    return Group(*parts)
+
+
+def _trials(state: RunState) -> Table:
+    """Return a table of the trials that run and of the latest others; the network's last morph where there is room."""
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("trial", "worker", "round"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    table.add_column("status", no_wrap=True, min_width=len("finished"))
+    for heading in ("epoch", "accuracy", "held out"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    table.add_column("network", no_wrap=True, overflow="ellipsis", ratio=1)
     latest = sorted(state.trials.values(), key=lambda record: (record.status == "running", record.trial))[-_SHOWN:]
     for record in latest:
         seen = [
@@ -72,19 +102,19 @@ def _picture(state: RunState, scheduler: Scheduler) -> Group:
             str(record.trial),
             str(record.worker),
             str(record.round),
-            record.status,
+            Text(record.status, style=_STYLES.get(record.status, "red")),
             f"{len(seen)}/{record.epochs_planned}",
             percent(max((epoch.validation_accuracy or 0 for epoch in seen), default=None)),
             percent(record.held_out_accuracy),
-            ", ".join(map(str, record.morphs)) or "seed",
+            ", ".join(map(str, reversed(record.morphs))) or "seed",
         )
-    return Group(head, table)
+    return table
 
 
 def show_summary(summary: Summary) -> None:
     """Print a run's figures, the reason of a failure first."""
     console = Console()
-    judged, final = summary.judgement, summary.final
+    judged, final, used = summary.judgement, summary.final, summary.consumption
     style = "green" if judged.verdict == "VALID" else "red"
     console.print(Text(f"{judged.verdict} by rules {judged.rules} (version {judged.version})", style=style))
     for reason in judged.reasons:
@@ -101,8 +131,16 @@ def show_summary(summary: Summary) -> None:
         "error": f"{percent(final.error)} held out, {percent(final.search_error)} best of search",
         "regulated score": operations_per_s(final.regulated_score),
         "idle": percent(summary.utilisation.idle_share),
+        "power": _measured(used.mean_power_w, "W", used.reasons.get("mean_power_w", "")),
+        "processor use": percent(used.cpu_utilisation)
+        if used.cpu_utilisation is not None
+        else _measured(None, "", used.reasons.get("cpu_utilisation", "")),
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
+
+
+def _measured(value: float | None, unit: str, reason: str) -> str:
+    return f"not measured: {reason}" if value is None else f"{value:.1f} {unit}"

@@ -153,11 +153,17 @@ def facts_of(config: AutomlConfig, state: RunState) -> Facts:
         precisions=frozenset(record.precision for record in trials if record.precision is not None),
         held_out_accuracy=None if final.error is None else 1 - final.error,
         search_accuracy=None if final.search_error is None else 1 - final.search_error,
-        dataset=config.dataset.name + ("" if config.dataset.limit is None else " (a part of it)"),
+        dataset=_dataset(config, state) + ("" if config.dataset.limit is None else " (a part of it)"),
         pretrained=config.search.initial_weights is not None,
         finished_trials=sum(record.status == "finished" for record in trials),
         interruptions=state.interruptions,
     )
+
+
+def _dataset(config: AutomlConfig, state: RunState) -> str:
+    """Return which data set the workers found; what the configuration calls it where none was recorded."""
+    found = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
+    return " or ".join(sorted(found)) or config.dataset.name
 
 
 def _standing(run: RunDirectory, state: RunState) -> Standing:

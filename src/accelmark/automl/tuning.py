@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 JOURNAL_NAME: Final = "study.journal"
 _EXPERIMENT: Final = "experiment"
+_RUN: Final = "run"
 
 
 class StudyError(RequestError):
@@ -25,36 +27,49 @@ class StudyError(RequestError):
 class Tuner:
     """Asks a shared study for hyperparameters and tells it what they were worth.
 
-    ``experiment`` names the run that the study belongs to: a study of another experiment is refused, since its values
-    came from other data or another schedule.
+    ``run`` names the run, and the study where ``tuning.study`` names none. ``experiment`` says what the study's values
+    are of: a study of another experiment is refused, since they came from other data or another network.
     """
 
     def __init__(
-        self, tuning: TuningConfig, training: TrainingConfig, *, experiment: str, directory: Path, seed: int
+        self, tuning: TuningConfig, training: TrainingConfig, *, run: str, experiment: str, directory: Path, seed: int
     ) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._tuning: Final = tuning
         self._training: Final = training
+        self._run: Final = run
         self._open: dict[int, Trial] = {}
-        name = f"accelmark-{experiment}"
+        name = f"accelmark-{tuning.study or run}"
         try:
+            self._storage: Final = _storage(tuning.storage, directory)
             self._study = optuna.create_study(
-                storage=_storage(tuning.storage, directory),
+                storage=self._storage,
                 study_name=name,
                 direction="maximize",
                 load_if_exists=True,
                 sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, constant_liar=True),
             )
         except Exception as error:
-            raise StudyError(f"the study's storage {tuning.storage or directory} cannot be opened: {error}") from error
+            where = _without_password(tuning.storage) if tuning.storage else directory
+            said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise StudyError(f"the study's storage {where} cannot be opened: {said}") from error
+        try:
+            self._check_experiment(name, experiment)
+            self._check_space()
+        except StudyError:
+            self.close()
+            raise
+
+    def _check_experiment(self, name: str, experiment: str) -> None:
         owner = self._study.user_attrs.get(_EXPERIMENT)
         if owner is None:
             self._study.set_user_attr(_EXPERIMENT, experiment)
         elif owner != experiment:
-            raise StudyError(f"study {name!r} belongs to experiment {owner!r}, not to {experiment!r}")
-        self._check_space()
+            raise StudyError(
+                f"study {name!r} is of another experiment ({owner}; this is {experiment}): name another tuning.study"
+            )
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -84,29 +99,43 @@ class Tuner:
     def ask(self, trial: int) -> Hyperparameters:
         """Return what TPE proposes for this trial number; what is not searched stays as configured."""
         asked = self._study.ask(self.distributions)
+        asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self.defaults().model_copy(update=dict(asked.params))
 
-    def tell(self, trial: int, value: float | None) -> None:
-        """Report a trial's worth; None when it gave no result. A trial that was not tuned is passed over."""
+    def tell(self, trial: int, value: float | None, *, diverged: bool = False) -> None:
+        """Report a trial's worth; None when it gave no result. A trial that was not tuned is passed over.
+
+        One that diverged is told as pruned: TPE ranks it below all that have a value, and so keeps away from where it
+        was. One that failed otherwise says nothing of its hyperparameters, and TPE leaves it out.
+        """
         from optuna.trial import TrialState
 
         asked = self._open.pop(trial, None)
         if asked is None:
             return
         if value is None:
-            self._study.tell(asked, state=TrialState.FAIL)
+            self._study.tell(asked, state=TrialState.PRUNED if diverged else TrialState.FAIL)
         else:
             self._study.tell(asked, value)
 
     def abandon_running(self) -> int:
-        """Mark trials that a killed run left behind as failed; return how many."""
+        """Mark trials that this run left behind when it was killed as failed; return how many."""
         from optuna.trial import TrialState
 
-        left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        left = [trial for trial in running if trial.user_attrs.get(_RUN) == self._run]
         for trial in left:
             self._study.tell(trial.number, state=TrialState.FAIL)
         return len(left)
+
+    def close(self) -> None:
+        """Let go of the connections to a data base."""
+        from optuna.storages import RDBStorage
+
+        if isinstance(self._storage, RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     def _check_space(self) -> None:
         known = self.distributions
@@ -123,8 +152,16 @@ def default_hyperparameters(training: TrainingConfig) -> Hyperparameters:
     return Hyperparameters(batch_size=training.batch_size, learning_rate=training.learning_rate)
 
 
-def _storage(url: str | None, directory: Path) -> str | BaseStorage:
-    from optuna.storages import JournalStorage
+def _storage(url: str | None, directory: Path) -> BaseStorage:
+    from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
-    return url or JournalStorage(JournalFileBackend(str(directory / JOURNAL_NAME)))
+    if url is None:
+        return JournalStorage(JournalFileBackend(str(directory / JOURNAL_NAME)))
+    if url.startswith("postgresql://"):  # a URL of PostgreSQL's own form names no driver; ours is psycopg
+        url = f"postgresql+psycopg://{url.removeprefix('postgresql://')}"
+    return RDBStorage(url)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", url)

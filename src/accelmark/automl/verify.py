@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from accelmark.automl.counting import count
+from accelmark.automl.engine.journal import Event, Proposed, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.graph import Network, find_problems
-from accelmark.automl.morphs import MorphError, apply_morph
-from accelmark.automl.records import TrialRecord
+from accelmark.automl.morphs import Morph, MorphError, apply_morph
+from accelmark.automl.records import FAILURES, Hyperparameters, TrialRecord
 from accelmark.automl.rules import judge, preset
 from accelmark.automl.summary import JudgementRecord, facts_of
-from accelmark.automl.trial.order import digest, executed_network
+from accelmark.automl.trial.order import executed_network
 
 _CLOCK_SLACK_S = 0.5
 
@@ -36,7 +38,9 @@ def verify_run(run: RunDirectory) -> Verified:
         stated = (record.cost.forward, record.cost.backward, record.cost.evaluation, record.cost.update)
         if latest and stated != (counted.forward, counted.backward, counted.evaluation, counted.update):
             broken.append(f"trial {record.trial}: its operations are not those of its network")
-    broken.extend(_broken_lineage(state))
+        if latest and record.flops_per_image not in (None, counted.matrix):
+            broken.append(f"trial {record.trial}: the driver saw another matrix work than is counted")
+    broken.extend(_broken_lineage(read_journal(run.path), state))
     broken.extend(_overlaps(state))
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.of(epoch) for epoch in epochs)
@@ -57,9 +61,13 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
     found: list[str] = []
     if find_problems(network):
         found.append(f"trial {record.trial}: its network cannot be built")
-    for epoch in state.epochs:
-        if (epoch.trial, epoch.attempt) != (record.trial, record.attempt):
-            continue
+    epochs = [epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+    recorded = sum(epoch.trained_images for epoch in epochs)
+    if record.status not in FAILURES and record.trained_images not in (None, recorded):
+        found.append(
+            f"trial {record.trial}: its epochs hold {recorded} images, the driver trained {record.trained_images}"
+        )
+    for epoch in epochs:
         if epoch.ended_s < epoch.begun_s or epoch.begun_s < record.started_s - _CLOCK_SLACK_S:
             found.append(f"trial {record.trial}, epoch {epoch.epoch}: its times contradict each other")
         if epoch.training_s + epoch.evaluating_s > epoch.ended_s - epoch.begun_s + _CLOCK_SLACK_S:
@@ -69,29 +77,40 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
     return found
 
 
-def _broken_lineage(state: RunState) -> list[str]:
+def _broken_lineage(events: Iterable[Event], state: RunState) -> list[str]:
+    """Follow every network from its parent's morphs, and through the hyperparameters that were written into it.
+
+    A child is proposed while its parent may be given its hyperparameters, so it may come of any form that the parent
+    had by then; each form must come of the one before by hyperparameters that a trial of it records.
+    """
     found: list[str] = []
-    hyper = {record.individual: record.hyperparameters for record in state.trials.values()}
-    for one in state.individuals:
-        if one.parent is None:
+    forms: dict[int, list[Network]] = {}
+    tuned: dict[int, list[Hyperparameters]] = {}
+    for record in state.attempts.values():
+        tuned.setdefault(record.individual, []).append(record.hyperparameters)
+    for event in events:
+        if not isinstance(event, Proposed):
             continue
-        network = state.individuals[one.parent].network
-        try:
-            for morph in one.morphs:
-                network = apply_morph(network, morph)
-        except MorphError as error:
-            found.append(f"network {one.id}: {error}")
-            continue
-        if one.id in hyper:
-            network = executed_network(network, hyper[one.id])
-        if digest(network) != digest(one.network) and not _parent_changed_later(state, one.parent):
+        one = event.individual
+        if one.id in forms:
+            last = forms[one.id][-1]
+            if all(executed_network(last, hyper) != one.network for hyper in tuned.get(one.id, [])):
+                found.append(f"network {one.id} is not what its trial's hyperparameters make")
+        elif one.parent is not None and all(
+            _morphed(parent, one.morphs) != one.network for parent in forms.get(one.parent, [])
+        ):
             found.append(f"network {one.id} is not what its parent's morphs make")
+        forms.setdefault(one.id, []).append(one.network)
     return found
 
 
-def _parent_changed_later(state: RunState, parent: int) -> bool:
-    """Tell whether a parent may have been proposed from before its hyperparameters were written into it."""
-    return any(record.individual == parent and record.tuned for record in state.trials.values())
+def _morphed(network: Network, morphs: Iterable[Morph]) -> Network | None:
+    try:
+        for morph in morphs:
+            network = apply_morph(network, morph)
+    except MorphError:
+        return None
+    return network
 
 
 def _overlaps(state: RunState) -> list[str]:

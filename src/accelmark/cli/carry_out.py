@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,18 +29,32 @@ def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_
     if dry_run:
         preview(plan, path, as_json=as_json)
         return
-    from accelmark.run.preflight.report import preflight, print_table, refuse
+    from accelmark.run.preflight.report import ready
     from accelmark.run.session import start
 
     plan = plan.model_copy(update={"offline": offline})
-    problems = preflight(plan)
-    if problems and not as_json:
-        print_table(problems)
-    refuse(problems, plan)
     if not as_json:
         for warning in plan.warnings:
             typer.secho(f"warning: {warning}", fg="yellow", err=True)
-    conclude(start(plan, path, DataFetcher(offline), as_json=as_json), as_json=as_json)
+    with told_in_a_table(as_json=as_json):
+        outcome = start(plan, path, DataFetcher(offline), as_json=as_json, ready=ready)
+    conclude(outcome, as_json=as_json)
+
+
+@contextmanager
+def told_in_a_table(*, as_json: bool) -> Iterator[None]:
+    """End the command with one table of every problem of every host where hosts are not ready; programs get a list."""
+    from accelmark.run.preflight.facts import NotReadyError
+    from accelmark.run.preflight.report import print_table
+
+    try:
+        yield
+    except NotReadyError as error:
+        if as_json:
+            raise
+        typer.secho("error: hosts are not ready", fg="red", err=True)
+        print_table(error.found)
+        raise typer.Exit(error.exit_code) from error
 
 
 def conclude(outcome: Outcome, *, as_json: bool) -> None:

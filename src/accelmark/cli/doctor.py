@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,8 +24,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         devices = [device for entry in seen.found for device in entry.devices]
         typer.echo(json.dumps({"machine": collect(devices), **seen.to_json()}, indent=2))
         return
+    width = shutil.get_terminal_size().columns
     for line in report(seen):
-        typer.echo(line)
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
+            typer.echo(part)
 
 
 def report(seen: Inventory) -> list[str]:

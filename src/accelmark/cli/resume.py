@@ -17,11 +17,18 @@ def resume(
     as_json: options.AsJson = False,
 ) -> None:
     """Attach to what still runs, redo what was lost or cancelled, skip what is done."""
-    from accelmark.cli.carry_out import conclude
+    from accelmark.cli.carry_out import conclude, told_in_a_table
     from accelmark.run import session
     from accelmark.run.data import DataFetcher
+    from accelmark.run.preflight.report import ready
 
-    outcome = session.resume(
-        run, DataFetcher(offline), redo_failed=redo_failed, from_scratch=from_scratch, as_json=as_json
-    )
+    with told_in_a_table(as_json=as_json):
+        outcome = session.resume(
+            run,
+            DataFetcher(offline),
+            redo_failed=redo_failed,
+            from_scratch=from_scratch,
+            as_json=as_json,
+            ready=ready,
+        )
     conclude(outcome, as_json=as_json)

@@ -38,6 +38,7 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
                 "here": found is not None,
                 "devices": [device.name for device in found.devices] if found else [],
                 "hardware": found.hardware if found else None,
+                "cannot_run": spec.cannot_run,
                 "problem": found.problem if found else None,
                 "from": folder.origin,
             }
@@ -46,6 +47,7 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         typer.echo(json.dumps(rows, indent=2))
         return
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -57,5 +59,12 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             continue
         state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
         chips = ", ".join(row["chips"]) or "-"
-        table.add_row(row["name"], row["device_type"], state, ", ".join(row["read_by"]) or "-", chips)
-    Console().print(table)
+        device = "-" if row["cannot_run"] else row["device_type"]
+        table.add_row(row["name"], device, state, ", ".join(row["read_by"]) or "-", chips)
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row.get("cannot_run"):
+            console.print(
+                Padding(f"{row['name']} cannot run anything: {row['cannot_run']}", (1, 0, 0, 0)), markup=False
+            )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accelmark.cli import options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def verify(
@@ -60,14 +63,39 @@ def _show(seen: object) -> None:
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
             console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
-        cost = case.adaptation
-        if cost is not None:
-            lines, files = sum(cost.extern.values()), len(cost.kernels)
-            said = f"{len(cost.keys)} settings, {len(cost.hooks)} hooks, {lines} lines of extern, {files} kernel files"
-            console.print(Text(f"  Adaptation: {said}", style="dim"))
+        if case.adaptation is not None:
+            console.print(_cost_table(case.adaptation))
     for what in (*seen.changed, *seen.differences):
         console.print(Text(f"differs: {what}", style="red"))
     intact = f"{seen.num_figures} figures follow from the events and telemetry; no file was edited."
     console.print(
         Text(intact, style="green") if seen.is_intact else Text("This is not what was measured.", style="red")
     )
+
+
+def _cost_table(cost: object) -> RenderableType:
+    """Return what a vendor changed of the standard case, a row a thing."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from accelmark.results.schema import AdaptationCost
+
+    assert isinstance(cost, AdaptationCost)  # noqa: S101  imported late, as above
+    rows = [("setting", key.key, f"{key.value} instead of {key.standard}") for key in cost.keys]
+    rows += [("hook", hook.name, _place(hook.place, hook.num_lines)) for hook in cost.hooks]
+    rows += [("extern", file, f"{lines} lines") for file, lines in cost.extern.items()]
+    rows += [("kernel", file, f"{lines} lines") for file, lines in cost.kernels.items()]
+    rows += [("engine", file, f"{lines} lines") for file, lines in cost.engines.items()]
+    rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
+    rows += [("variable", name, "set by environment_variables.sh") for name in cost.environment]
+    if not rows:
+        return Text("  Adaptation cost: nothing was changed", style="dim")
+    table = Table("Adaptation", "what", "how", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _place(place: str, num_lines: int | None) -> str:
+    return place if num_lines is None else f"{place}, {num_lines} lines"

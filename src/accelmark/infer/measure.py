@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from accelmark.spec.model import Spec
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
 """CPU tensors in; CPU tensors and the seconds that are not inference out."""
 Emit = Callable[[Event, Spec], None]
+_Call = tuple[InferBatch, list[Tensor], float, float]
+"""A batch that has gone through, its outputs, the seconds it took and those of them that were not inference."""
 _MOST_HELD: Final = 32 * 2**20
 """Bytes of outputs that wait for their evaluation."""
 
@@ -48,7 +50,10 @@ def warm_up(
     calls_ms: list[float] = []
     for _ in range(num_calls + 1):
         began = time.perf_counter()
-        _guarded(forward, batch, situation)
+        try:
+            forward(list(batch.inputs))
+        except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
+            _end(error, situation)
         calls_ms.append((time.perf_counter() - began) * 1000)
     warmed = WarmUp(phase=phase, first_call_ms=calls_ms[0], calls_ms=tuple(calls_ms[1:]))
     emit(Event.WARMUP, warmed)
@@ -82,27 +87,36 @@ def measure(
     settings = case.settings
     windows: list[ForwardWindow] = []
     sums: Counter[str] = Counter()
-    num_items = 0
 
     def judge(outputs: list[Tensor], labels: Tensor | None) -> None:
         if evaluated and labels is not None:
             for name, value in _evaluate(case, outputs, labels).items():
                 sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
 
+    clock = time.perf_counter
+    most = 1
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(warmed.phase, pass_number)
+        window = _Window(warmed.phase, pass_number, settings.log_freq, most)
         for batch in batches:
-            began = time.perf_counter()
-            outputs, other_s = _guarded(forward, batch, situation)
-            window.add(batch, time.perf_counter() - began - other_s, other_s, outputs)
-            num_items += batch.num_items
-            if window.held_bytes > _MOST_HELD:
-                window.evaluate(judge)
-            if len(window.items) == settings.log_freq:
-                windows.append(window.closed(judge, emit))
-                window = _Window(warmed.phase, pass_number)
+            inputs = list(batch.inputs)
+            try:
+                began = clock()
+                outputs, other_s = forward(inputs)
+                took_s = clock() - began
+            except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
+                _end(error, situation)
+            # Between two calls no more than this: what else there is to do waits for the window's closing.
+            window.held.append((batch, outputs, took_s, other_s))
+            if len(window.held) == window.room:
+                window.settle(judge)
+                if len(window.items) == settings.log_freq:
+                    windows.append(window.closed(emit))
+                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most)
+        window.settle(judge)
+        most = window.most
         if window.items:
-            windows.append(window.closed(judge, emit))
+            windows.append(window.closed(emit))
+    num_items = sum(sum(window.items) for window in windows)
     metrics = _finite(case.metrics(dict(sums))) if sums else {}
     emit(Event.EVALUATE, InferEvaluation(phase=warmed.phase, num_items=num_items, metrics=metrics))
     nonfinite = sum(window.nonfinite_batches for window in windows)
@@ -113,36 +127,42 @@ def measure(
 class _Window:
     """Up to ``log_freq`` batches that have not been written yet.
 
-    Outputs are held and looked at together, so that a call finds the caches as the call before left them.
+    Outputs are held and looked at together, so that a call finds the caches, and a runtime its threads, as the call
+    before left them.
     """
 
-    def __init__(self, phase: Phase, pass_number: int) -> None:
+    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int) -> None:
         self.phase: Phase = phase
         self.pass_number = pass_number
+        self.log_freq = log_freq
+        self.most = most
+        """Calls that there is memory to hold, as the last outputs tell."""
+        self.room = min(most, log_freq)
+        """Calls to hold before they are looked at."""
+        self.held: list[_Call] = []
         self.items: list[int] = []
         self.latency_ms: list[float] = []
         self.not_inference_ms: list[float] = []
         self.nonfinite = 0
-        self.held: list[tuple[list[Tensor], Tensor | None]] = []
-        self.held_bytes = 0
         self.opened = time.perf_counter()
 
-    def add(self, batch: InferBatch, core_s: float, other_s: float, outputs: list[Tensor]) -> None:
-        self.items.append(batch.num_items)
-        self.latency_ms.append(core_s * 1000)
-        self.not_inference_ms.append(other_s * 1000)
-        self.held.append((outputs, batch.labels))
-        self.held_bytes += sum(output.nbytes for output in outputs)
-
-    def evaluate(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
-        for outputs, labels in self.held:
+    def settle(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
+        """Look at the outputs that are held, and let them go."""
+        size = 0
+        for batch, outputs, took_s, other_s in self.held:
+            self.items.append(batch.num_items)
+            self.latency_ms.append((took_s - other_s) * 1000)
+            self.not_inference_ms.append(other_s * 1000)
             self.nonfinite += not all(_is_finite(output) for output in outputs if output.is_floating_point())
-            judge(outputs, labels)
+            judge(outputs, batch.labels)
+            size = sum(output.nbytes for output in outputs)
         self.held.clear()
-        self.held_bytes = 0
+        if size:
+            self.most = max(1, _MOST_HELD // size)
+        self.room = min(self.most, self.log_freq - len(self.items))
 
-    def closed(self, judge: Callable[[list[Tensor], Tensor | None], None], emit: Emit) -> ForwardWindow:
-        self.evaluate(judge)
+    def closed(self, emit: Emit) -> ForwardWindow:
+        """Write the window."""
         window = ForwardWindow(
             phase=self.phase,
             pass_number=self.pass_number,
@@ -161,14 +181,11 @@ def _is_finite(output: Tensor) -> bool:
     return math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
 
 
-def _guarded(forward: Forward, batch: InferBatch, situation: Situation) -> tuple[list[Tensor], float]:
-    try:
-        return forward(list(batch.inputs))
-    except Exception as error:
-        typed = explained(error, situation)
-        if typed is error:
-            raise
-        raise typed from error
+def _end(error: Exception, situation: Situation) -> NoReturn:
+    typed = explained(error, situation)
+    if typed is error:
+        raise error
+    raise typed from error
 
 
 def _evaluate(case: InferCase, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:

@@ -89,7 +89,7 @@ class Served:
         self._waiting: deque[Query] = deque()
         self._change = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="served", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="served", daemon=True)
 
     def __enter__(self) -> Served:
         self.compute([0] * self.batch_size if self.padded else [0])
@@ -118,6 +118,10 @@ class Served:
         """Raise what the engine failed with, if it did."""
         if self.failure is not None:
             raise explained(self.failure, self.situation) from self.failure
+
+    def _serve(self) -> None:
+        with torch.inference_mode():  # holds for its own thread only
+            self._work()
 
     def _work(self) -> None:
         while True:

@@ -139,7 +139,7 @@ def batches_of(case: InferCase) -> InferBatches:
     if settings.synthetic:
         return MadeUpBatches(case.synthetic_batch, settings.batch_size, settings.max_batches or _MADE_UP_BATCHES)
     batches = case.build_dataloader()
-    if settings.max_batches is not None:
+    if settings.max_batches is not None and settings.max_batches * settings.batch_size < batches.num_items:
         return FirstBatches(batches, settings.max_batches, settings.batch_size)
     return batches
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from accelmark.infer import setup
-from accelmark.infer.batches import checked
+from accelmark.infer.batches import FirstBatches, checked
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest
 from accelmark.infer.engines import eager
@@ -19,6 +21,7 @@ from accelmark.infer.failures import Situation, end_reason_of, explained
 from accelmark.infer.measure import Emit, Forward, Measured, measure, warm_up
 from accelmark.infer.repeat_check import repeat_check
 from accelmark.infer.scenarios import Scenarios
+from accelmark.infer.traces import engine_traces, file_hash, model_traces
 from accelmark.results.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Event
@@ -38,10 +41,14 @@ class _Findings:
 
     case: InferCase | None = None
     batches: InferBatches | None = None
+    partial: bool = False
+    """Whether the data is a part or a stand-in, whose accuracy no published one can be held against."""
     model: nn.Module | None = None
     validation: Measured | None = None
     onnx_path: Path | None = None
     engine: Engine | None = None
+    traced: Engine | None = None
+    """An engine whose hashes are still to be taken."""
     compile_s: float | None = None
     check: RepeatCheck | None = None
     inference: Measured | None = None
@@ -124,6 +131,9 @@ class SevenSteps:
             self.ended = _Ended(step, typed)
             return
         took = time.perf_counter() - began
+        if self.found.traced is not None:  # outside the step's own time
+            self.found.details |= engine_traces(self.found.traced)
+            self.found.traced = None
         if step is InferStep.COMPILE:
             self.found.compile_s = took
         self._end(step, "done", took, None)
@@ -151,11 +161,13 @@ class SevenSteps:
         self.found.case = case
         self.found.batches = checked(setup.batches_of(case), f"case {self.job.case.name}")
         self.found.details["items"] = self.found.batches.num_items
-        self.found.details["partial"] = case.partial
+        self.found.partial = case.partial or isinstance(self.found.batches, FirstBatches)
+        self.found.details["partial"] = self.found.partial
         if not self.settings.no_validation:
             self.found.model = case.create_model().eval()
             self.found.details["parameters"] = setup.num_parameters(self.found.model)
             self.found.details["trained"] = case.trained
+            self.found.details |= model_traces(self.found.model)
 
     def _validate(self) -> None:
         case, batches = self._case_and_batches()
@@ -174,6 +186,7 @@ class SevenSteps:
         case.export_model(model, next(iter(batches)).inputs, path)
         self.found.onnx_path = path
         self.found.details["onnx_mib"] = round(path.stat().st_size / 2**20, 3)
+        self.found.details["onnx_sha256"] = file_hash(path)
 
     def _compile(self) -> None:
         _, batches = self._case_and_batches()
@@ -181,6 +194,7 @@ class SevenSteps:
         assert compiler is not None  # noqa: S101 - the plan leaves these steps out without a compiler
         self.found.engine = setup.engine_class(self.job, compiler)(self._request(batches, self.settings.precision))
         self.found.details |= self.found.engine.describe()
+        self.found.traced = self.found.engine
         if self.found.engine.file is not None:
             self.found.details["engine_file"] = str(self.found.engine.file)
 
@@ -193,9 +207,7 @@ class SevenSteps:
         assert engine is not None  # noqa: S101 - _compile sets it or raises
         case, batches = self._case_and_batches()
 
-        def forward(inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-            return case.engine_forward(engine, inputs)
-
+        forward = partial(case.engine_forward, engine)
         try:
             self.found.inference = self._measure("inference", forward, engine)
             if self.settings.scenarios:
@@ -218,6 +230,10 @@ class SevenSteps:
         )
 
     def _measure(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
+        with torch.inference_mode():  # once around all, as a loop of one's own would have it, and not in each call
+            return self._measured(phase, forward, engine)
+
+    def _measured(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
         case, batches = self._case_and_batches()
         situation = self._situation(phase)
         iterator = iter(batches)
@@ -264,7 +280,7 @@ class SevenSteps:
             validation=validation,
             inference=inference,
             tolerance=self.infer.tolerance,
-            reference=None if found.case is not None and found.case.partial else self.infer.reference,
+            reference=None if found.partial else self.infer.reference,
             nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
             repeat_check=found.check,
         )

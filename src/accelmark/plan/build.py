@@ -64,13 +64,16 @@ def build_plan(
 
     Raises:
         SpecError: with every problem of every key at once.
+        RequestError: nothing can run on this vendor's chips.
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
+    vendor = load_vendor(vendor_name)
+    vendor.require_runnable()
     planner = _Planner(
         is_open=request.open,
         cluster=cluster,
         detected=detected,
-        vendor=load_vendor(vendor_name),
+        vendor=vendor,
         vendor_folder=find("vendors", vendor_name, where),
         data_dirs=data_dirs,
         where=where,
@@ -241,6 +244,11 @@ class _Planner:
         if key.nnodes > len(self.cluster.hosts):
             what = f"asks for {key.nnodes} hosts, the cluster {self.cluster.name!r} has {len(self.cluster.hosts)}"
             problems.append(Problem(self.where, written, what))
+        used = self.cluster.hosts[: key.nnodes]
+        without = [host.name for host in used if not host.service_ports]
+        if without and len(without) < len(used):
+            what = f"{', '.join(without)} has no service_ports, but other hosts of the job have"
+            problems.append(Problem(self.where, written, what, "give every host at least one, or none any"))
         here = self.cluster.launcher == "local" and self.vendor.name == self.detected.vendor
         devices = self.detected.num_devices if here else None
         if devices is not None and key.nproc > devices:

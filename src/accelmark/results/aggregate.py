@@ -81,8 +81,9 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
             continue
         half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
         if half > NARROW:
+            wide = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
             warnings.append(
-                f"{FIGURES[name].title.lower()}: the 95 % interval is ±{100 * half:.2g} % of the mean after "
+                f"{FIGURES[name].title.lower()}: the 95 % interval is ±{wide} % of the mean after "
                 f"{found.num_rounds} rounds; about {found.rounds_needed} rounds would bring it within 1 %"
             )
     return warnings

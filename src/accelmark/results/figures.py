@@ -122,13 +122,13 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
         "MFU, measured ceiling", "ratio", "higher", "model FLOP/s per device over the matmul rate that probe measured"
     ),
     FigureName.ACHIEVED_TFLOPS: _info(
-        "Model TFLOP/s per device", "TFLOP/s", "higher", "training throughput x FLOPs of the model"
+        "Model TFLOP/s per device", "TFLOP/s", "higher", "throughput of computation x FLOPs of the model"
     ),
     FigureName.FLOPS_PER_SAMPLE: _info("Model FLOPs per sample", "FLOP", "neither", "forward and backward, counted"),
     FigureName.PEAK_DEVICE_MEMORY: _info("Peak device memory", "MiB", "lower", "largest allocation on any device"),
     FigureName.PEAK_HOST_MEMORY: _info("Peak host memory", "MiB", "lower", "largest use seen by telemetry on any host"),
-    FigureName.DEVICE_UTILISATION: _info("Device utilisation", "ratio", "higher", "time-weighted mean while training"),
-    FigureName.CPU_UTILISATION: _info("CPU utilisation", "ratio", "neither", "time-weighted mean while training"),
+    FigureName.DEVICE_UTILISATION: _info("Device utilisation", "ratio", "higher", "time-weighted mean while measuring"),
+    FigureName.CPU_UTILISATION: _info("CPU utilisation", "ratio", "neither", "time-weighted mean while measuring"),
     FigureName.MEAN_POWER: _info("Mean power", "W", "lower", "all devices (or CPU packages) while training"),
     FigureName.ENERGY: _info("Energy", "J", "lower", "trapezoids over power while training, ends interpolated"),
     FigureName.ENERGY_PER_UNIT: _info("Energy per {unit}", "J", "lower", "energy over the units trained"),

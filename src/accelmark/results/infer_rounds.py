@@ -235,8 +235,13 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures) -> Iterable[Find
     ):
         expected = f"finite outputs, {infer.metric} within its tolerance, no cache"
         yield Finding(severity="error", rule="inference-accuracy", expected=expected, actual=reason)
+    notes = {str(note): note for note in infer.notes}
     for warning in dict.fromkeys(log.warnings):
-        yield Finding(severity="warning", rule="rank-warning", expected="no warning", actual=warning)
+        note = notes.get(warning)
+        if note is None or note.severity == "warning":
+            yield Finding(severity="warning", rule="rank-warning", expected="no warning", actual=warning)
+        else:
+            yield Finding(severity="info", rule="vendor-setting", expected="the case's configuration", actual=warning)
     if log.invalid or log.report.malformed:
         actual = f"{log.invalid + log.report.malformed} bad lines"
         yield Finding(severity="warning", rule="log-readable", expected="every PerfLog line is a record", actual=actual)

@@ -19,6 +19,7 @@ from accelmark.results.measure import (
     converged,
     memory_figure,
     outcome_figures,
+    reference_error,
     time_figures,
     with_ceiling,
     work_of,
@@ -266,6 +267,22 @@ def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
             "error", "loss-finite", "a finite loss at every step", f"step {timeline.nonfinite_step} has none"
         )
     yield from _flops_finding(timeline)
+    yield from _reference_finding(job, timeline)
+
+
+def _reference_finding(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
+    train = job.train
+    if train is None or train.reference_loss is None or train.settings.loader.synthetic:
+        return
+    limit = train.reference_loss.max_mean_relative_error
+    error = reference_error(timeline, train)
+    if error is None:
+        actual = f"step {max(train.reference_loss.steps, default=0)} of it was not reached with a finite loss"
+    elif error > limit:
+        actual = f"it is {error:.2%} from it in the mean"
+    else:
+        return
+    yield _finding("error", "reference-loss", f"a loss within {limit:.2%} of the reference curve", actual)
 
 
 def _flops_finding(timeline: Timeline) -> Iterable[Finding]:

@@ -108,6 +108,8 @@ class AdaptationCost(Spec):
     """File of the vendor's ``extern/`` -> lines of code."""
     kernels: dict[str, int] = Field(default_factory=dict)
     """File of the vendor's ``csrc/`` -> lines."""
+    engines: dict[str, int] = Field(default_factory=dict)
+    """File of the vendor's own engine that inferred -> lines of code."""
     requirements: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     """Variables that the vendor's script set."""

@@ -1,12 +1,13 @@
 """Carrying out a vendor's folder for a case on a host, before the ranks start: variables, packages, kernels.
 
 Nothing of it touches AccelMark's own environment: packages and built kernels go into a directory that only the ranks of
-this job see.
+this job see. In a container the same is done, by the agent inside it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,18 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final, final
 
+from pydantic import BaseModel
+
 from accelmark.results.files import write_atomic
+from accelmark.run.telling import telling_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
 
 LOG_FILE: Final = "adaptation.log"
+SITE_DIRECTORY: Final = "site"
+"""Where packages and kernels are installed, while the ranks run."""
 _ENVIRONMENT_FILE: Final = "environment_variables.sh"
-_REQUIREMENTS_FILE: Final = "requirements.txt"
+BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 """All that the shell is told; the file's path is an argument."""
 _SHELL_PATIENCE_S: Final = 120.0
@@ -31,7 +37,37 @@ _BUILD_PATIENCE_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 _SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSW")
-_TAIL: Final = 3
+_INDEX_OPTION: Final = re.compile(
+    r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
+)
+"""Options of a requirements file that say where packages come from."""
+
+
+class _Metadata(BaseModel):
+    name: str
+    version: str
+
+
+class _Origin(BaseModel):
+    url: str
+
+
+class _Missing(BaseModel):
+    """One entry of pip's installation report."""
+
+    metadata: _Metadata
+    download_info: _Origin
+    is_direct: bool
+
+    @property
+    def requirement(self) -> str:
+        """What installs exactly this."""
+        name = self.metadata.name
+        return f"{name} @ {self.download_info.url}" if self.is_direct else f"{name}=={self.metadata.version}"
+
+
+class _Report(BaseModel):
+    install: tuple[_Missing, ...]
 
 
 @final
@@ -45,26 +81,32 @@ class Sourced:
     ignored: tuple[str, ...]
 
 
-def carry_out(folder: Path, node_dir: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Carry out ``folder`` and return the environment of the ranks; ``adaptation.json`` tells what was done.
+def carry_out(
+    folder: Path | None, requirements: Path | None, node_dir: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Carry out a vendor's folder and return the environment of the ranks; ``adaptation.json`` tells what was done.
+
+    Args:
+        folder: the vendor's folder for the case, if it has one.
+        requirements: the packages that count: the vendor's where it names any, else the case's.
+        node_dir: where the packages, what is built, and the log go.
+        environment: what the ranks would be started with.
 
     Raises:
-        RunError: the script fails or hangs, or a package or kernel cannot be installed; the file and its last words
+        RunError: the script fails or hangs, or a package or kernel cannot be installed; the file and its first errors
             are named.
     """
     began = time.monotonic()
     seen = Sourced(dict(environment), {}, (), ())
-    script = folder / _ENVIRONMENT_FILE
-    if script.is_file():
-        seen = source(script, node_dir, environment)
-    site = node_dir / "site"
-    requirements, csrc = folder / _REQUIREMENTS_FILE, folder / "csrc"
-    if requirements.is_file() and requirements.read_text(encoding="utf-8").strip():
-        _pip(["--requirement", str(requirements)], site, node_dir, seen.environment, str(requirements))
-    if any((csrc / name).is_file() for name in ("setup.py", "pyproject.toml")):
-        build = node_dir / "csrc"
-        shutil.copytree(csrc, build, dirs_exist_ok=True)
-        _pip(["--no-deps", "--no-build-isolation", str(build)], site, node_dir, seen.environment, str(csrc))
+    site = node_dir / SITE_DIRECTORY
+    if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
+        seen = source(folder / _ENVIRONMENT_FILE, node_dir, environment)
+    if requirements is not None and not requirements.is_file():
+        raise RunError(f"{requirements}: is not on this host")
+    if requirements is not None and requirements.read_text(encoding="utf-8").strip():
+        _install(requirements, site, node_dir, seen.environment)
+    if folder is not None and (folder / "csrc").is_dir():
+        _build(folder / "csrc", site, node_dir, seen.environment)
     ready = dict(seen.environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
@@ -94,7 +136,7 @@ def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sour
     except OSError as error:
         raise RunError(f"{script}: cannot be sourced: bash: {error.strerror}") from error
     if done.returncode != 0:
-        raise RunError(f"{script}: ended with exit code {done.returncode}: {_last_words(node_dir)}")
+        raise RunError(f"{script}: ended with exit code {done.returncode}: {_said(node_dir)}")
     pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
@@ -106,26 +148,50 @@ def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sour
     return Sourced(kept | changed, changed, removed, ignored)
 
 
-def _pip(what: list[str], site: Path, node_dir: Path, environment: Mapping[str, str], named: str) -> None:
-    """Install into ``site``, which only the ranks see."""
+def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+    """Install what is not there yet; a requirement that is met already (a chip's own PyTorch, say) is left alone."""
+    report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
+    named, cwd = str(requirements), requirements.parent
+    _pip(["--dry-run", "--report", str(report), "--requirement", named], cwd, node_dir, environment, named)
+    missing = _Report.model_validate_json(report.read_bytes()).install
+    report.unlink()
+    if not missing:
+        return
+    lines = [line for line in requirements.read_text(encoding="utf-8").splitlines() if _INDEX_OPTION.match(line)]
+    write_atomic(exact, "".join(f"{line}\n" for line in (*lines, *(found.requirement for found in missing))))
+    how = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
+    _pip(how, cwd, node_dir, environment, named)
+    exact.unlink()
+
+
+def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+    if not any((csrc / name).is_file() for name in BUILD_FILES):
+        raise RunError(f"{csrc}: has neither {' nor '.join(BUILD_FILES)}, so nothing says how to build it")
+    build = node_dir / "csrc"
+    shutil.copytree(csrc, build, dirs_exist_ok=True)
+    how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
+    _pip(how, node_dir, node_dir, environment, str(csrc))
+    shutil.rmtree(build, ignore_errors=True)
+
+
+def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, str], named: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    command += ["--upgrade", "--target", str(site), *what]
     with (node_dir / LOG_FILE).open("ab") as log:
+        before = log.tell()
         try:
             done = subprocess.run(
-                command, env=dict(environment), cwd=node_dir, stdin=subprocess.DEVNULL, stdout=log,
+                [*command, *what], env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, timeout=_BUILD_PATIENCE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RunError(f"{named}: was not installed within {_BUILD_PATIENCE_S:g} s") from error
     if done.returncode != 0:
-        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_last_words(node_dir)}")
+        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_said(node_dir, before)}")
 
 
-def _last_words(node_dir: Path) -> str:
-    text = (node_dir / LOG_FILE).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "; ".join(lines[-_TAIL:]) or f"it said nothing (see {LOG_FILE})"
+def _said(node_dir: Path, offset: int = 0) -> str:
+    text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
+    return telling_lines(text) or f"it said nothing (see {LOG_FILE})"
 
 
 def _told(name: str, value: str) -> str:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,8 +24,8 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.results.files import write_atomic
-from accelmark.run.adaptation import carry_out
-from accelmark.run.environment import rank_command, rank_environment
+from accelmark.run.adaptation import SITE_DIRECTORY, carry_out
+from accelmark.run.environment import TELEMETRY_MODULE, rank_command, rank_environment
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
@@ -49,6 +50,7 @@ _BREACHES: Final = {
     "timed_out": ("timed_out", "timed_out"),
     "stalled": ("stalled", "timed_out"),
     "disk_full": ("failed", "failed"),
+    "abandoned": ("lost", "lost"),
 }
 
 
@@ -60,7 +62,7 @@ class Agent:
         self._task = task
         self._dir = node_dir
         self._started_at = utc_now()
-        self._watch = LimitWatch(task.limits, node_dir)
+        self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment = rank_environment(task, node_dir, os.environ)
         self._warnings: list[str] = []
         self._ranks: subprocess.Popen[bytes] | None = None
@@ -78,8 +80,9 @@ class Agent:
             with hold(self._task.host_lock, self._task.run):
                 self._prepare_grounds()
                 self._write_system_information()
-                if self._task.adaptation is not None:
-                    self._environment = carry_out(self._task.adaptation, self._dir, self._environment)
+                adaptation, requirements = self._task.adaptation, self._task.requirements
+                if adaptation is not None or requirements is not None:
+                    self._environment = carry_out(adaptation, requirements, self._dir, self._environment)
                 self._start_telemetry()
                 exit_code = self._supervise()
         except HostInUseError as error:
@@ -87,6 +90,7 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
         self._end_everything()
+        shutil.rmtree(self._dir / SITE_DIRECTORY, ignore_errors=True)
         ranks = self._rank_exits(exit_code)
         state, reason = judge_node(ranks, self._ending)
         return NodeExit(
@@ -215,7 +219,7 @@ class Agent:
         self._telemetry_starts += 1
         with (self._dir / "telemetry.log").open("ab") as output:
             self._telemetry = subprocess.Popen(
-                [sys.executable, "-m", "accelmark.telemetry.record", str(self._dir)],
+                [sys.executable, "-m", TELEMETRY_MODULE, str(self._dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

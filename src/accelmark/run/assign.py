@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.launcher import Launcher, NodeWork
+from accelmark.run.services import Server, server_variables
 from accelmark.run.task import AgentTask, Limits, TelemetryTask, VisibleDevices
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
-JOB_FILE = "job.json"
+JOB_FILE: Final = "job.json"
+REQUIREMENTS_FILE: Final = "requirements.txt"
 
 
 def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> JobSpec:
@@ -32,24 +36,33 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
 def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeWork]:
     """Return the work of each host of a job."""
     hosts = {host.name: host for host in directory.plan.cluster.hosts}
-    master = launcher.master_address(hosts[job.nodes[0].host])
+    mine = [hosts[node.host] for node in job.nodes]
+    master = launcher.master_address(mine[0])
+    servers = [Server(launcher.master_address(host), host.service_ports[0]) for host in mine if host.service_ports]
     return [
         NodeWork(
             host=hosts[node.host],
             node_dir=directory.node_dir(job, node),
             job=spec,
-            task=_task(directory, job, node, hosts[node.host], master, launcher),
+            task=_task(directory, job, node, hosts[node.host], master, servers, launcher),
         )
         for node in job.nodes
     ]
 
 
 def _task(
-    directory: RunDirectory, job: PlannedJob, node: PlannedNode, host: HostSpec, master: str, launcher: Launcher
+    directory: RunDirectory,
+    job: PlannedJob,
+    node: PlannedNode,
+    host: HostSpec,
+    master: str,
+    servers: Sequence[Server],
+    launcher: Launcher,
 ) -> AgentTask:
     plan = directory.plan
     vendor = load_vendor(plan.vendor)
     variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
+    adaptation = _adaptation_folder(plan, job.job) if job.job.adaptation is not None else None
     return AgentTask(
         run=str(directory.path),
         host=host.name,
@@ -61,12 +74,18 @@ def _task(
         framework=job.job.key.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
-        environment={**vendor.environment, **launcher.environment(), **plan.cluster.environment},
+        environment={
+            **vendor.environment,
+            **launcher.environment(),
+            **server_variables(servers, node.noderank),
+            **plan.cluster.environment,
+        },
         threads=job.job.train.settings.threads if job.job.train is not None else None,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
-        adaptation=_adaptation_folder(plan, job.job) if job.job.adaptation is not None else None,
+        adaptation=adaptation,
+        requirements=requirements_of(adaptation, job.job.case.path),
         telemetry=TelemetryTask(
             vendor=plan.vendor, vendor_folder=_vendor_folder(plan), interval_s=plan.telemetry_interval_s
         ),
@@ -80,3 +99,9 @@ def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:
 
 def _vendor_folder(plan: Plan) -> Path:
     return find("vendors", plan.vendor).path
+
+
+def requirements_of(adaptation: Path | None, case: Path) -> Path | None:
+    """Return the file of packages that counts: the one in the vendor's folder for a case replaces the case's own."""
+    folders = (adaptation, case) if adaptation is not None else (case,)
+    return next((file for folder in folders if (file := folder / REQUIREMENTS_FILE).is_file()), None)

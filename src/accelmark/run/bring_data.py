@@ -1,7 +1,11 @@
-"""``python -m accelmark.run.bring_data JOB [--offline]``: on a host, see to it that a job's data is there and right."""
+"""``python -m accelmark.run.bring_data JOB [--offline]``: on a host, see to it that a job's data is there and right.
+
+Prints what was found as one line of JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,10 +18,11 @@ def main(arguments: list[str]) -> int:
     """Bring the data of the job in ``arguments``; says why it cannot be had, and returns the exit code."""
     job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
     try:
-        DataFetcher("--offline" in arguments)(job, lambda _: None)
+        found = DataFetcher("--offline" in arguments)(job, lambda _: None)
     except AccelmarkError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
+    print(json.dumps({name: record.model_dump(mode="json") for name, record in found.items()}))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from accelmark.results.figures import FigureName
+from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.results.store import load_run
 from accelmark.run.screen import SIGNS, job_name
 from accelmark.run.session import Standing
 from accelmark.run.terminal import plain_progress
 from accelmark.run.wording import count, duration, percent
+from accelmark.spec.errors import RunError
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
 
@@ -34,6 +38,8 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         table.add_row(*_row(case))
     console.print()
     console.print(table)
+    for line in scaling_lines(_curves(run_dir)):
+        console.print(line, soft_wrap=True)
     for case in summary.cases:
         for reason in (*case.reasons, *case.warnings):
             style = "red" if reason in case.reasons else "yellow"
@@ -44,6 +50,28 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+
+
+def _curves(run_dir: Path) -> list[ScalingCurve]:
+    try:
+        return scaling_curves([load_run(run_dir)])
+    except RunError:
+        return []
+
+
+def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
+    """Return a line for each case that was run at several scales: what part of the ideal speed-up each reaches."""
+    lines = [Text()] if curves else []
+    for curve in curves:
+        line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
+        for point in curve.points:
+            wide = f" ±{percent(point.half95)}" if point.half95 is not None else ""
+            line.append(f"  {point.scale} ", style="default")
+            line.append(f"{percent(point.efficiency)}{wide}", style="bold default")
+        if not curve.same_batch:
+            line.append("  (batch sizes differ)")
+        lines.append(line)
+    return lines
 
 
 def _row(case: CaseResult) -> tuple[Text, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 from accelmark.plan.plan import PlannedJob
@@ -30,6 +30,14 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 
 Returns what it found there, or None where it did not look."""
 
+Ready = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], Watcher], Awaitable[None]]
+"""Sees that hosts are ready for jobs that are about to be started on them; raises AccelmarkError where not."""
+
+
+async def unseen(_directory: RunDirectory, _launcher: Launcher, _jobs: Sequence[PlannedJob], _watcher: Watcher) -> None:
+    """Look at no host: what is wrong with it shows when a job is prepared there."""
+
+
 REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
 
@@ -44,23 +52,39 @@ class Coordinator:
         watcher: who is told.
         fetch: brings data that is missing.
         stop: asked when the run is to end early.
+        ready: sees that hosts are ready before jobs are started on them.
     """
 
     def __init__(
-        self, directory: RunDirectory, launcher: Launcher, watcher: Watcher, fetch: FetchData, stop: StopRequest
+        self,
+        directory: RunDirectory,
+        launcher: Launcher,
+        watcher: Watcher,
+        fetch: FetchData,
+        stop: StopRequest,
+        ready: Ready = unseen,
     ) -> None:
         self._directory = directory
         self._launcher = launcher
         self._watcher = watcher
         self._fetch = fetch
         self._stop = stop
+        self._ready = ready
         self._ledger: Ledger = directory.ledger()
 
     async def run(self) -> Summary:
-        """Carry out every job that has not ended, and sum up."""
-        self._ledger.note("run_started")
-        write_atomic(self._directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
-        return await self._all(())
+        """Carry out every job that has not ended, and sum up.
+
+        Raises:
+            AccelmarkError: hosts are not ready; nothing was started.
+        """
+        try:
+            await self._see_hosts(self._directory.plan.jobs)
+            self._ledger.note("run_started")
+            write_atomic(self._directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
+            return await self._all(())
+        finally:
+            await self._let_go()
 
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
         """Go on with a run: attach to what still runs, redo what was lost or cancelled, skip what is done.
@@ -68,19 +92,52 @@ class Coordinator:
         Args:
             redo_failed: redo what failed or timed out as well.
             from_scratch: do not go on from checkpoints.
+
+        Raises:
+            AccelmarkError: hosts are not ready for what is to be redone; what still ran was followed to its end.
         """
-        self._ledger.note("run_resumed")
-        redone = REDONE | _REDONE_IF_ASKED if redo_failed else REDONE
-        again = []
+        try:
+            self._ledger.note("run_resumed")
+            await self._attach_all()
+            redone = REDONE | _REDONE_IF_ASKED if redo_failed else REDONE
+            again = [job for job in self._directory.plan.jobs if self._ledger.jobs[job.directory].state in redone]
+            queued = [job for job in self._directory.plan.jobs if self._ledger.jobs[job.directory].state == "queued"]
+            if again or queued:
+                await self._see_hosts([*again, *queued])
+            if not self._stop:
+                for job in again:
+                    self._queue_again(job)
+            return await self._all([job.directory for job in again if not from_scratch])
+        finally:
+            await self._let_go()
+
+    async def _attach_all(self) -> None:
         for job in self._directory.plan.jobs:
-            status = self._ledger.jobs[job.directory]
-            if status.state in ("preparing", "running"):
+            if self._ledger.jobs[job.directory].state in ("preparing", "running"):
                 await self._attach(job)
-            if self._ledger.jobs[job.directory].state in redone and not self._stop:
-                self._queue_again(job)
-                if not from_scratch:
-                    again.append(job.directory)
-        return await self._all(again)
+
+    async def _see_hosts(self, jobs: Sequence[PlannedJob]) -> None:
+        """End what an earlier attempt left on the hosts of ``jobs``, and see that they are ready; a stop ends it."""
+        if self._stop:
+            return
+
+        async def look() -> None:
+            used = {node.host for job in jobs for node in job.nodes}
+            if any(status.attempt > 1 or status.ended for status in self._ledger.jobs.values()):
+                await self._launcher.tidy([host for host in self._directory.plan.cluster.hosts if host.name in used])
+            await self._ready(self._directory, self._launcher, jobs, self._watcher)
+
+        looking, asked = asyncio.create_task(look()), asyncio.create_task(self._stop.more_than(0))
+        either: set[asyncio.Task[Any]] = {looking, asked}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if looking.done():
+            looking.result()
+            return
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
     async def end(self) -> Summary:
         """End what an earlier, dead coordinator left running, and call the rest cancelled."""
@@ -89,16 +146,16 @@ class Coordinator:
         return await self.resume()
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
-        try:
-            for job in self._directory.plan.jobs:
-                if self._ledger.jobs[job.directory].state == "queued":
-                    await self._one(job, go_on=job.directory in go_on)
-                    await self._retry_lost(job)
-            self._ledger.note("run_finished")
-        finally:
-            self._ledger.close()
-            await self._launcher.close()
+        for job in self._directory.plan.jobs:
+            if self._ledger.jobs[job.directory].state == "queued":
+                await self._one(job, go_on=job.directory in go_on)
+                await self._retry_lost(job)
+        self._ledger.note("run_finished")
         return measure_run(self._directory.path)
+
+    async def _let_go(self) -> None:
+        self._ledger.close()
+        await self._launcher.close()
 
     async def _retry_lost(self, job: PlannedJob) -> None:
         """Do a lost job again as often as the plan allows; each attempt is in the event log, and its files are kept."""

@@ -73,28 +73,20 @@ def wheel() -> Wheel:
 
 def on_host(ref: FolderRef, kind: Kind, code: PurePosixPath) -> FolderRef:
     """Return where a case's or vendor's folder (or one inside it) is once the wheel is unpacked at ``code``."""
+    place = path_on_host(ref.path, kind, code)
+    is_ours = ref.path.is_relative_to(Path(accelmark.__file__).parent)
+    return ref.model_copy(update={"path": place} if is_ours else {"path": place, "package": None})
+
+
+def path_on_host(path: Path, kind: Kind, code: PurePosixPath) -> Path:
+    """Return where a case's or vendor's folder, or what is inside one, is once the wheel is unpacked at ``code``."""
     root = Path(accelmark.__file__).parent
-    if ref.path.is_relative_to(root):
-        return ref.model_copy(update={"path": Path(code / "accelmark" / ref.path.relative_to(root))})
-    return ref.model_copy(update={"path": plugin_path(ref.path, kind, code), "package": None})
-
-
-def plugin_path(path: Path, kind: Kind, code: PurePosixPath) -> Path:
-    """Return where a plug-in's directory is on a host, also one inside a plug-in's folder."""
+    if path.is_relative_to(root):
+        return Path(code / "accelmark" / path.relative_to(root))
     for folder in folders(kind).values():
-        if path == folder.path or path.is_relative_to(folder.path):
+        if path.is_relative_to(folder.path):
             return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
     return path
-
-
-def vendor_path(path: Path, code: PurePosixPath) -> Path:
-    """Return where a vendor's folder is on a host."""
-    root = Path(accelmark.__file__).parent
-    return (
-        Path(code / "accelmark" / path.relative_to(root))
-        if path.is_relative_to(root)
-        else plugin_path(path, "vendors", code)
-    )
 
 
 def _tree(root: Path) -> Iterator[tuple[str, Path]]:

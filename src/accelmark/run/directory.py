@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -81,6 +82,10 @@ class RunDirectory:
             place = ".".join(map(str, first["loc"]))
             what = f"was written by another version of AccelMark or is damaged: {place}: {first['msg']}"
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
+
+    def discard(self) -> None:
+        """Remove the directory of a run that nothing was started of."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def name(self) -> str:

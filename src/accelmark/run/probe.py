@@ -18,7 +18,7 @@ from accelmark.datasets import cache_directory
 from accelmark.results.files import make_directory, write_atomic
 from accelmark.run.directory import safe_name
 from accelmark.run.launchers.launcher import NodeWork
-from accelmark.run.launchers.local import LocalLauncher
+from accelmark.run.launchers.local import LocalLink
 from accelmark.run.task import AgentTask, VisibleDevices
 from accelmark.spec.ceilings import Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
@@ -43,7 +43,7 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         make_directory(node_dir)
         request = {"place": work.job.model_dump(mode="json"), "items": list(items), "budget_s": budget_s}
         write_atomic(work.task.job_file, json.dumps(request, indent=2))
-        link = LocalLauncher().link(work)
+        link = LocalLink(work)
 
         async def body() -> None:
             await link.prepare()

@@ -15,15 +15,18 @@ from typing import Any, Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
-from accelmark.run.coordinator import Coordinator, FetchData
+from accelmark.run.coordinator import Coordinator, FetchData, Ready, unseen
 from accelmark.run.directory import RunDirectory
 from accelmark.run.follow import StopRequest
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers.sandbox_of import refuse_missing_images
+from accelmark.run.preflight.facts import NotReadyError
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
 from accelmark.run.unchanged import refuse_changed
 from accelmark.run.watcher import Silence
+from accelmark.run.wording import duration
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 
 _STOP_PATIENCE_S: Final = 90.0
@@ -40,21 +43,35 @@ class Outcome:
     exit_code: int
 
 
-def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool) -> Outcome:
-    """Carry out ``plan`` in a new directory at ``path``.
+def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool, ready: Ready = unseen) -> Outcome:
+    """Carry out ``plan`` in a new directory at ``path``, once its hosts are ``ready``.
 
     Raises:
+        NotReadyError: hosts are not ready; nothing was started, and no directory is left.
         AccelmarkError: it could not begin; what fails later is in the outcome.
     """
+    refuse_missing_images(plan)
     directory = RunDirectory.create(path, plan)
-    return _carry_out(directory, fetch, Coordinator.run, as_json=as_json)
+    try:
+        return _carry_out(directory, fetch, Coordinator.run, ready, as_json=as_json)
+    except NotReadyError:
+        directory.discard()
+        raise
 
 
-def resume(path: Path, fetch: FetchData, *, redo_failed: bool, from_scratch: bool, as_json: bool) -> Outcome:
-    """Go on with the run at ``path``.
+def resume(
+    path: Path,
+    fetch: FetchData,
+    *,
+    redo_failed: bool,
+    from_scratch: bool,
+    as_json: bool,
+    ready: Ready = unseen,
+) -> Outcome:
+    """Go on with the run at ``path``; what is started again is once its hosts are ``ready``.
 
     Raises:
-        AccelmarkError: there is no run, another coordinator holds it, or a case has changed since.
+        AccelmarkError: there is no run, another coordinator holds it, a case has changed since, or hosts are not ready.
     """
     directory = RunDirectory.open(path)
     refuse_changed(directory.plan, str(path))
@@ -62,6 +79,7 @@ def resume(path: Path, fetch: FetchData, *, redo_failed: bool, from_scratch: boo
         directory,
         fetch,
         lambda coordinator: coordinator.resume(redo_failed=redo_failed, from_scratch=from_scratch),
+        ready,
         as_json=as_json,
     )
 
@@ -75,10 +93,10 @@ def stop(path: Path, *, at_once: bool) -> bool:
     directory = RunDirectory.open(path)
     holder = directory.holder()
     if holder is None:
-        if all(status.ended for status in directory.statuses().values()):
-            return False
-        _end_orphans(directory, at_once=at_once)
-        return True
+        had_ended = all(status.ended for status in directory.statuses().values())
+        if not had_ended:
+            _end_orphans(directory, at_once=at_once)
+        return _end_lost(directory) or not had_ended
     holder.send(signal.SIGTERM)
     if at_once:
         time.sleep(0.2)
@@ -122,6 +140,7 @@ def _carry_out(
     directory: RunDirectory,
     fetch: FetchData,
     drive: Callable[[Coordinator], Coroutine[Any, Any, Summary]],
+    ready: Ready,
     *,
     as_json: bool,
 ) -> Outcome:
@@ -130,7 +149,7 @@ def _carry_out(
     async def body(shown: Display) -> tuple[Summary, StopRequest]:
         stop_request = StopRequest()
         _listen(stop_request, shown)
-        summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request))
+        summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request, ready))
         return summary, stop_request
 
     with ExitStack() as stack:
@@ -170,6 +189,33 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
 
     with directory.held():
         asyncio.run(body())
+
+
+def _end_lost(directory: RunDirectory) -> bool:
+    """End agents of jobs that were given up as lost; returns whether there are such jobs.
+
+    Raises:
+        RunError: a host of theirs is still out of reach.
+    """
+    statuses = directory.statuses()
+    lost = {node.host for job in directory.plan.jobs if statuses[job.directory].state == "lost" for node in job.nodes}
+    if not lost:
+        return False
+
+    async def body() -> list[str]:
+        launcher = launcher_for(directory.plan, directory.path)
+        try:
+            return await launcher.tidy([host for host in directory.plan.cluster.hosts if host.name in lost])
+        finally:
+            await launcher.close()
+
+    with directory.held():
+        problems = asyncio.run(body())
+    if problems:
+        left = duration(directory.plan.cluster.abandon_s)
+        advice = f"what still runs there ends by itself when nobody has asked after it for {left}"
+        raise RunError("\n".join([*problems, advice]))
+    return True
 
 
 def _listen(stop_request: StopRequest, shown: Display) -> None:

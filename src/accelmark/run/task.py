@@ -16,6 +16,8 @@ RANKS_FILE: Final = "ranks.json"
 AGENT_LOG: Final = "agent.log"
 LOCK_FILE: Final = "agent.lock"
 """Locked by a living agent, so that its end shows from outside its container, whatever its process number there is."""
+SEEN_FILE: Final = "coordinator.seen"
+"""Touched as long as a coordinator follows the job from another machine."""
 STOP_FILES: Final = ("stop.asked", "stop.now")
 """Made by whoever cannot send the agent a signal: asks it to end its ranks, or to end them at once."""
 
@@ -26,9 +28,11 @@ class Limits(Spec):
     timeout_s: PositiveFloat | None = None
     """From the start of the agent; null: never."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest time in which no rank of this host writes anything."""
+    """Longest time in which a rank that has not finished writes nothing."""
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space below the job's directory."""
+    abandon_s: PositiveFloat | None = None
+    """Longest time in which no coordinator asks after the job; null: never, since none could be out of reach."""
     grace_s: PositiveFloat = 45.0
     """From asking ranks to end until they are killed: more than the 30 s that torchrun gives them of itself."""
 
@@ -78,6 +82,8 @@ class AgentTask(Spec):
     """Locked while the job runs, so that two runs never share a host; null on this machine."""
     adaptation: Path | None = None
     """The vendor's folder for this case, to be carried out before the ranks start."""
+    requirements: Path | None = None
+    """Packages of the ranks: the vendor's file for the case, which replaces the case's own."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

@@ -25,7 +25,7 @@ _SIGNAL_HINTS: Final = {
 class Ending:
     """Why the agent itself ended its ranks, where it did."""
 
-    rank_state: Literal["timed_out", "stalled", "cancelled", "failed"]
+    rank_state: Literal["timed_out", "stalled", "cancelled", "failed", "lost"]
     node_state: NodeState
     reason: str
 

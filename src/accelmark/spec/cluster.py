@@ -25,7 +25,8 @@ class HostSpec(Spec):
     interface: str | None = None
     """Network interface that ranks talk through; found from the address of host 0 when null."""
     service_ports: tuple[int, ...] = ()
-    """Ports that frameworks with a server for each rank may use (FlagPerf's HOSTS_PORTS); preflight sees them free."""
+    """Ports of servers that a framework has on each host (FlagPerf's HOSTS_PORTS): ``TF_CONFIG`` names the first of
+    each host, preflight sees all of them free."""
 
     @field_validator("address", "user")
     @classmethod
@@ -95,9 +96,14 @@ class ClusterSpec(Spec):
     clear_caches: bool = False
     """Drop the page cache before each round; needs root on the hosts."""
     shared_directory: Path | None = None
-    """A directory all hosts see; null: nothing is shared and AccelMark carries files itself."""
+    """A directory all hosts see; null: nothing is shared and AccelMark carries files itself.
+
+    A run whose own directory lies below it is written there by the hosts themselves.
+    """
     reconnect_s: PositiveFloat = 300.0
     """Longest time that a host may be out of reach before its job counts as lost."""
+    abandon_s: PositiveFloat = 86400.0
+    """Longest time that an agent on a host goes on with its job while no coordinator asks after it (SSH)."""
     slurm_options: tuple[str, ...] = ()
     """Options of ``salloc`` where no allocation is there yet (``--partition=gpu``)."""
     min_disk_mib: NonNegativeInt = 1024
@@ -113,10 +119,10 @@ class ClusterSpec(Spec):
             raise ValueError(f"not names of variables: {', '.join(map(repr, bad))}")
         return value
 
-    @field_validator("work_directory")
+    @field_validator("work_directory", "shared_directory")
     @classmethod
-    def _is_absolute(cls, value: Path) -> Path:
-        if not value.is_absolute():
+    def _is_absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
             raise ValueError("has to be an absolute path")
         return value
 

@@ -83,9 +83,10 @@ class Evaluation(Spec):
 
 
 EndReason = Literal[
-    "target", "max_epochs", "max_steps", "max_samples", "max_duration", "nonfinite_loss", "out_of_memory",
-    "cancelled", "error",
+    "target", "max_epochs", "max_steps", "max_samples", "max_duration", "early_stop", "nonfinite_loss",
+    "out_of_memory", "cancelled", "error",
 ]  # fmt: skip
+"""``early_stop``: ended by the judge of a process that carries out many jobs; never by a job's own settings."""
 
 
 class Finished(Spec):
@@ -140,13 +141,22 @@ class Started(Spec):
     standard_parameter_hash: str | None = None
     """The same of the model as its case built it."""
     standard_num_parameters: int | None = None
+    module_hash: str | None = None
+    """SHA-256 over names, classes and settings of all modules as the hooks left them, those without parameters too."""
+    standard_module_hash: str | None = None
+    """The same of the model as its case built it."""
     replaced_modules: tuple[str, ...] = ()
-    """Modules of another class than the case's (``layer1.act: ReLU -> Identity``), the first few."""
+    """Modules of another class or with other settings than the case's (``act: ReLU -> Identity``), the first few."""
     num_replaced_modules: int = 0
+    replaced_functions: tuple[str, ...] = ()
+    """Functions of PyTorch's own that the vendor's code replaced, each with where the new one stands."""
+    output_difference: float | None = None
+    """Largest relative difference between what the vendor's model and the case's compute of the same made-up samples;
+    null where no hook was replaced, the model is sharded, or it could not be computed."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
     trained_checkpoint_hash: str | None = None
-    """The same as the hooks left them, where a vendor's hooks ran and the model is not sharded (rank 0)."""
+    """The same as the hooks left them, where a vendor's hooks ran (rank 0); a sharded model is gathered for it."""
     optimizer_class: str
     standard_optimizer_class: str | None = None
     """The optimizer that the case would build."""
@@ -154,6 +164,10 @@ class Started(Spec):
     """Where the optimizer's numbers differ from those of the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
     """Type of the matrix work in a forward pass: autocast's where it is on, else the parameters'."""
+    train_samples: int | None = None
+    """Samples of an epoch over all ranks."""
+    eval_samples: int | None = None
+    """Samples of a whole evaluation over all ranks; null for made-up data, on which there is none."""
     hooks: dict[str, str]
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, field_validator
 
+from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Precision
 
@@ -93,8 +94,15 @@ class VendorSpec(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables every rank is started with."""
     chips: tuple[Chip, ...]
+    cannot_run: str | None = None
+    """Why no case can run on it yet, though its devices may be read; null where nothing is known to be in the way."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
     """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
+
+    def require_runnable(self) -> None:
+        """Raise RequestError with the reason where no case can run on this vendor's chips."""
+        if self.cannot_run is not None:
+            raise RequestError(f"vendor {self.name}: nothing can run on it yet: {self.cannot_run}")
 
     def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
         """Return the one chip that matches, or None when none or several do: never a guess."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -28,16 +29,30 @@ def num_parameters(model: nn.Module) -> int:
 
 def structure_hash(model: nn.Module) -> str:
     """SHA-256 over names, shapes and types of all parameters, in order of their names."""
-    lines = [f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters())]
+    return text_hash(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters()))
+
+
+def text_hash(lines: Iterable[str]) -> str:
+    """SHA-256 over lines of text."""
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names."""
+    """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names.
+
+    A sharded parameter is gathered, one at a time: then all ranks have to call this together.
+    """
     named = sorted(model.named_parameters())
+    if any(hasattr(parameter, "full_tensor") for _, parameter in named):
+        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(each)) for name, each in named)).hexdigest()
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
         digests = pool.map(lambda item: _tensor_digest(item[0], item[1].detach()), named)
         return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    gather: Callable[[], Tensor] | None = getattr(parameter, "full_tensor", None)
+    return parameter.detach() if gather is None else gather().detach()
 
 
 def _tensor_digest(name: str, tensor: Tensor) -> bytes:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Final, final
+from typing import Final, Protocol, final
 
 GRACE_S: Final = 20.0
 """Longest a step may still take after a signal; the launcher waits 30 s before it kills."""
@@ -49,6 +49,18 @@ def process_start() -> float:
     except (OSError, AttributeError, ValueError, IndexError):
         return now
     return now - max(0.0, age)
+
+
+class Stop(Protocol):
+    """Whether somebody wants training to end; the driver looks at it after every step."""
+
+    interruptible: bool
+    """Set by the driver: whether a signal may raise at once."""
+
+    @property
+    def requested(self) -> str | None:
+        """Who or what asked, in words for the message of the end; None while nobody has."""
+        ...
 
 
 @final

@@ -23,16 +23,18 @@ from accelmark.train.case import Batch, Batches, Place, TrainCase
 from accelmark.train.checkpoint import Checkpoints
 from accelmark.train.clock import Clock, DeviceClock, DeviceLosses, HostClock, HostLosses, LossReader
 from accelmark.train.ends import total_steps
+from accelmark.train.equivalence import Functions, difference, outputs_of
 from accelmark.train.evaluation import evaluate
 from accelmark.train.extern import hook_records, load_hooks, load_module
 from accelmark.train.feed import Ahead, mover, pinned, skipped, steps_of
 from accelmark.train.hooks import Hooks, Training
 from accelmark.train.identity import count_flops, num_parameters, structure_hash, weights_hash
 from accelmark.train.optimizers import needs_length
-from accelmark.train.perflog import PerfLog
+from accelmark.train.perflog import EventLog
 from accelmark.train.platform import (
     Ranks,
     device_name,
+    forget_peak_memory,
     join_ranks,
     open_device,
     peak_memory_mib,
@@ -40,8 +42,16 @@ from accelmark.train.platform import (
     set_threads,
 )
 from accelmark.train.seeds import rank_seed, seed_everything
-from accelmark.train.standard import NUM_SHOWN, Standard, compute_type, optimizer_facts, unwrapped
+from accelmark.train.standard import (
+    NUM_SHOWN,
+    Standard,
+    compute_type,
+    module_hash,
+    optimizer_facts,
+    unwrapped,
+)
 from accelmark.train.synthetic import SyntheticBatches
+from accelmark.train.tenancy import Tenancy
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
 
@@ -50,12 +60,15 @@ _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton"
 class PyTorchBackend:
     """One rank's training in PyTorch; see :class:`accelmark.train.backend.Backend`."""
 
-    def __init__(self, job: JobSpec, train: TrainJob, ranks: Ranks, log: PerfLog) -> None:
+    def __init__(
+        self, job: JobSpec, train: TrainJob, ranks: Ranks, log: EventLog, tenancy: Tenancy | None = None
+    ) -> None:
         self._job = job
         self._train = train
         self._settings = train.settings
         self._ranks = ranks
         self._log = log
+        self._tenancy = tenancy
         self._device = torch.device("cpu")
         self._phase = "initialisation"
         self._feed: Ahead[Batch] | None = None
@@ -81,9 +94,10 @@ class PyTorchBackend:
             self.immediate = False
             self.clock = DeviceClock(device)
             self.losses = DeviceLosses(self.clock)
-        self._control = join_ranks(self._job, ranks, device, needed=settings.parallelism == "fsdp2")
+        self._control = self._join(device)
         shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
+        functions = Functions() if self._job.extern is not None else None
         hooks_class = load_hooks(self._job.extern)
         records = hook_records(hooks_class)
         replaced = {
@@ -100,24 +114,38 @@ class PyTorchBackend:
         self.flops_per_sample_formula = case.flops_per_sample()
         self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
         standard = Standard.of(model)
+        is_sharded = settings.parallelism == "fsdp2"
+        compares = bool(records) and ranks.rank == 0 and not is_sharded
+        outputs = outputs_of(case, model, torch.device("cpu")) if compares else None
         started = self._build(hooks, model, standard, is_changed="create_optimizer" in records)
+        left = unwrapped(self._training.model)
+        # Gathering the shards takes all ranks.
+        trained = weights_hash(left) if records and (ranks.rank == 0 or is_sharded) else None
+        apart = difference(outputs, outputs_of(case, left, device)) if compares else None
         seed_everything(place.seed)
-        trained = None
-        if records and ranks.rank == 0 and settings.parallelism != "fsdp2":
-            trained = weights_hash(unwrapped(self._training.model))
         return started.model_copy(
             update={
+                "replaced_functions": functions.replaced() if functions is not None else (),
+                "output_difference": apart,
                 "threads": threads,
                 "seed": place.seed,
                 "precision": precision,
                 "checkpoint_hash": weights,
-                "trained_checkpoint_hash": trained,
+                "trained_checkpoint_hash": trained if ranks.rank == 0 else None,
                 "hooks": {name: record.place for name, record in records.items()},
                 "hook_lines": {name: record.num_lines for name, record in records.items()},
             }
         )
 
+    def _join(self, device: torch.device) -> dist.ProcessGroup | None:
+        if self._tenancy is not None:
+            forget_peak_memory(device)
+            return self._tenancy.control
+        return join_ranks(self._job, self._ranks, device, needed=self._settings.parallelism == "fsdp2")
+
     def _load_case(self, place: Place) -> TrainCase:
+        if self._tenancy is not None:
+            return self._tenancy.make_case(self._settings, self._job.data_dirs, place)
         module = load_module(self._job.case, "pytorch")
         case_class = getattr(module, "Case", None)
         if not (isinstance(case_class, type) and issubclass(case_class, TrainCase)):
@@ -181,12 +209,16 @@ class PyTorchBackend:
             parameter_hash=structure_hash(left),
             standard_parameter_hash=standard.parameter_hash,
             standard_num_parameters=standard.num_parameters,
+            module_hash=module_hash(left),
+            standard_module_hash=standard.module_hash,
             replaced_modules=replaced[:NUM_SHOWN],
             num_replaced_modules=len(replaced),
             checkpoint_hash=None,
             optimizer_class=type(optimizer).__name__,
             standard_optimizer_class=standard_class,
             optimizer_changes=changes,
+            train_samples=self._batches.num_samples,
+            eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(left, autocast, self._device),
             hooks={},
             library_versions=_library_versions(),
@@ -256,7 +288,11 @@ class PyTorchBackend:
         """Return the case's metrics over the evaluation data of all ranks."""
         if self._eval_batches is None:
             raise RequestError("there is no evaluation on made-up data")
-        return evaluate(self._case, self._training, self._eval_batches, self._control)
+        return self.evaluate_on(self._eval_batches)
+
+    def evaluate_on(self, batches: Batches) -> dict[str, float]:
+        """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
+        return evaluate(self._case, self._training, batches, self._control)
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
@@ -308,6 +344,8 @@ class PyTorchBackend:
     def close(self, *, together: bool) -> None:
         """Leave the process group; ``together`` with the others, or without asking where they may be gone."""
         self._close_feed()
+        if self._tenancy is not None:
+            return
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()

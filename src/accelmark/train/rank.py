@@ -6,18 +6,20 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Final, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.train.account import Account
 from accelmark.train.backend import Backend
-from accelmark.train.driver import Driver
+from accelmark.train.driver import Driver, Judge
 from accelmark.train.ends import End
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import Cancelled, StopRequest
+from accelmark.train.perflog import EventLog, PerfLog
+from accelmark.train.process import Cancelled, Stop, StopRequest
 
 BACKENDS: Final = {"pytorch": ("accelmark.train.pytorch", "accelmark.train.platform", "PyTorchBackend")}
 """Framework -> the module of its backend, the module of its ``Ranks``, and the class."""
@@ -27,7 +29,7 @@ BACKENDS: Final = {"pytorch": ("accelmark.train.pytorch", "accelmark.train.platf
 class LastWord:
     """Writes FINISHED exactly once, from whichever thread comes first."""
 
-    def __init__(self, log: PerfLog, account: Account) -> None:
+    def __init__(self, log: EventLog, account: Account) -> None:
         self._log = log
         self._account = account
         self._lock = threading.Lock()
@@ -53,39 +55,66 @@ def run_rank(job: JobSpec, log: PerfLog, process_start: float, stop: StopRequest
 
     if threading.current_thread() is threading.main_thread() and stop.wanted:
         stop.install(overdue)
+    carried = carry_out(job.train, lambda: _backend(job, log), log, account, stop)
+    stop.finish()
+    take_peak(account, carried.backend)
+    last_word.say(carried.end)
+    if carried.backend is not None:
+        carried.backend.close(together=carried.in_step)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return carried.exit_code
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How far a job was carried."""
+
+    end: End
+    backend: Backend | None
+    """None where it could not even be made."""
+    in_step: bool
+    """Whether the ranks left the loop together, so that they can still exchange something."""
+    exit_code: int
+
+
+def carry_out(
+    train: TrainJob | None,
+    open_backend: Callable[[], Backend],
+    log: EventLog,
+    account: Account,
+    stop: Stop,
+    judge: Judge | None = None,
+) -> Carried:
+    """Prepare and train, and turn whatever goes wrong into an end; FINISHED is left to the caller."""
     backend: Backend | None = None
     code = EXIT_FAILED
     try:
-        backend = _backend(job, log)
+        backend = open_backend()
         account.backend = backend
         log.event(Event.INIT_END, backend.prepare())
-        if job.train is None:
+        if train is None:
             raise RequestError("job.json has no training side")
-        end = Driver(job.train, backend, log, account, stop).run()
+        end = Driver(train, backend, log, account, stop, judge).run()
     except Cancelled as cancelled:
         end = End("cancelled", f"ended by {cancelled}")
-        together = False
+        in_step = False
     except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
         end = _explained(error, backend)
-        together = False
+        in_step = False
         if isinstance(error, AccelmarkError):
             code = error.exit_code
         else:
             traceback.print_exc()
         _say_error(log, error, end)
     else:
-        together = True
-    stop.finish()
-    _take_peak(account, backend)
-    last_word.say(end)
-    if backend is not None:
-        backend.close(together=together)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else code
+        in_step = True
+    code = EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else code
+    return Carried(end, backend, in_step, code)
 
 
-def _backend(job: JobSpec, log: PerfLog) -> Backend:
+def _backend(job: JobSpec, log: EventLog) -> Backend:
     framework = job.key.framework
     if framework not in BACKENDS:
         raise RequestError(f"no training backend for framework {framework!r} ({nearest(framework, BACKENDS)})")
@@ -103,10 +132,11 @@ def _explained(error: Exception, backend: Backend | None) -> End:
     return End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
 
 
-def _say_error(log: PerfLog, error: Exception, end: End) -> None:
+def _say_error(log: EventLog, error: Exception, end: End) -> None:
     log.event(Event.ERROR, {"type": type(error).__name__, "message": end.message})
 
 
-def _take_peak(account: Account, backend: Backend | None) -> None:
+def take_peak(account: Account, backend: Backend | None) -> None:
+    """Note the largest allocation of a run that did not come to note it itself."""
     if account.peak_device_memory_mib is None and backend is not None:
         account.peak_device_memory_mib = backend.peak_memory_mib()

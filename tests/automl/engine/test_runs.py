@@ -2,103 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from accelmark.automl.engine.journal import EpochDone, read_journal
-from accelmark.automl.engine.rundir import RunDirectory, find_run
 from accelmark.automl.verify import verify_run
-from tests.automl.pictures import tiny_dataset, tiny_network
-
-PROGRAM = """
-import sys
-from accelmark.cli.automl import app
-from accelmark.spec.errors import AccelmarkError
-try:
-    app()
-except AccelmarkError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-CONFIG = {
-    "network": "net.json",
-    "training": {"batch_size": 32, "learning_rate": 0.05},
-    "tuning": {"kernel": [3, 5], "dropout": [0.0, 0.5]},
-}
-
-
-class Search:
-    """One search in a folder of its own, driven through the command line in processes of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "net.json").write_text(tiny_network().to_json())
-        self.dataset = tiny_dataset(folder)
-        self.started: list[subprocess.Popen[str]] = []
-
-    def configure(self, **changes: object) -> Path:
-        config = CONFIG | {"dataset": self.dataset.model_dump(mode="json")} | changes
-        path = self.folder / "search.json"
-        path.write_text(json.dumps(config))
-        return path
-
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words, "--runs", str(self.folder / "runs")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def finish(self, process: subprocess.Popen[str], timeout_s: float = 150) -> tuple[int, str, str]:
-        out, err = process.communicate(timeout=timeout_s)
-        return process.returncode, out, err
-
-    def run(self) -> RunDirectory:
-        return find_run("latest", self.folder / "runs")
-
-    def wait_for(self, what: Callable[[], bool], timeout_s: float = 90) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not what():
-            if time.monotonic() > deadline or (self.started[-1].poll() is not None):
-                pytest.fail(f"never happened; the search said: {self.finish(self.started[-1])}")
-            time.sleep(0.05)
-
-    def epochs(self) -> int:
-        try:
-            return sum(isinstance(event, EpochDone) for event in read_journal(self.run().path))
-        except Exception:  # noqa: BLE001 - the run may not be there yet
-            return 0
-
-    def workers(self) -> list[psutil.Process]:
-        everyone = psutil.Process(self.started[-1].pid).children(recursive=True)
-        return [one for one in everyone if "ray::TrialWorker" in " ".join(one.cmdline())]
+from tests.automl.engine.searching import Search
 
 
 @pytest.fixture
 def search(tmp_path: Path) -> Iterator[Search]:
     made = Search(tmp_path)
     yield made
-    for process in made.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    with contextlib.suppress(ProcessLookupError):
-        for process in made.started:
-            os.killpg(process.pid, signal.SIGKILL)
+    made.end()
 
 
 def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(search: Search) -> None:

@@ -22,10 +22,11 @@ class Block(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
+        self.activation = nn.ReLU()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.dropout(torch.relu(self.linear(self.norm(x))))
+        y: Tensor = self.dropout(self.activation(self.linear(self.norm(x))))
         return x + y
 
 

@@ -118,9 +118,13 @@ class TuningConfig(Spec):
     dropout: tuple[float, float] | None = None
     storage: str | None = None
     """Where the shared study lives: a URL (sqlite:, postgresql:), or None for a journal file in the run."""
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")] | None = None
+    """A study in that storage that several runs share; None: the run has its own."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
+        if self.study is not None and self.storage is None:
+            raise ValueError("study names a study that runs share: give storage, where it lives, too")
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, or their output would shift")
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
@@ -139,7 +143,7 @@ class TrainingConfig(Spec):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     devices_per_trial: PositiveInt = 1
     stall: Duration = 600.0
     """A trial that shows no progress for so long has stalled."""
@@ -196,3 +200,14 @@ class AutomlConfig(Spec):
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
     rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
+
+    @model_validator(mode="after")
+    def _dealt_out_evenly(self) -> Self:
+        devices = self.training.devices_per_trial
+        for batch in (self.training.batch_size, *self.tuning.batch_size):
+            if batch % devices:
+                raise ValueError(
+                    f"a batch of {batch} cannot be dealt out evenly to the {devices} devices of a trial:"
+                    f" take {max(1, batch // devices) * devices} or {(batch // devices + 1) * devices}"
+                )
+        return self

@@ -74,6 +74,11 @@ class NetworkCount:
         return sum(layer.matrix_backward for layer in self.layers)
 
     @property
+    def matrix(self) -> int:
+        """Multiply-accumulate work of training one image: what ``torch.utils.flop_counter`` counts of it."""
+        return self.matrix_forward + self.matrix_backward
+
+    @property
     def update_in_backward(self) -> int:
         """The part of ``backward`` that is weight update."""
         return sum(layer.update_in_backward for layer in self.layers)

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from accelmark.automl.config import DatasetConfig
+from accelmark.automl.data.imagenet import imagenet_identity
 from accelmark.automl.data.layouts import Pair, read_arrays, read_cifar10, read_fashion_mnist, read_imagenet
 from accelmark.automl.data.pictures import ArrayPictures, Pictures
 from accelmark.automl.graph import Network
@@ -28,7 +29,8 @@ class Dataset:
     """Three sets of pictures: to train on, to validate on while searching, and held out for the scored error.
 
     ``mean`` and ``deviation`` are per channel, of pictures scaled to 0..1. ``fingerprint`` tells which labels were
-    in which split; a run can only be resumed on the same.
+    in which split; a run can only be resumed on the same. ``identity`` is the data set's name as the rules take it:
+    ``imagenet`` only where the folders are those of ILSVRC-2012.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Dataset:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     fingerprint: str
+    identity: str
 
 
 def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
@@ -45,6 +48,7 @@ def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
     everything, held_out = _read(config, network)
     for name, pictures in (("training", everything), ("held-out", held_out)):
         _check(name, pictures, network, config.name)
+    identity = imagenet_identity(everything, held_out) if config.name == "imagenet" else config.name
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(everything))
     if config.limit is not None:
         order = order[: config.limit]
@@ -57,7 +61,7 @@ def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
     digest = hashlib.sha256()
     for pictures in (training, validation, held_out):
         digest.update(pictures.labels.tobytes())
-    return Dataset(config.name, training, validation, held_out, mean, deviation, digest.hexdigest())
+    return Dataset(config.name, training, validation, held_out, mean, deviation, digest.hexdigest(), identity)
 
 
 def _read(config: DatasetConfig, network: Network) -> Pair:

@@ -52,6 +52,7 @@ class Coordinator:
         crew: Crew,
         *,
         fingerprint: str,
+        identity: str | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._run: Final = run
@@ -59,6 +60,7 @@ class Coordinator:
         self._crew: Final = crew
         self._observer: Final = observer
         self._fingerprint: Final = fingerprint
+        self._identity: Final = identity
         self._state = run.state() if (run.path / "journal.jsonl").exists() else RunState()
         self._journal: Final = Journal(run.path)
         self._store: Final = WeightStore(run.weights)
@@ -91,6 +93,8 @@ class Coordinator:
         finally:
             self._proposals.close()
             self._journal.close()
+            if self._tuner is not None:
+                self._tuner.close()
 
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
@@ -105,7 +109,8 @@ class Coordinator:
         return Tuner(
             self._config.tuning,
             self._config.training,
-            experiment=self._run.name,
+            run=self._run.name,
+            experiment=f"data {self._fingerprint[:16]}, network {digest(self._run.network())[:16]}",
             directory=self._run.path,
             seed=self._config.seed + len(self._state.sessions),
         )
@@ -127,6 +132,7 @@ class Coordinator:
                 pid=os.getpid(),
                 experiment=self._run.name,
                 dataset_fingerprint=self._fingerprint,
+                dataset_identity=self._identity,
                 workers=self._crew.size,
             )
         )
@@ -293,6 +299,10 @@ class Coordinator:
         reason = result.reason
         if result.executed is not None and result.executed != digest(order.network):
             status, reason = "crashed", "the worker executed another network than it was given"
+        counted = count(order.network, self._config.counting).matrix
+        if result.flops_per_image is not None and result.flops_per_image != counted:
+            seen = f"{result.flops_per_image:.0f} FLOPs of matrix work an image were seen in the driver"
+            status, reason = "crashed", f"{seen}, {counted} are counted"
         done = _with(
             record,
             status=status,
@@ -304,6 +314,11 @@ class Coordinator:
             precision=result.precision,
             device=result.device,
             host=result.host,
+            ranks=result.ranks,
+            trained_images=result.trained_images,
+            flops_per_image=result.flops_per_image,
+            computing_s=result.computing_s,
+            peak_memory_mib=result.peak_memory_mib,
         )
         if message.weights is not None and status in ("finished", "cut"):
             self._store.save(record.individual, message.weights)
@@ -337,7 +352,7 @@ class Coordinator:
             done = _with(done, predicted_accuracy=worth)
         self._write(Tried(trial=done))
         if self._tuner is not None:
-            self._tuner.tell(done.trial, worth)
+            self._tuner.tell(done.trial, worth, diverged=done.status == "diverged")
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if worth is not None:
             self._proposals.observe(done.individual, worth)
@@ -349,6 +364,8 @@ class Coordinator:
         self._working.pop(worker, None)
         self._orders.pop(worker, None)
         self._cut_asked.pop(worker, None)
+        best = self._state.best_individual
+        self._store.keep_only(self._proposals.needed() | (set() if best is None else {best}))
 
     def _cut(self, now: float) -> None:
         for worker in list(self._working):

@@ -33,6 +33,7 @@ class SessionBegan(Record):
     pid: int
     experiment: str
     dataset_fingerprint: str
+    dataset_identity: str | None = None
     workers: int
 
 

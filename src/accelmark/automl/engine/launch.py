@@ -16,6 +16,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_crew import RayCrew
+from accelmark.automl.engine.ray_token import guarded, showing_what_is_there
 from accelmark.automl.engine.recording import recorded
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.graph import Network
@@ -91,9 +92,11 @@ def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> It
 def _cluster(config: AutomlConfig) -> Iterator[str | None]:
     match config.cluster:
         case LocalCluster():
-            yield None
+            with guarded():
+                yield None
         case AddressCluster(address=address):
-            yield address
+            with showing_what_is_there():
+                yield address
         case SshCluster():
             from accelmark.automl.engine.ssh_cluster import ssh_cluster
 
@@ -102,7 +105,8 @@ def _cluster(config: AutomlConfig) -> Iterator[str | None]:
 
 
 def _worked(run: RunDirectory, config: AutomlConfig, crew: RayCrew, observer: Observer | None) -> SessionEnded:
-    coordinator = Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=observer)
+    fingerprint, identity = next(iter(crew.fingerprints)), " or ".join(sorted(crew.identities))
+    coordinator = Coordinator(run, config, crew, fingerprint=fingerprint, identity=identity, observer=observer)
     with _telemetry(run, config):
         return _driven(coordinator)
 

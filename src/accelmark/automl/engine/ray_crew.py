@@ -37,9 +37,15 @@ class RayCrew:
         try:
             ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
         except Exception as error:
-            raise RunError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
+            if address is None:
+                raise RunError(f"Ray could not be started: {error}") from error
+            raise RunError(
+                f"Ray could not be reached at {address}: {error}. Does it run there, is it Ray {ray.__version__} as"
+                " here, and is its token, if it has one, in RAY_AUTH_TOKEN or ~/.ray/auth_token?"
+            ) from error
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
+        self.identities: Final[set[str]] = set()
         self._hired = False
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
@@ -134,6 +140,7 @@ class RayCrew:
             return self._gone(worker, kind, "lost", str(error))
         if kind is self._starting:
             self.fingerprints.add(value[1])
+            self.identities.add(value[2])
             return [Ready(worker)]
         if kind is self._running:
             return [*self._last_reports(worker), Ended(worker, TrialResult.model_validate_json(value[0]), value[1])]

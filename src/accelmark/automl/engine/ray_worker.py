@@ -16,30 +16,23 @@ class TrialWorker:
 
     def __init__(self, dataset: str, network: str, devices: int, threads: int) -> None:
         from accelmark.automl.data import open_dataset
-        from accelmark.automl.trial.executor import warm_up
         from accelmark.automl.trial.replicas import make_executor  # imported before the first trial's clock runs
 
-        self._threads = threads
         asked, seed = DatasetConfig.model_validate_json(dataset), Network.model_validate_json(network)
         self._data = open_dataset(asked, seed)
         self._executor = make_executor(self._data, asked, seed, devices=devices, threads=threads)
-        warm_up()
         self._news = threading.Condition()
         self._busy = False
         self._reports: list[str] = []
         self._images = 0
         self._cancelled = threading.Event()
 
-    def ready(self) -> tuple[int, str]:
-        """Return the process id and the fingerprint of the data that this worker holds."""
-        return os.getpid(), self._data.fingerprint
+    def ready(self) -> tuple[int, str, str]:
+        """Return the process id, and the fingerprint and the identity of the data that this worker holds."""
+        return os.getpid(), self._data.fingerprint, self._data.identity
 
     def run(self, order: str, weights: dict[str, Array] | None) -> tuple[str, dict[str, Array] | None]:
         """Carry out one trial; return its result as JSON, and the best epoch's weights."""
-        import torch
-
-        if self._threads:
-            torch.set_num_threads(self._threads)  # holds for the calling thread only, so not in __init__
         with self._news:
             self._reports, self._images, self._busy = [], 0, True
         self._cancelled.clear()

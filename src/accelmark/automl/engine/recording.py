@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ from accelmark.telemetry.detect import default_vendor
 FOLDER: Final = "telemetry"
 _RECORD: Final = "telemetry.jsonl"
 _END_S: Final = 15.0
+_START_S: Final = 15.0
+_POLL_S: Final = 0.05
+_HEADER_AND_SAMPLE: Final = 2
 
 
 class Consumption(Record):
@@ -51,6 +55,7 @@ def recorded(run: Path, session: int) -> Iterator[None]:
             stderr=subprocess.STDOUT,
         )
     try:
+        _wait_for_samples(recorder, folder / _RECORD)
         yield
     finally:
         recorder.terminate()
@@ -61,12 +66,21 @@ def recorded(run: Path, session: int) -> Iterator[None]:
             recorder.wait()
 
 
+def _wait_for_samples(recorder: subprocess.Popen[bytes], record: Path) -> None:
+    """Wait for the first sample, so that telemetry covers the first trial too; give up on a recorder that ends."""
+    deadline = time.monotonic() + _START_S
+    while recorder.poll() is None and time.monotonic() < deadline:
+        if record.is_file() and record.read_bytes().count(b"\n") >= _HEADER_AND_SAMPLE:
+            return
+        time.sleep(_POLL_S)
+
+
 def consumption_of(run: Path, state: RunState) -> Consumption:
     """Return what telemetry says of the run's last session, from its first trial's start to its last epoch's end."""
     session = state.sessions[-1] if state.sessions else None
     path = run / FOLDER / f"session{len(state.sessions)}" / _RECORD
     if session is None or not path.is_file():
-        return _nothing("no telemetry was recorded beside this run")
+        return _nothing("no telemetry was recorded beside this run; hosts of a cluster have their own monitors")
     board = state.scoreboard()
     begun = session.monotonic_s + max(session.clock_s, board.started_s) - session.clock_s
     ended = session.monotonic_s + board.ended_s - session.clock_s

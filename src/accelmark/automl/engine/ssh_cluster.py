@@ -8,8 +8,6 @@ on a command line.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import selectors
 import shlex
 import socket
@@ -22,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
 from accelmark.automl.config import SshCluster
+from accelmark.automl.engine.ray_token import guarded
 from accelmark.spec.errors import RunError
 
 _START_S: Final = 120.0
@@ -38,8 +37,8 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     """
     head_ip = cluster.head_address or own_address(cluster.hosts[0])
     address = f"{head_ip}:{cluster.port}"
-    token = secrets.token_hex(32)
     with ExitStack() as stack:
+        token = stack.enter_context(guarded())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True))
         head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
         stack.enter_context(_node("this machine", [sys.executable, "-m", _MODULE], head))
@@ -49,16 +48,7 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
             remote = shlex.join([cluster.python, "-m", _MODULE])
             node = {"role": "node", "address": address, "token": token}
             stack.enter_context(_node(host, [*_SSH, *config, host, "--", remote], node))
-        former = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
-        try:
-            yield address
-        finally:
-            for name, value in former.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        yield address
 
 
 def own_address(host: str) -> str:

@@ -57,13 +57,17 @@ class EpochReport(Record):
     complete: bool
 
 
+TrialEnd = Literal["finished", "cut", "crashed", "diverged", "out-of-memory"]
+
+
 class TrialResult(Record):
     """How a trial ended on its worker.
 
-    ``executed`` is the digest of the network that was really built and run; the score is counted from it.
+    ``executed`` is the digest of the network that was really built and run; the score is counted from it. From
+    ``precision`` on, all is what the training driver recorded (see :class:`TrialRecord`).
     """
 
-    status: Literal["finished", "cut", "crashed", "out-of-memory"]
+    status: TrialEnd
     reason: str = ""
     executed: str | None = None
     weights: WeightMode = "from-scratch"
@@ -73,6 +77,11 @@ class TrialResult(Record):
     precision: str | None = None
     device: str | None = None
     host: str | None = None
+    ranks: int = 1
+    trained_images: int | None = None
+    flops_per_image: float | None = None
+    computing_s: float | None = None
+    peak_memory_mib: float | None = None
 
 
 class Listener(Protocol):

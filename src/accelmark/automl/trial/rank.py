@@ -20,9 +20,9 @@ import torch.distributed as dist
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.data import open_dataset
 from accelmark.automl.graph import Network
-from accelmark.automl.trial.executor import TorchExecutor, pick_device, warm_up
-from accelmark.automl.trial.loop import Replica
+from accelmark.automl.trial.executor import Seat, TorchExecutor, device_type, warm_up
 from accelmark.automl.trial.order import EpochReport, TrialOrder
+from accelmark.train.platform import Ranks
 
 CANCEL: Final = "cancel"
 
@@ -30,9 +30,8 @@ CANCEL: Final = "cancel"
 class _Voice:
     """Writes JSON lines for the process that started this rank; a listener of the trial."""
 
-    def __init__(self, out: IO[str], world: int) -> None:
+    def __init__(self, out: IO[str]) -> None:
         self._out: Final = out
-        self._world: Final = world
         self.cancelled = threading.Event()
 
     def say(self, **words: object) -> None:
@@ -40,7 +39,7 @@ class _Voice:
         self._out.flush()
 
     def progress(self, images: int) -> None:
-        self.say(images=images * self._world)
+        self.say(images=images)
 
     def epoch(self, report: EpochReport) -> None:
         self.say(epoch=report.model_dump(mode="json"))
@@ -55,17 +54,13 @@ def main() -> int:
     os.dup2(2, 1)  # what libraries print goes to standard error, never between our lines
     hello = json.loads(sys.stdin.readline())
     rank, world, folder = int(hello["rank"]), int(hello["world"]), Path(hello["folder"])
-    device = pick_device(rank)
-    if hello["threads"]:
-        torch.set_num_threads(int(hello["threads"]))
     network = Network.model_validate_json(hello["network"])
     dataset = open_dataset(DatasetConfig.model_validate_json(hello["dataset"]), network)
-    backend = dist.get_default_backend_for_device(device)
-    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    warm_up()
-    voice = _Voice(out, world)
+    seat = _seat(Ranks(rank, rank, world, world), folder, int(hello["threads"]) or None)
+    warm_up(seat)
+    voice = _Voice(out)
     voice.say(ready=True)
-    executor = TorchExecutor(dataset, Replica(device, rank, world))
+    executor = TorchExecutor(dataset, seat)
     orders: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_listen, args=(voice, orders), daemon=True).start()
     while (order := orders.get()) is not None:
@@ -80,6 +75,18 @@ def main() -> int:
         voice.say(result=result.model_dump(mode="json"), weights=trained is not None)
     dist.destroy_process_group()
     return 0
+
+
+def _seat(ranks: Ranks, folder: Path, threads: int | None) -> Seat:
+    """Meet the other ranks, once for all trials: gloo for what is exchanged about control, the device's own beside."""
+    kind = device_type()
+    own = dist.get_default_backend_for_device(kind)
+    backend = own if kind == "cpu" else f"cpu:gloo,{kind}:{own}"
+    if kind != "cpu":
+        torch.accelerator.set_device_index(ranks.local_rank)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group(backend, init_method=meeting, rank=ranks.rank, world_size=ranks.world_size)
+    return Seat(kind, ranks, dist.new_group(backend="gloo"), threads)
 
 
 def _listen(voice: _Voice, orders: queue.Queue[str | None]) -> None:

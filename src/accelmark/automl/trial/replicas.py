@@ -21,8 +21,7 @@ import numpy as np
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.data import Dataset
 from accelmark.automl.graph import Network
-from accelmark.automl.trial.executor import TorchExecutor, pick_device
-from accelmark.automl.trial.loop import Replica
+from accelmark.automl.trial.executor import Seat, TorchExecutor, device_type, warm_up
 from accelmark.automl.trial.order import Array, EpochReport, Listener, TrialExecutor, TrialOrder, TrialResult
 from accelmark.spec.errors import RunError
 
@@ -34,9 +33,11 @@ _MODULE: Final = "accelmark.automl.trial.rank"
 def make_executor(
     data: Dataset, dataset: DatasetConfig, network: Network, *, devices: int, threads: int
 ) -> TrialExecutor:
-    """Return what trains trials on this worker's devices."""
+    """Return what trains trials on this worker's devices, warm; ``threads`` 0 gives each rank its share of cores."""
     if devices == 1:
-        return TorchExecutor(data, Replica(pick_device()))
+        seat = Seat(device_type(), threads=threads or None)
+        warm_up(seat)
+        return TorchExecutor(data, seat)
     return ReplicaGroup(dataset, network, devices=devices, threads=threads)
 
 
@@ -81,7 +82,7 @@ class ReplicaGroup:
                 return TrialResult(status="crashed", reason=f"rank {rank} of {self._hello['world']} broke"), None
             if "result" in said:
                 results[rank] = TrialResult.model_validate(said["result"])
-                if results[rank].status not in ("finished", "cut"):
+                if results[rank].status in ("crashed", "out-of-memory"):
                     self.close()  # the others wait for this rank in vain
                     return results[rank], None
             elif rank == 0 and "images" in said:

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.cases.resnet50._imagenet import _centre_box as centre_box
-from accelmark.cases.resnet50._inference import ImageNetCase
+from accelmark.cases.imagenet import centre_box
+from accelmark.cases.imagenet_inference import ImageNetCase
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatches
 from accelmark.spec.errors import DataError

@@ -10,14 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from accelmark.cases.resnet50._imagenet import ImageFolder
+from accelmark.cases.imagenet import MEAN, STD, ImageFolder
 from accelmark.train.batches import IndexedBatches, generator_for
 from accelmark.train.case import Batch, Batches, TrainCase
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
 from accelmark.train.optimizers import build_optimizer
 
-_MEAN: Final = (0.485, 0.456, 0.406)
-_STD: Final = (0.229, 0.224, 0.225)
 _STEM_WIDTH: Final = 64
 _WIDTHS: Final = (256, 512, 1024, 2048)
 
@@ -33,8 +31,8 @@ class ResNet50(nn.Module):
         config = ResNetConfig(embedding_size=_STEM_WIDTH, hidden_sizes=list(_WIDTHS), depths=list(blocks))
         config.num_labels = num_classes
         self.net = ResNetForImageClassification(config)
-        self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1) * 255, persistent=False)
-        self.register_buffer("std", torch.tensor(_STD).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1) * 255, persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""

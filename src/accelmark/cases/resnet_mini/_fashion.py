@@ -12,6 +12,10 @@ from torch import Tensor
 
 from accelmark.spec.errors import DataError
 
+MEAN: Final = 0.2860 * 255
+"""Of the training images' bytes."""
+STD: Final = 0.3530 * 255
+"""Of the training images' bytes."""
 _PREFIX: Final = {"train": "train", "test": "t10k"}
 _UINT8: Final = 8
 

@@ -8,11 +8,10 @@ from typing import Final
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from accelmark.cases.resnet_mini._fashion import MEAN, STD
+
 STEM_KERNEL: Final = 4
 STEM_STRIDE: Final = 2
-_MEAN: Final = 0.2860 * 255
-_STD: Final = 0.3530 * 255
-"""Of Fashion-MNIST's training images."""
 
 
 class Block(nn.Module):
@@ -52,6 +51,6 @@ class ResNetMini(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        features: Tensor = self.features((image.float() - _MEAN) / _STD)
+        features: Tensor = self.features((image.float() - MEAN) / STD)
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits

@@ -9,8 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from accelmark.cases.resnet_mini._fashion import read_split
-from accelmark.cases.resnet_mini._model import _MEAN, _STD, ResNetMini
+from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.cases.resnet_mini._model import ResNetMini
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatch, InferCase
 from accelmark.infer.weights import load_weights
@@ -43,7 +43,7 @@ class Case(InferCase):
     def build_dataloader(self) -> TensorBatches:
         """Read the test split."""
         images, labels = read_split(self.data_dirs["fashion_mnist"], "test")
-        return TensorBatches(((images.float() - _MEAN) / _STD,), labels, self.settings.batch_size)
+        return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the network with the kept weights."""

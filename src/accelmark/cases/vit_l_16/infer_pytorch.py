@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from accelmark.cases.resnet50._inference import ImageNetCase
+from accelmark.cases.imagenet_inference import ImageNetCase
 from accelmark.infer.weights import load_weights
 
 

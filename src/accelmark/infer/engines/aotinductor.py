@@ -47,9 +47,14 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
+        if torch.is_inference_mode_enabled():
+            return self._compute(inputs), 0.0
         with torch.inference_mode():
-            outputs = as_list(self.run(*to_device(inputs, self.device, self.dtype)))
-            return [output.cpu() for output in outputs], 0.0
+            return self._compute(inputs), 0.0
+
+    def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
+        outputs = as_list(self.run(*to_device(inputs, self.device, self.dtype)))
+        return [output.cpu() for output in outputs]
 
     def fingerprint(self) -> dict[str, str]:
         """Return the device, precision and PyTorch version that a package is bound to."""

@@ -15,6 +15,9 @@ from accelmark.infer.engine import DTYPES, EngineRequest, as_list, text_options
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engines.eager import allocator_peak_mib, set_matmul_precision, to_device
 
+Kinds = tuple[tuple[torch.Size, bool], ...]
+"""What a graph is compiled for: of each input the shape, and whether it was made in inference mode."""
+
 
 class Engine(Base):
     """A graph compiled for each batch size as it first comes; that call's time is reported as not inference."""
@@ -32,14 +35,15 @@ class Engine(Base):
         mode = next(iter(text_options(request.options, "mode")), "default")
         with quiet():
             self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
-        self.seen: set[tuple[torch.Size, ...]] = set()
-        self._compile(list(request.example))
+        self.seen: set[Kinds] = set()
+        with torch.inference_mode():
+            self._compile([each.clone() for each in request.example])
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch, compiling first where its shape is new."""
-        shapes = _shapes(inputs)
+        kinds = _kinds(inputs)
         compiling_s = 0.0
-        if shapes not in self.seen:
+        if kinds not in self.seen:
             began = time.perf_counter()
             self._compile(inputs)
             compiling_s = time.perf_counter() - began
@@ -48,12 +52,14 @@ class Engine(Base):
     def _compile(self, inputs: list[Tensor]) -> None:
         with quiet():
             self._compute(inputs)
-        self.seen.add(_shapes(inputs))
+        self.seen.add(_kinds(inputs))
 
     def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        with torch.inference_mode():
-            outputs = as_list(self.compiled(*to_device(inputs, self.device, self.dtype)))
-            return [output.cpu() for output in outputs]
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self._compute(inputs)
+        outputs = as_list(self.compiled(*to_device(inputs, self.device, self.dtype)))
+        return [output.cpu() for output in outputs]
 
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and the element type."""
@@ -77,5 +83,5 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _shapes(inputs: list[Tensor]) -> tuple[torch.Size, ...]:
-    return tuple(each.shape for each in inputs)
+def _kinds(inputs: list[Tensor]) -> Kinds:
+    return tuple((each.shape, each.is_inference()) for each in inputs)

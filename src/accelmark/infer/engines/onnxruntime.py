@@ -13,8 +13,14 @@ from accelmark.infer.failures import CorruptModelError, EngineMissingError, Prec
 from accelmark.spec.errors import nearest
 
 _CPU: Final = "CPUExecutionProvider"
-_PROVIDERS: Final = {"cpu": _CPU, "cuda": "CUDAExecutionProvider", "npu": "CANNExecutionProvider"}
-"""The provider of a device type where ``engine_options.providers`` names none."""
+_PROVIDERS: Final = {
+    "cpu": (_CPU,),
+    # PyTorch calls AMD's devices cuda too; a build of ONNX Runtime has the providers of one maker.
+    "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
+    "npu": ("CANNExecutionProvider",),
+    "xpu": ("OpenVINOExecutionProvider",),
+}
+"""The providers of a device type where ``engine_options.providers`` names none: the first that this build has."""
 
 
 class Engine(Base):
@@ -59,16 +65,16 @@ class Engine(Base):
         self.inputs = [each.name for each in self.session.get_inputs()]
 
     def _providers(self) -> list[str]:
+        available = self.ort.get_available_providers()
         named = list(text_options(self.request.options, "providers"))
         if not named:
-            default = _PROVIDERS.get(self.request.device_type)
-            if default is None:
+            fitting = _PROVIDERS.get(self.request.device_type)
+            if fitting is None:
                 raise EngineMissingError(
                     f"{self.name}: no execution provider is known for device {self.request.device_type!r}; "
                     "name one in engine_options.providers"
                 )
-            named = [default]
-        available = self.ort.get_available_providers()
+            named = [next((name for name in fitting if name in available), fitting[0])]
         for name in named:
             if name not in available:
                 raise EngineMissingError(

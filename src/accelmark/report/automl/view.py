@@ -102,6 +102,7 @@ def _consumption(summary: Summary) -> tuple[tuple[str, str, str], ...]:
     return (
         tile("Power", "mean_power_w", used.mean_power_w, f"{used.mean_power_w or 0:.1f} W"),
         tile("Energy", "energy_j", used.energy_j, f"{(used.energy_j or 0) / 3.6e6:.4f} kWh"),
+        tile("Processor use", "cpu_utilisation", used.cpu_utilisation, percent(used.cpu_utilisation)),
         tile("Device use", "device_utilisation", used.device_utilisation, percent(used.device_utilisation)),
     )
 

@@ -18,4 +18,4 @@ def launcher_for(plan: Plan, run: Path) -> Launcher:
         return SshLauncher(plan, run)
     if plan.cluster.launcher == "slurm":
         return SlurmLauncher(plan, run)
-    return LocalLauncher() if plan.cluster.container is None else EnclosedLauncher(plan, run)
+    return LocalLauncher(run) if plan.cluster.container is None else EnclosedLauncher(plan, run)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
-from accelmark.run.environment import rank_command
+from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
-from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
-from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
+from accelmark.run.launchers.place import HerePlace, Place
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, python_inside
+from accelmark.run.launchers.step import Step, StepLink, source_directory, tell_here
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
 
 
 @final
@@ -34,21 +37,35 @@ class EnclosedLauncher:
         enclosure, agent = enclosure_here(self._plan, work), agent_here(self._run, work)
 
         async def ready() -> None:
-            await make_image(enclosure, work.host.name, ())
+            await make_image(enclosure, work, ())
 
         return StepLink(
             work, Step(enclosure.sandbox.command("python3", agent), ready, enclosure.sandbox.clean_up(agent.name))
         )
 
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that make the image, start the container, and start the ranks in it."""
+        """Return the commands that see to the image, start the container, and start recorder and ranks in it."""
         enclosure = enclosure_here(self._plan, work)
-        images = [enclosure.recipe.make] if enclosure.recipe is not None and enclosure.recipe.make else []
         return [
-            *images,
+            *enclosure.having_image(),
             enclosure.sandbox.command("python3", agent_here(self._run, work)),
-            rank_command(work.task, self._plan.cluster.container.python if self._plan.cluster.container else "python3"),
+            *agent_commands(work.task, work.node_dir, python_inside(self._plan)),
         ]
+
+    python = sys.executable
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where this AccelMark is."""
+        return {"PYTHONPATH": str(source_directory())}
+
+    def first(self) -> list[list[str]]:
+        """Return nothing: this machine is there."""
+        return []
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command as it is."""
+        return list(argv)
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: containers are on the host's network."""
@@ -58,13 +75,26 @@ class EnclosedLauncher:
         """Return nothing."""
         return {}
 
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return this machine."""
+        return [
+            HerePlace(host, "127.0.0.1", self.python, str(self._run), self.variables, self._enclosed) for host in hosts
+        ]
+
+    def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+        return command_here(self._plan, self._run, work, module, arguments)
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """Do nothing: agents of this machine are never out of reach."""
+        return []
+
     async def close(self) -> None:
         """Do nothing: there are no connections."""
 
 
 def enclosure_here(plan: Plan, work: NodeWork) -> Enclosure:
     """Return what a job runs in where paths are the same as on this machine."""
-    return enclosure_for(plan, work.job, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
+    return enclosure_for(plan, work.job, PurePosixPath(source_directory()), find("vendors", plan.vendor).path)
 
 
 def agent_here(run: Path, work: NodeWork) -> Inside:
@@ -87,17 +117,23 @@ def agent_here(run: Path, work: NodeWork) -> Inside:
     )
 
 
-async def make_image(enclosure: Enclosure, host: str, prefix: tuple[str, ...]) -> None:
+def command_here(plan: Plan, run: Path, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+    """Return the command that runs a module of AccelMark in a job's sandbox, before there are any of its files."""
+    agent = agent_here(run, work)
+    readable = [path for path in agent.readable if path.is_dir() and path not in work.job.data_dirs.values()]
+    inside = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-look", readable=readable)
+    return enclosure_here(plan, work).sandbox.command(plan.cluster.python, inside)
+
+
+async def make_image(enclosure: Enclosure, work: NodeWork, prefix: tuple[str, ...]) -> None:
     """See to it that a job's image is there; ``prefix`` runs commands on another host.
 
     Raises:
         RunError: it cannot be had.
     """
-    recipe = enclosure.recipe
-    if recipe is None or (await run_here([*prefix, *recipe.present]))[0] == 0:
-        return
-    if not recipe.make:
-        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
-    code, said = await run_here([*prefix, *recipe.make])
-    if code != 0:
-        raise RunError(f"{host}: the image {recipe.name} could not be made: {said}")
+
+    async def run(argv: Sequence[str]) -> tuple[int, str]:
+        return await tell_here([*prefix, *argv])
+
+    if enclosure.recipe is not None:
+        await have_image(enclosure.recipe, work.host.name, run, work.node_dir)

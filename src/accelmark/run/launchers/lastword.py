@@ -1,12 +1,36 @@
-"""The end of a node that left no word of its own."""
+"""How an agent of this file system ended: by its own word, or as judged where it left none."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Final
 
+from accelmark.results.files import write_atomic
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.ranklog import tail
+from accelmark.run.task import EXIT_FILE
+from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
+
+SILENT: Final = "the node agent ended without a last word (was it killed?)"
+
+
+def last_word(node_dir: Path) -> NodeExit | str:
+    """Return what an agent wrote last, or why there is no such word."""
+    try:
+        return NodeExit.model_validate_json((node_dir / EXIT_FILE).read_bytes())
+    except FileNotFoundError:
+        return SILENT
+    except (OSError, ValueError) as error:
+        return f"{EXIT_FILE} of the node agent cannot be read: {error}"
+
+
+def kept(node_dir: Path, end: NodeExit) -> NodeExit:
+    """Write an end down where the agent did not, so that another coordinator finds it; returns it."""
+    with contextlib.suppress(RunError):
+        write_atomic(node_dir / EXIT_FILE, end.model_dump_json(indent=2))
+    return end
 
 
 def lost_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from accelmark.run.task import AgentTask
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec, NodeExit
+
+if TYPE_CHECKING:
+    from accelmark.run.launchers.place import Place
 
 
 @final
@@ -77,8 +80,29 @@ class Launcher(Protocol):
         """Return the link for a job's part on one host; nothing is started yet."""
         ...
 
+    @property
+    def python(self) -> str:
+        """The hosts' own Python."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What makes that Python find AccelMark, once it is there."""
+        ...
+
+    def first(self) -> list[list[str]]:
+        """Return the commands that would be run here before any host is reached."""
+        ...
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command of this machine that runs ``argv`` on a host."""
+        ...
+
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that would be run for ``work``, each as its arguments."""
+        """Return the commands that would be run for ``work`` in their order, each as its arguments.
+
+        Those that the agent starts come last, as they are on the host.
+        """
         ...
 
     def master_address(self, host: HostSpec) -> str:
@@ -87,6 +111,21 @@ class Launcher(Protocol):
 
     def environment(self) -> Mapping[str, str]:
         """Return variables that ranks need because of how they are launched."""
+        ...
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return hosts as preflight looks at them; what has to be asked for first (an allocation) is.
+
+        Raises:
+            RunError: they cannot be had.
+        """
+        ...
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """End agents of this run that still live on hosts although nobody follows them.
+
+        Returns what could not be reached, for people: such agents end once nobody has asked after them for long.
+        """
         ...
 
     async def close(self) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final, final
 
-from pydantic import ValidationError
-
-from accelmark.results.files import make_directory, naming_the_disk, write_atomic
-from accelmark.run.environment import rank_command
-from accelmark.run.launchers.lastword import lost_node
+from accelmark.run.environment import agent_commands
+from accelmark.run.launchers.lastword import kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.launchers.place import HerePlace, Place
+from accelmark.run.launchers.step import source_directory, start_detached, write_task
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, sweep
-from accelmark.run.ranklog import tail
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
 _BIRTH_S: Final = 30.0
@@ -36,13 +33,31 @@ class LocalLauncher:
 
     fetches_here = True
 
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
     def link(self, work: NodeWork) -> LocalLink:
         """Return the link for a job's part on this machine."""
         return LocalLink(work)
 
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the command that starts the agent, and the one that the agent starts."""
-        return [agent_command(work), rank_command(work.task)]
+        """Return the command that starts the agent, and those that the agent starts."""
+        return [agent_command(work), *agent_commands(work.task, work.node_dir)]
+
+    python = sys.executable
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where this AccelMark is."""
+        return {"PYTHONPATH": str(source_directory())}
+
+    def first(self) -> list[list[str]]:
+        """Return nothing: this machine is there."""
+        return []
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command as it is."""
+        return list(argv)
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: all ranks are here."""
@@ -51,6 +66,14 @@ class LocalLauncher:
     def environment(self) -> Mapping[str, str]:
         """Return nothing: ranks here need no more than their task says."""
         return {}
+
+    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
+        """Return this machine."""
+        return [HerePlace(host, "127.0.0.1", self.python, str(self._run), self.variables, _as_it_is) for host in hosts]
+
+    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
+        """Do nothing: agents of this machine are never out of reach."""
+        return []
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""
@@ -72,8 +95,7 @@ class LocalLink:
 
     async def prepare(self) -> None:
         """Write ``agent.json``; ``job.json`` is in the run directory already."""
-        make_directory(self._work.node_dir)
-        write_atomic(self._work.node_dir / TASK_FILE, self._work.task.model_dump_json(indent=2))
+        write_task(self._work)
 
     async def start(self) -> None:
         """Start the agent in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it."""
@@ -82,16 +104,7 @@ class LocalLink:
         if "PYTHONPATH" in environment:  # the agent works in another directory
             entries = environment["PYTHONPATH"].split(os.pathsep)
             environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
-        with naming_the_disk(node_dir / AGENT_LOG), (node_dir / AGENT_LOG).open("ab") as output:
-            self._process = subprocess.Popen(
-                agent_command(self._work),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=node_dir,
-                start_new_session=True,
-            )
+        self._process = start_detached(self._work, agent_command(self._work), environment)
 
     async def attach(self) -> bool:
         """Tell whether an agent was ever started for this job: :meth:`wait` then finds it, or its last word."""
@@ -135,23 +148,17 @@ class LocalLink:
         return ProcessId.read(self._work.node_dir / IDENTITY_FILE)
 
     async def _last_word(self) -> NodeExit:
-        path = self._work.node_dir / EXIT_FILE
-        try:
-            return NodeExit.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            reason = "the node agent ended without a last word (was it killed?)"
-        except (OSError, ValidationError) as error:
-            reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
-        said = [line for line in tail(self._work.node_dir / AGENT_LOG) if line.strip()]
+        word = last_word(self._work.node_dir)
+        if isinstance(word, NodeExit):
+            return word
         num_swept = await asyncio.to_thread(sweep, self._work.node_dir)
-        if num_swept:
-            reason += f"; {num_swept} processes it left behind were ended"
-        if said:
-            reason += f"; it last said: {said[-1].strip()}"
-        lost = lost_node(self._work, reason, self._started_at)
-        with contextlib.suppress(RunError):
-            write_atomic(path, lost.model_dump_json(indent=2))
-        return lost
+        left = f"; {num_swept} processes it left behind were ended" if num_swept else ""
+        reason = word + left + said(self._work.node_dir / AGENT_LOG)
+        return kept(self._work.node_dir, lost_node(self._work, reason, self._started_at))
+
+
+def _as_it_is(_work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
 
 
 def agent_command(work: NodeWork) -> list[str]:

@@ -23,14 +23,18 @@ class Enclosure:
     sandbox: Sandbox
     recipe: ImageRecipe | None = None
 
+    def having_image(self) -> list[list[str]]:
+        """Return the commands that see to it that the image is there: whether it is, and what makes it where not."""
+        recipe = self.recipe
+        return [] if recipe is None else [recipe.present, *([recipe.make] if recipe.make else [])]
 
-def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
+
+def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
     """Return what a job runs in.
 
     Args:
         plan: the run.
-        job: the job as this machine sees it.
-        there: the job as its hosts see it.
+        job: the job, for its framework.
         code: where AccelMark is on the hosts.
         vendor_dir: the vendor's folder on the hosts.
     """
@@ -38,6 +42,32 @@ def enclosure_for(plan: Plan, job: JobSpec, there: JobSpec, code: PurePosixPath,
     if container is None:
         return Enclosure(NativeSandbox())
     recipe = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
-    adaptation = vendor_dir / "cases" / f"{job.key.model}-{job.key.framework}"
-    sandbox = ContainerSandbox(container, load_vendor(plan.vendor), recipe.name, code, [adaptation, there.case.path])
-    return Enclosure(sandbox, recipe)
+    vendor, clear = load_vendor(plan.vendor), plan.cluster.clear_caches
+    return Enclosure(ContainerSandbox(container, vendor, recipe.name, code, clear_caches=clear), recipe)
+
+
+def refuse_missing_images(plan: Plan) -> None:
+    """See that each job's image can be named, before anything is started.
+
+    Raises:
+        RequestError: a vendor has no recipe for a framework.
+    """
+    for planned in plan.jobs:
+        recipe_of(plan, planned.job)
+
+
+def python_inside(plan: Plan) -> str:
+    """Return the Python that ranks run with: the container's, else the hosts'."""
+    return plan.cluster.container.python if plan.cluster.container is not None else plan.cluster.python
+
+
+def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:
+    """Return the image that a job runs in, None where it runs natively; where it is made from plays no part.
+
+    Raises:
+        RequestError: the vendor has no recipe for the job's framework.
+    """
+    if plan.cluster.container is None:
+        return None
+    folder = find("vendors", plan.vendor).path
+    return recipe_for(plan.cluster.container, plan.vendor, folder, job.key, folder)

@@ -7,13 +7,13 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.results.files import make_directory, naming_the_disk, write_atomic
-from accelmark.run.launchers.lastword import failed_node, lost_node, said
+from accelmark.run.launchers.lastword import failed_node, kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.onhost.follow import is_locked
 from accelmark.run.states import utc_now
@@ -56,25 +56,12 @@ class StepLink:
 
     async def prepare(self) -> None:
         """Write ``agent.json``, and see to it that the sandbox is there."""
-        make_directory(self._work.node_dir)
-        write_atomic(self._work.node_dir / TASK_FILE, self._work.task.model_dump_json(indent=2))
+        write_task(self._work)
         await self._step.ready()
 
     async def start(self) -> None:
         """Start it in a session of its own, so that neither Ctrl-C nor the coordinator's death reaches it."""
-        log = self._work.node_dir / AGENT_LOG
-        with naming_the_disk(log), log.open("ab") as output:
-            try:
-                self._process = subprocess.Popen(
-                    list(self._step.argv),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=self._work.node_dir,
-                    start_new_session=True,
-                )
-            except FileNotFoundError as error:
-                raise RunError(f"{self._work.host.name}: {self._step.argv[0]} is not on the PATH") from error
+        self._process = start_detached(self._work, self._step.argv)
 
     async def attach(self) -> bool:
         """Tell whether an agent was ever started for this job."""
@@ -102,13 +89,9 @@ class StepLink:
         return await self._last_word()
 
     async def _last_word(self) -> NodeExit:
-        path = self._work.node_dir / EXIT_FILE
-        try:
-            return NodeExit.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            reason = "the node agent ended without a last word (was it killed?)"
-        except (OSError, ValueError) as error:
-            reason = f"{EXIT_FILE} of the node agent cannot be read: {error}"
+        word = last_word(self._work.node_dir)
+        if isinstance(word, NodeExit):
+            return word
         if self._step.clean_up is not None:
             await run_here(self._step.clean_up)
         if self._process is not None and self._process.poll() is None:
@@ -116,16 +99,51 @@ class StepLink:
                 os.killpg(self._process.pid, 15)
         last = said(self._work.node_dir / AGENT_LOG)
         if (self._work.node_dir / IDENTITY_FILE).exists():
-            end = lost_node(self._work, reason + last, self._started_at)
+            end = lost_node(self._work, word + last, self._started_at)
         else:
             end = failed_node(self._work, f"the node agent could not begin{last}", self._started_at)
-        with contextlib.suppress(RunError):
-            write_atomic(path, end.model_dump_json(indent=2))
-        return end
+        return kept(self._work.node_dir, end)
+
+
+def write_task(work: NodeWork) -> None:
+    """Write ``agent.json``; ``job.json`` is in the run directory already."""
+    make_directory(work.node_dir)
+    write_atomic(work.node_dir / TASK_FILE, work.task.model_dump_json(indent=2))
+
+
+def start_detached(
+    work: NodeWork, argv: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, in the node directory, where its output is logged.
+
+    Raises:
+        RunError: its program is not there, or the log cannot be written.
+    """
+    log = work.node_dir / AGENT_LOG
+    with naming_the_disk(log), log.open("ab") as output:
+        try:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=work.node_dir,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise RunError(f"{work.host.name}: {argv[0]} is not on the PATH") from error
 
 
 async def run_here(argv: Sequence[str]) -> tuple[int, str]:
     """Run a command on this machine; returns its exit code and the last line it said."""
+    code, told = await tell_here(argv)
+    lines = told.strip().splitlines()
+    return code, lines[-1] if lines else ""
+
+
+async def tell_here(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command on this machine; returns its exit code and all that it said."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -133,8 +151,7 @@ async def run_here(argv: Sequence[str]) -> tuple[int, str]:
     except FileNotFoundError:
         return 127, f"{argv[0]} is not on the PATH"
     out, _ = await process.communicate()
-    lines = out.decode(errors="replace").strip().splitlines()
-    return process.returncode or 0, lines[-1] if lines else ""
+    return process.returncode or 0, out.decode(errors="replace")
 
 
 def source_directory() -> Path:

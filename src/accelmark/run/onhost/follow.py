@@ -1,8 +1,10 @@
 """Sends the files of a node directory home as they grow, until its agent has ended: ``follow DIRECTORY``.
 
-Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds}``; then one letter a line: ``p`` is
-a sign of life, ``s`` asks the agent to end, ``k`` to end at once. Standard output: frames, each a line of JSON and the
-bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A silent coordinator ends it.
+Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds, "send": bool}`` (what is not sent is
+on a file system that the coordinator sees); then one letter a line: ``p`` is a sign of life, ``s`` asks the agent to
+end, ``k`` to end at once; each stamps the file that tells the agent that a coordinator follows it. Standard output:
+frames, each a line of JSON and the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A
+silent coordinator ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ POLL_S = 0.3
 SILENCE_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
-HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now")
+SEEN = "coordinator.seen"
+HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now", SEEN)
 
 
 class Follower:
@@ -134,6 +137,7 @@ def listen(directory: str, timeout: float) -> bool:
     letters = os.read(0, 4096)
     if not letters:
         sys.exit(0)
+    touch(os.path.join(directory, SEEN))
     for letter, name in ((b"s", "stop.asked"), (b"k", "stop.now")):
         if letter in letters:
             touch(os.path.join(directory, name))
@@ -141,9 +145,10 @@ def listen(directory: str, timeout: float) -> bool:
 
 
 def touch(path: str) -> None:
-    """Make an empty file; on a disk that is full the agent ends of itself."""
+    """Make an empty file, or stamp it anew; on a disk that is full the agent ends of itself."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+        os.utime(path)
     except OSError:
         return
 
@@ -169,7 +174,10 @@ def main(directory: str) -> None:
     heard = time.monotonic()
     while True:
         end = follower.end()
-        follower.scan()
+        if request["send"]:
+            follower.scan()
+        elif end == "exit":
+            follower.sent["exit.json"] = (None, 0)
         if end is not None:
             emit({"end": end, "sha256": follower.checksums()})
             return

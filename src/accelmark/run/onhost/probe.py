@@ -124,7 +124,7 @@ def main() -> None:
         "missing_files": [path for path in asked["files"] if not os.path.isfile(path)],
         "lacking_modules": lacking(asked["modules"]),
         "engine_problem": engine(asked["engine"]) if asked["engine"] else None,
-        "held_by": holder(asked["lock"]),
+        "held_by": holder(asked["lock"]) if asked["lock"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, final
 
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -32,6 +33,18 @@ class HostProblem:
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}" + (f" ({self.hint})" if self.hint else "")
+
+
+class NotReadyError(SpecError):
+    """Hosts are not ready for what is asked of them."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, found: Sequence[HostProblem], *, strict: bool) -> None:
+        self.found = tuple(found)
+        """All that was found, warnings too."""
+        bad = [problem for problem in found if problem.severity == "error" or strict]
+        super().__init__(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
 
 
 class DeviceFacts(Spec):
@@ -66,7 +79,9 @@ class HostFacts(Spec):
     may_clear_caches: bool
 
 
-def judge_host(name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float) -> list[HostProblem]:
+def judge_host(
+    name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float, work: str | None = None
+) -> list[HostProblem]:
     """Return what is wrong with one host by itself.
 
     Args:
@@ -74,7 +89,9 @@ def judge_host(name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s
         facts: what was found there.
         cluster: what is asked of it.
         clock_offset_s: its clock minus this machine's.
+        work: the directory that was looked at; null: the cluster's.
     """
+    work = work or str(cluster.work_directory)
     found: list[HostProblem] = []
 
     def error(what: str, hint: str = "") -> None:
@@ -85,15 +102,15 @@ def judge_host(name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s
     if facts.python < OLDEST_PYTHON and cluster.container is None:
         version = ".".join(map(str, facts.python))
         error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
-    if facts.lacking_modules:
+    if facts.lacking_modules and cluster.container is None:
         modules = ", ".join(facts.lacking_modules)
         error(
             f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {' '.join(facts.lacking_modules)}"
         )
     if facts.not_writable is not None:
-        error(f"{cluster.work_directory} cannot be written: {facts.not_writable}", "set work_directory, or free space")
+        error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
-        error(f"{facts.free_mib:.0f} MiB are free in {cluster.work_directory}, {cluster.min_disk_mib} are needed")
+        error(f"{facts.free_mib:.0f} MiB are free in {work}, {cluster.min_disk_mib} are needed")
     if facts.memory_mib < cluster.min_memory_mib:
         error(f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed")
     for port in facts.busy_ports:
@@ -134,6 +151,8 @@ def judge_together(
     found: list[HostProblem] = []
     machines: dict[tuple[str, str], str] = {}
     for name, fact in facts.items():
+        if cluster.launcher == "slurm":  # which knows its nodes, and may have several on one machine
+            break
         other = machines.setdefault((fact.boot_id, fact.hostname), name)
         if other != name:
             found.append(HostProblem(name, f"is the same machine as {other}", "name each host once"))

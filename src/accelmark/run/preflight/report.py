@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,24 +10,27 @@ from rich.table import Table
 from rich.text import Text
 
 from accelmark.datasets import dataset_specs, place_of
-from accelmark.plan.plan import Plan
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem
+from accelmark.run.preflight.facts import HostProblem, NotReadyError
+from accelmark.run.watcher import Watcher
 from accelmark.spec.catalog import load_case
-from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+from accelmark.spec.errors import AccelmarkError
 
 
-class NotReadyError(SpecError):
-    """Hosts are not ready for what is asked of them."""
+async def ready(directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], watcher: Watcher) -> None:
+    """Look at every host that ``jobs`` are about to be started on, and tell what is only worth a warning.
 
-    exit_code = 1
-
-
-def preflight(plan: Plan) -> list[HostProblem]:
-    """Look at every host that the plan uses; returns all that is wrong with them."""
-    if plan.cluster.launcher != "ssh":
-        return []
-    return asyncio.run(Preflight(plan, given_data(plan)).run())
+    Raises:
+        NotReadyError: with every problem of every host; warnings count where the run is strict.
+    """
+    plan = directory.plan
+    problems = await Preflight(directory, launcher, jobs, given_data(plan)).run()
+    refuse(problems, plan)
+    for problem in problems:
+        watcher.note(f"warning: {problem}")
 
 
 def refuse(problems: Sequence[HostProblem], plan: Plan) -> None:
@@ -37,9 +39,8 @@ def refuse(problems: Sequence[HostProblem], plan: Plan) -> None:
     Raises:
         NotReadyError: with every problem; warnings count where the run is strict.
     """
-    bad = [problem for problem in problems if problem.severity == "error" or plan.strict]
-    if bad:
-        raise NotReadyError(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
+    if any(problem.severity == "error" or plan.strict for problem in problems):
+        raise NotReadyError(problems, strict=plan.strict)
 
 
 def print_table(problems: Sequence[HostProblem], console: Console | None = None) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 from typing import Final, final
+from urllib.parse import urlsplit
 
+from accelmark.run.grounds import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.vendor import VendorSpec
 
 ENTER: Final = "accelmark/run/sandboxes/enter.sh"
-"""What sets the container up before the agent starts, relative to the code."""
+"""What sees to the agent's own packages before it starts, relative to the code."""
+_DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
+"""In a container the kernel's own file can only be read: the host's is mounted here where caches are to be dropped."""
 
 
 @final
@@ -22,18 +26,17 @@ class ContainerSandbox:
         vendor: what its devices need.
         image: the image's name on the hosts.
         code: where AccelMark is on the host, mounted at the same path.
-        framework_dirs: directories that may hold ``requirements.txt``, ``environment_variables.sh`` and ``csrc``,
-            the vendor's before the case's.
+        clear_caches: whether the agent is to drop the host's page cache.
     """
 
     def __init__(
-        self, spec: ContainerSpec, vendor: VendorSpec, image: str, code: PurePosixPath, framework_dirs: list[Path]
+        self, spec: ContainerSpec, vendor: VendorSpec, image: str, code: PurePosixPath, *, clear_caches: bool = False
     ) -> None:
         self._spec = spec
         self._vendor = vendor
         self._image = image
         self._code = code
-        self._framework_dirs = framework_dirs
+        self._clear_caches = clear_caches
 
     def command(self, python: str, inside: Inside) -> list[str]:
         """Return the engine's command; the host's ``python`` plays no part in it."""
@@ -45,7 +48,8 @@ class ContainerSandbox:
         command += [*defaults.options, *spec.options]
         for mount in (*defaults.mounts, *spec.mounts):
             command += ["--volume", mount]
-        writable = list(dict.fromkeys(str(path) for path in inside.writable))
+        places = dict.fromkeys(str(path) for path in inside.writable)
+        writable = [path for path in places if not _is_below(path, [other for other in places if other != path])]
         readable = dict.fromkeys([str(self._code), *(str(path) for path in inside.readable)])
         mounted = [mount.split(":")[0] for mount in (*defaults.mounts, *spec.mounts)]
         for path in writable:
@@ -54,16 +58,27 @@ class ContainerSandbox:
             if path not in writable and not _is_below(path, [*mounted, *writable]):
                 command += ["--volume", f"{path}:{path}:ro"]
         environment = {**defaults.environment, **inside.environment}
-        if spec.pip_source is not None:
-            environment["PIP_INDEX_URL"] = spec.pip_source
+        environment |= _pip_variables(spec.pip_source)
+        if self._clear_caches:
+            command += ["--volume", f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}"]
+            environment[DROP_CACHES_VARIABLE] = _DROP_CACHES_INSIDE
         for name, value in environment.items():
             command += ["--env", f"{name}={value}"]
         command += ["--entrypoint", "sh", self._image, str(self._code / ENTER), spec.python]
-        return [*command, *map(str, self._framework_dirs), "--", "-m", inside.module, *inside.arguments]
+        return [*command, "-m", inside.module, *inside.arguments]
 
     def clean_up(self, name: str) -> list[str] | None:
         """Return the command that ends and removes the container."""
         return [self._spec.engine, "rm", "--force", name]
+
+
+def _pip_variables(source: str | None) -> dict[str, str]:
+    """Return what makes pip use a package index; one without TLS is trusted because the cluster file names it."""
+    if source is None:
+        return {}
+    parts = urlsplit(source)
+    trusted = {"PIP_TRUSTED_HOST": parts.netloc.rpartition("@")[2]} if parts.scheme == "http" else {}
+    return {"PIP_INDEX_URL": source, **trusted}
 
 
 def _is_below(path: str, places: list[str]) -> bool:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
+from accelmark.results.files import make_directory, naming_the_disk
+from accelmark.run.telling import telling_lines
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.cluster import ContainerSpec
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.key import CaseKey
+
+IMAGE_LOG: Final = "image.log"
+"""What the engine said while it made the image, in the directory of the job that needed it first."""
+_LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
+RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
+"""Runs a command on a host; gives its exit code and all that it said."""
 
 
 @final
@@ -22,6 +33,8 @@ class ImageRecipe:
     """The command that ends with 0 where the image is there."""
     make: list[str]
     """The command that builds or loads it; empty where it has to be there already."""
+    archive: Path | None = None
+    """The file that it is loaded from, where it is not built."""
 
 
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
@@ -35,24 +48,62 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
         context: the same folder as the host sees it, to build from.
 
     Raises:
-        RequestError: the vendor has no recipe for this framework.
+        RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
     """
-    engine = container.engine
+    engine, archive = container.engine, container.image_file
     if container.image is not None:
-        load = [engine, "load", "--input", str(container.image_file)] if container.image_file is not None else []
-        return ImageRecipe(container.image, _present(engine, container.image), load)
-    versioned = f"{key.framework}_{key.framework_version}"
-    directory = versioned if (folder / "images" / versioned).is_dir() else key.framework
+        load = [engine, "load", "--input", str(archive)] if archive is not None else []
+        return ImageRecipe(container.image, _present(engine, container.image), load, archive)
+    directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
-        what = f"vendor {vendor!r} has no image for {key.framework}: there is no images/{directory}/Dockerfile"
-        raise RequestError(f"{what}; write one, or name an image in the cluster file (container.image)")
-    name = f"accelmark-{vendor}-{directory}:{tree_hash(recipe)[:16]}".lower()
+        there = ", ".join(sorted(found.parent.name for found in folder.glob("images/*/Dockerfile"))) or "none"
+        what = f"vendor {vendor!r} has no image for {directory}: there is no images/{directory}/Dockerfile"
+        raise RequestError(f"{what} (those that are: {there}); write one, or name an image (container.image)")
+    name = f"accelmark-{vendor}-{directory}:{_content(recipe, container.build_options)}".lower()
     build = [engine, "build", "--tag", name, "--network", "host", *container.build_options]
     if container.pip_source is not None:
         build += ["--build-arg", f"PIP_SOURCE={container.pip_source}"]
     return ImageRecipe(name, _present(engine, name), [*build, str(context / "images" / directory)])
 
 
+def _content(recipe: Path, build_options: Sequence[str]) -> str:
+    """Return the hash of what an image is made of: its folder, and the options that may change what comes out."""
+    content = tree_hash(recipe)
+    if build_options:
+        content = hashlib.sha256("\0".join([content, *build_options]).encode()).hexdigest()
+    return content[:16]
+
+
 def _present(engine: str, name: str) -> list[str]:
     return [engine, "image", "inspect", name]
+
+
+async def have_image(recipe: ImageRecipe, host: str, run: RunCommand, directory: Path) -> None:
+    """See to it that an image is on a host.
+
+    Args:
+        recipe: the image.
+        host: the host's name, for errors.
+        run: runs a command there.
+        directory: where on this machine ``image.log`` goes.
+
+    Raises:
+        RunError: it cannot be had; the host and the first errors are named.
+    """
+    if (await run(recipe.present))[0] == 0:
+        return
+    if not recipe.make:
+        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
+    code, told = await run(recipe.make)
+    make_directory(directory)
+    with naming_the_disk(directory / IMAGE_LOG):
+        (directory / IMAGE_LOG).write_text(told, encoding="utf-8", errors="replace")
+    origin = f"loaded from {recipe.archive}" if recipe.archive is not None else "built"
+    if code != 0:
+        why = telling_lines(told) or f"exit code {code}"
+        raise RunError(f"{host}: the image {recipe.name} could not be {origin}: {why}")
+    if recipe.archive is not None and (await run(recipe.present))[0] != 0:
+        held = ", ".join(_LOADED.findall(told)) or "something without a name"
+        what = f"{recipe.archive} holds no image {recipe.name} (container.image): what it holds was loaded as {held}"
+        raise RunError(f"{host}: {what}")

@@ -9,12 +9,12 @@ from typing import final
 
 from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
-from accelmark.run.delivery import PLUGINS, on_host, vendor_path, wheel
+from accelmark.run.delivery import PLUGINS, on_host, path_on_host, wheel
 from accelmark.run.directory import safe_name
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask, TelemetryTask
-from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.catalog import PLUGINS_VARIABLE, Kind
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
@@ -28,6 +28,10 @@ class Layout:
     run_id: str
     is_shared: bool = False
     """Whether all hosts see the same files there."""
+    abandon_s: float | None = None
+    """Longest time in which no coordinator asks after a job."""
+    home: PurePosixPath | None = None
+    """The run's directory on this machine where all hosts see it too: they write to it, and nothing is copied."""
 
     @classmethod
     def of(cls, plan: Plan, run: Path) -> Layout:
@@ -35,7 +39,9 @@ class Layout:
         mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
         shared = plan.cluster.shared_directory
         work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
-        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None)
+        is_seen = shared is not None and run.absolute().is_relative_to(shared)
+        home = PurePosixPath(run.absolute()) if is_seen else None
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, plan.cluster.abandon_s, home)
 
     @property
     def code(self) -> PurePosixPath:
@@ -45,7 +51,7 @@ class Layout:
     @property
     def run(self) -> PurePosixPath:
         """The run's own directory."""
-        return self.work / "runs" / self.run_id
+        return self.home or self.work / "runs" / self.run_id
 
     def lock(self, host: HostSpec) -> PurePosixPath:
         """Return what a job locks so that no other run uses the host."""
@@ -55,6 +61,10 @@ class Layout:
         """Return a job's directory on its host."""
         round_dir, case = work.node_dir.parent, work.node_dir.parent.parent
         return self.run / case.name / round_dir.name / work.node_dir.name
+
+    def job_file(self, work: NodeWork) -> PurePosixPath:
+        """Return where a job stands as its hosts read it; beside the coordinator's own where that is seen by them."""
+        return self.node_dir(work).parent / ("job.hosts.json" if self.home is not None else "job.json")
 
     def job(self, work: NodeWork) -> JobSpec:
         """Return the job with paths as they are on a host."""
@@ -72,12 +82,19 @@ class Layout:
         task = work.task
         telemetry = task.telemetry
         if telemetry is not None:
-            folder = vendor_path(telemetry.vendor_folder, self.code)
+            folder = path_on_host(telemetry.vendor_folder, "vendors", self.code)
             telemetry = TelemetryTask(vendor=telemetry.vendor, vendor_folder=folder, interval_s=telemetry.interval_s)
+        adaptation, requirements = task.adaptation, task.requirements
+        if requirements is not None:
+            kind: Kind = "cases" if requirements.is_relative_to(work.job.case.path) else "vendors"
+            requirements = path_on_host(requirements, kind, self.code)
         changed = {
             "run": self.run_id,
-            "job_file": Path(self.node_dir(work).parent / "job.json"),
+            "adaptation": path_on_host(adaptation, "vendors", self.code) if adaptation is not None else None,
+            "requirements": requirements,
+            "job_file": Path(self.job_file(work)),
             "telemetry": telemetry,
+            "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),
             "host_lock": Path(self.lock(work.host)),
         }
         return task.model_copy(update=changed)

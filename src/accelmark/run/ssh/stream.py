@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -23,6 +24,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _LARGEST_FRAME: Final = 1 << 20
 _PING_S: Final = 5.0
 _GROWING: Final = (".log", ".jsonl")
+_SETTLE_S: Final = 20.0
+"""Longest time from a host's writing a file on a shared file system to its being seen here."""
 
 
 @final
@@ -36,6 +39,8 @@ class Stream:
     local: Path
     birth_s: float = 120.0
     """Longest time from starting an agent (a container may have to be set up) to its first sign of life."""
+    in_place: bool = False
+    """Whether ``local`` is what the host calls ``remote``, on a shared file system: then nothing is copied."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
     _letters: bytes = b""
     _distrusted: set[str] = field(default_factory=set)
@@ -47,6 +52,11 @@ class Stream:
             UnreachableError: the connection was lost; call again to go on.
             HostError: files cannot be brought home intact.
         """
+        if self.in_place:
+            end, checksums = await self._once()
+            for name, digest in checksums.items():
+                await seen_here(self.host.name, self.local / name, digest)
+            return end
         for _ in range(3):
             end, checksums = await self._once()
             self._distrusted = {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
@@ -70,7 +80,8 @@ class Stream:
         make_directory(self.local)
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
-        request = {"have": self._have(), "birth_s": self.birth_s}
+        have = {} if self.in_place else self._have()
+        request = {"have": have, "birth_s": self.birth_s, "send": not self.in_place}
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._letters)
@@ -126,6 +137,20 @@ class Stream:
         while True:
             await asyncio.sleep(_PING_S)
             self._send(b"p\n")
+
+
+async def seen_here(host: str, path: Path, digest: str) -> None:
+    """Wait until a file that a host wrote in a shared directory is seen here.
+
+    Raises:
+        HostError: it is not.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while _sha256(path) != digest:
+        if time.monotonic() > deadline:
+            what = f"what it wrote to {path} is not seen here: shared_directory does not hold the same files on it"
+            raise HostError(host, f"{what}; name one that does, or none")
+        await asyncio.sleep(0.2)
 
 
 def _sha256(path: Path) -> str | None:

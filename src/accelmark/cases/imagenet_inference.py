@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accelmark.cases.resnet50._imagenet import ImageFolder
+from accelmark.cases.imagenet import MEAN, STD, ImageFolder
 from accelmark.infer.batches import LoaderBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.spec.errors import DataError
@@ -37,9 +37,9 @@ class ImageNetCase(InferCase):
 
     input_names = ("image",)
     output_names = ("logits",)
-    mean: ClassVar[tuple[float, float, float]] = (0.485, 0.456, 0.406)
+    mean: ClassVar[tuple[float, float, float]] = MEAN
     """Of each channel, for values from 0 to 1."""
-    std: ClassVar[tuple[float, float, float]] = (0.229, 0.224, 0.225)
+    std: ClassVar[tuple[float, float, float]] = STD
 
     def build_dataloader(self) -> InferBatches:
         """Read ``val`` in worker processes."""

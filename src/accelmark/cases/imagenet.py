@@ -14,6 +14,10 @@ from torch import Tensor
 
 from accelmark.spec.errors import DataError
 
+MEAN: Final = (0.485, 0.456, 0.406)
+"""Of each channel over the training images, for values from 0 to 1; here and below as torchvision publishes them."""
+STD: Final = (0.229, 0.224, 0.225)
+"""Standard deviation, likewise."""
 _SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
@@ -59,7 +63,7 @@ class ImageFolder:
                 image = file.convert("RGB")
         except OSError as error:
             raise DataError(f"{path}: is not a readable image: {error}") from error
-        box = _random_box(image.size, random) if self._train else _centre_box(image.size)
+        box = _random_box(image.size, random) if self._train else centre_box(image.size)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
         if self._train and _uniform(random, 0.0, 1.0) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -77,10 +81,11 @@ def _random_box(size: tuple[int, int], random: torch.Generator) -> tuple[float, 
             left = math.floor(_uniform(random, 0, width - crop_width + 1))
             top = math.floor(_uniform(random, 0, height - crop_height + 1))
             return left, top, left + crop_width, top + crop_height
-    return _centre_box(size)
+    return centre_box(size)
 
 
-def _centre_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+def centre_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return the square (left, top, right, bottom) of which 224 of 256 pixels of the shorter side remain."""
     width, height = size
     side = min(size) * 224 / 256
     left, top = (width - side) / 2, (height - side) / 2

@@ -1,0 +1,25 @@
+"""What a program that failed said, cut down to the lines that tell a person why."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_COMPILER: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
+_ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
+_GENERIC: Final = re.compile(
+    r"subprocess-exited-with-error|exited with (error|status|code)|note: This (error|is an issue)|metadata-generation"
+    r"|Failed to build|command .* failed with exit",
+    re.IGNORECASE,
+)
+_NUM_LINES: Final = 3
+_LONGEST: Final = 300
+
+
+def telling_lines(text: str) -> str:
+    """Return the first lines of ``text`` that name an error, a compiler's before others; else its last line."""
+    lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _COMPILER.search(line)]
+    named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
+    named = named or lines[-1:]
+    return "; ".join(line[:_LONGEST] for line in dict.fromkeys(named[:_NUM_LINES]))

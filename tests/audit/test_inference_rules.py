@@ -1,0 +1,255 @@
+"""Each rule about inference, on the record of a real inference process in which one thing was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.results.schema import CaseResult
+from accelmark.run.measure import measure_run
+from accelmark.spec.events import PERFLOG_PREFIX
+from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.job import FolderRef, JobSpec, NodeExit, RankExit
+from accelmark.spec.key import CaseKey
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "tests" / "infer" / "tiny"
+ROUND = Path("tiny") / "round1"
+LOG = ROUND / "here_noderank0" / "rank0.out.log"
+DEFAULTS = {"batch_size": 4, "log_freq": 5, "warmup_batches": 1, "threads": 1}
+
+
+def job(directory: Path, **settings: Any) -> JobSpec:
+    infer = InferJob(
+        unit="image",
+        metric="top1",
+        tolerance=0.02,
+        reference=None,
+        settings=InferSettings.model_validate(DEFAULTS | settings),
+        parameters={"items": 100},
+    )  # fmt: skip
+    key = CaseKey(model="tiny", framework="pytorch", hardware="cpu")
+    case = FolderRef(name="tiny", path=TINY, sha256="0")
+    return JobSpec(
+        task="infer", key=key, round=1, case=case, case_version=1, vendor="none", device_type="cpu",
+        framework_module=None, distributed_backend="gloo", data_dirs={}, checkpoint_dir=directory, infer=infer,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose one round a real process of its own carried out."""
+    root = tmp_path_factory.mktemp("inference")
+    run = root / "run"
+    node = run / ROUND / "here_noderank0"
+    node.mkdir(parents=True)
+    job_file = run / ROUND / "job.json"
+    job_file.write_text(job(root, compiler="onnxruntime").model_dump_json())
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "ACCELMARK_NODE_DIR": str(node)}
+    command = [sys.executable, "-m", "accelmark.infer", str(job_file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (run / LOG).read_text() + done.stderr
+    rank = RankExit(rank=0, local_rank=0, state="succeeded", exit_code=0)
+    ended = NodeExit(host="here", noderank=0, state="succeeded", reason=None, started_at="2026-11-21T00:00:00Z",
+                     duration_s=1, ranks=(rank,))  # fmt: skip
+    (node / "exit.json").write_text(ended.model_dump_json())
+    sample: dict[str, Any] = {"host": {"cpu": 0.5, "load1": 0.1}, "devices": []}
+    header = {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [], "reasons": {}}
+    lines: list[dict[str, Any]] = [{"header": header}]
+    lines += [{"t": float(t), "wall": float(t)} | sample for t in range(2)]
+    (node / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "source.json").write_text(json.dumps({"kind": "wheel", "version": "0", "sha256": "00"}))
+    (run / "plan.json").write_text(json.dumps({"schema_version": 1, "name": "x", "vendor": "none", "jobs": []}))
+    return run
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+def change_events(run: Path, change: Callable[[str, dict[str, Any]], None]) -> None:
+    """Have the process tell something else."""
+    lines = []
+    for line in (run / LOG).read_text().splitlines():
+        if line.startswith(PERFLOG_PREFIX):
+            record = json.loads(line.removeprefix(PERFLOG_PREFIX))
+            change(record["event"], record["value"])
+            line = PERFLOG_PREFIX + json.dumps(record)
+        lines.append(line)
+    (run / LOG).write_text("\n".join(lines) + "\n")
+
+
+def change_step(run: Path, step: str, **details: Any) -> None:
+    def change(event: str, value: dict[str, Any]) -> None:
+        if event == "STAGE_END" and value["step"] == step:
+            value["details"] |= details
+
+    change_events(run, change)
+
+
+def change_infer(run: Path, **values: Any) -> None:
+    path = run / ROUND / "job.json"
+    told = json.loads(path.read_text())
+    settings = values.pop("settings", {})
+    told["infer"] |= values
+    told["infer"]["settings"] |= settings
+    path.write_text(json.dumps(told))
+
+
+def add_event(run: Path, event: str, value: dict[str, Any]) -> None:
+    lines = (run / LOG).read_text().splitlines()
+    place = next(index for index, line in enumerate(lines) if '"FINISHED"' in line)
+    record = {"event": event, "value": value, "metadata": json.loads(lines[place][len(PERFLOG_PREFIX) :])["metadata"]}
+    lines.insert(place, PERFLOG_PREFIX + json.dumps(record))
+    (run / LOG).write_text("\n".join(lines) + "\n")
+
+
+def judged(run: Path) -> CaseResult:
+    for result in run.rglob("result.json"):
+        result.unlink()
+    return measure_run(run).cases[0]
+
+
+def rules(case: CaseResult, severity: str) -> set[str]:
+    return {finding.rule for finding in case.findings if finding.severity == severity}
+
+
+def test_a_run_by_the_rules_leaves_hashes_of_its_model_and_engine_and_no_error(run: Path) -> None:
+    case = judged(run)
+    assert rules(case, "error") == set()
+    assert case.verdict == "VALID"
+    text = (run / LOG).read_text()
+    for name in ("parameter_hash", "module_hash", "weights_hash", "onnx_sha256"):
+        assert f'"{name}": "' in text
+    assert "engine-source" not in rules(case, "warning")
+
+
+def test_an_engine_compiled_from_another_file_than_was_exported_is_found(run: Path) -> None:
+    change_step(run, "compile", onnx_sha256="ab" * 32)
+    assert rules(judged(run), "error") == {"engine-source"}
+
+
+@pytest.mark.parametrize("details", [{"engine_given_sha256": "ab" * 32}, {"onnx_sha256": "ab" * 32}])
+def test_a_given_file_is_told_with_its_hash(run: Path, details: dict[str, str]) -> None:
+    def without_export(event: str, value: dict[str, Any]) -> None:
+        if event == "STAGE_END" and value["step"] == "export":
+            value["details"] = {}
+
+    change_events(run, without_export)
+    change_step(run, "compile", **details)
+    case = judged(run)
+    assert case.verdict == "VALID"
+    assert any("abababababab" in warning for warning in case.warnings)
+
+
+@pytest.mark.parametrize(("told", "rule"), [("torch.float16", "precision"), ("<Type: 'bfloat16'>", "precision")])
+def test_an_engine_that_computes_in_another_type_is_found(run: Path, told: str, rule: str) -> None:
+    change_step(run, "compile", precision=told)
+    assert rules(judged(run), "error") == {rule}
+
+
+@pytest.mark.parametrize("told", ["<Type: 'float32'>", "torch.float32"])
+def test_an_engine_that_computes_as_declared_is_not(run: Path, told: str) -> None:
+    change_step(run, "compile", dtype=told)
+    case = judged(run)
+    assert rules(case, "error") == set()
+    assert "precision" not in rules(case, "info")
+
+
+def test_an_engine_whose_accuracy_nothing_was_held_against_is_invalid(run: Path) -> None:
+    def without(event: str, value: dict[str, Any]) -> None:
+        if event == "EVALUATE" and value["phase"] == "validation":
+            value["metrics"] = {}
+
+    change_events(run, without)
+    assert rules(judged(run), "error") == {"accuracy-gate"}
+    change_infer(run, reference={"value": 0.9, "within": 1.0, "source": "made up for tests"})
+    assert rules(judged(run), "error") == set()
+
+
+def test_an_engine_whose_accuracy_was_not_measured_is_invalid(run: Path) -> None:
+    def without(event: str, value: dict[str, Any]) -> None:
+        if event == "EVALUATE" and value["phase"] == "inference":
+            value["metrics"] = {"top1": None}
+
+    change_events(run, without)
+    assert "accuracy-gate" in rules(judged(run), "error")
+
+
+def test_a_short_pass_and_a_cache_that_was_not_looked_for_are_told(run: Path) -> None:
+    assert "enough-duration" in rules(judged(run), "warning")
+    change_infer(run, settings={"repeat_check": False})
+    assert "cache-check" in rules(judged(run), "open")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "severity", "rule"),
+    [
+        ({"valid": False}, "error", "loadgen-valid"),
+        ({"figure": None, "reason": "no rate held"}, "warning", "loadgen-valid"),
+        ({"functional": True}, "warning", "loadgen-duration"),
+        ({}, None, None),
+    ],
+)
+def test_what_loadgen_says_of_a_scenario_counts(
+    run: Path, scenario: dict[str, Any], severity: str | None, rule: str | None
+) -> None:
+    change_infer(run, settings={"scenarios": ["offline"]})
+    said = {
+        "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
+        "latencies_ms": {}, "log_dir": "loadgen/offline",
+    }  # fmt: skip
+    add_event(run, "SCENARIO", said | scenario)
+    case = judged(run)
+    found = {finding.rule: finding.severity for finding in case.findings if finding.rule.startswith("loadgen")}
+    assert found == ({rule: severity} if rule is not None else {})
+
+
+def test_a_scenario_without_a_result_is_found(run: Path) -> None:
+    change_infer(run, settings={"scenarios": ["server"], "server_latency_bound_ms": 5.0})
+    assert "loadgen-valid" in rules(judged(run), "error")
+
+
+def test_rounds_with_different_models_are_found(run: Path) -> None:
+    second = run / "tiny" / "round2"
+    shutil.copytree(run / ROUND, second)
+    told = json.loads((second / "job.json").read_text()) | {"round": 2}
+    (second / "job.json").write_text(json.dumps(told))
+    assert "model-structure" not in rules(judged(run), "error")
+    change_step(run, "create", weights_hash="ab" * 32)
+    case = judged(run)
+    assert "model-structure" in rules(case, "error")
+    assert any("its weights have hash" in reason for reason in case.reasons)
+
+
+def test_what_the_case_fixes_may_not_differ(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "plugins" / "cases" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "infer_pytorch.py").write_bytes((TINY / "infer_pytorch.py").read_bytes())
+    (folder / "case.yaml").write_text(
+        "name: tiny\nversion: 1\ntitle: Tiny\ndescription: Made up for tests.\nlicence: Apache-2.0\nsize: mini\n"
+        "infer: {unit: image, metric: top1, tolerance: 0.02, tolerance_why: made up, parameters: {items: 100},\n"
+        "        configurations: {batch_size: 4}}\n"
+    )
+    monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path / "plugins"))
+    assert rules(judged(run), "error") == set()
+    change_infer(run, tolerance=0.5, parameters={"items": 50})
+    assert rules(judged(run), "error") == {"target", "settings-fixed"}
+
+
+def test_a_vendors_own_engine_is_told_and_counted_as_a_cost(run: Path) -> None:
+    change_step(run, "compile", engine_code="engines/fast.py", engine_code_lines=40, engine_code_sha256="cd" * 32)
+    case = judged(run)
+    assert rules(case, "error") == set()
+    assert any("engines/fast.py, 40 lines" in str(finding) for finding in case.findings)
+    assert case.adaptation is not None
+    assert case.adaptation.engines == {"engines/fast.py": 40}

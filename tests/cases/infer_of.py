@@ -1,0 +1,84 @@
+"""A case's seven steps taken in this process, at the size and on the data that a test names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelmark.datasets import dataset_specs, ensure
+from accelmark.infer.steps import SevenSteps
+from accelmark.spec.catalog import find, load_case
+from accelmark.spec.events import Event
+from accelmark.spec.infer_events import InferFinished, StageEnd
+from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.job import JobSpec
+from accelmark.spec.key import CaseKey
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """How it ended, and what each step told."""
+
+    finished: InferFinished
+    stages: dict[str, StageEnd]
+
+    def detail(self, step: str, name: str) -> object:
+        return self.stages[step].details[name]
+
+
+def packaged(name: str) -> dict[str, Path]:
+    """Fetch what inference of a case needs, where the cache lacks it, and return the directories."""
+    case = load_case(name)
+    assert case.infer is not None
+    wanted = set(case.infer.data)
+    return {
+        spec.name: ensure(spec, allow_subset=True)
+        for spec in dataset_specs(case.data, f"cases/{name}/case.yaml")
+        if spec.name in wanted
+    }
+
+
+def infer(
+    name: str,
+    directory: Path,
+    data_dirs: Mapping[str, Path],
+    *,
+    parameters: Mapping[str, int] | None = None,
+    **over: Any,
+) -> Inferred:
+    """Take the seven steps of the case ``name`` with ``over`` on its configurations."""
+    case = load_case(name)
+    assert case.infer is not None
+    side = case.infer
+    settings = side.configurations | {"threads": 1, "num_workers": 0, "repeat": 1, "warmup_batches": 1} | over
+    job = JobSpec(
+        task="infer",
+        key=CaseKey.parse(name, hardware="CPU"),
+        round=1,
+        case=find("cases", name).ref(),
+        case_version=case.version,
+        vendor="cpu",
+        device_type="cpu",
+        framework_module=None,
+        distributed_backend="gloo",
+        data_dirs=dict(data_dirs),
+        checkpoint_dir=directory,
+        infer=InferJob(
+            unit=side.unit,
+            metric=side.metric,
+            tolerance=side.tolerance,
+            reference=side.reference,
+            settings=InferSettings.model_validate(settings),
+            parameters={**side.parameters, **(parameters or {})},
+        ),
+    )
+    stages: dict[str, StageEnd] = {}
+
+    def emit(event: Event, value: Any) -> None:
+        if event is Event.STAGE_END:
+            stages[value.step] = value
+
+    assert job.infer is not None
+    return Inferred(SevenSteps(job, job.infer, directory, emit, 0.0).run(), stages)

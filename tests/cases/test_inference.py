@@ -1,0 +1,194 @@
+"""The inference cases on real data: packaged where there is some, else in the layouts that people name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from accelmark.cases.minilm._text import SentenceEncoder, read_text
+from tests.cases.infer_of import Inferred, infer, packaged
+
+VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}
+BERT = {"seq_length": 16, "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
+
+
+def _accuracies(ran: Inferred) -> tuple[float, float]:
+    finished = ran.finished
+    assert finished.state == "completed", finished.message
+    assert finished.valid, finished.invalid_reasons
+    assert finished.val_average_acc is not None
+    assert finished.infer_average_acc is not None
+    return finished.val_average_acc, finished.infer_average_acc
+
+
+@pytest.mark.timeout(900)
+def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: Path) -> None:
+    ran = infer("resnet_mini", tmp_path, packaged("resnet_mini"), compiler="onnxruntime")
+    assert ran.detail("create", "items") == 10_000
+    framework, engine = _accuracies(ran)
+    assert framework == pytest.approx(0.9166, abs=0.002), "what the training round measured, in bf16"
+    assert engine == pytest.approx(framework, abs=0.0005)
+
+
+@pytest.mark.timeout(900)
+def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
+    ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), compiler="openvino")
+    assert ran.detail("create", "partial") is True
+    assert _accuracies(ran) == (1.0, 1.0)
+
+
+@pytest.mark.timeout(900)
+def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
+    ran = infer("minilm", tmp_path, packaged("minilm"), compiler="onnxruntime", max_batches=8)
+    assert ran.detail("create", "items") == 128
+    framework, engine = _accuracies(ran)
+    assert framework == pytest.approx(0.8301, abs=0.04), "the reference is of all 1,024 passages"
+    assert engine == pytest.approx(framework, abs=1 / 128)
+
+
+def test_minilms_embeddings_are_those_of_transformers() -> None:
+    dirs = packaged("minilm")
+    tokens, mask, _ = read_text(dirs, held_out=True, limit=16, seq_length=64, passage_chars=220)
+    ours = SentenceEncoder().eval()
+    ours.encoder.load(dirs["minilm"] / "model.safetensors")
+    theirs = BertModel.from_pretrained(dirs["minilm"], local_files_only=True).eval()
+    with torch.inference_mode():
+        states = theirs(input_ids=tokens, attention_mask=mask).last_hidden_state
+        mean = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        assert torch.allclose(ours(tokens, mask), torch.nn.functional.normalize(mean), atol=1e-5)
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path) -> Path:
+    """Validation images of two classes, one dark and one bright, in ImageNet's layout."""
+    random = np.random.default_rng(0)
+    for label, synset in enumerate(("n01440764", "n01443537")):
+        folder = tmp_path / "imagenet" / "val" / synset
+        folder.mkdir(parents=True)
+        for index in range(6):
+            pixels = random.integers(0, 60, (40, 50, 3), dtype=np.uint8) + np.uint8(180 * label)
+            Image.fromarray(pixels).save(folder / f"ILSVRC2012_val_{index:08}.JPEG", quality=95)
+    return tmp_path / "imagenet"
+
+
+def _saved(model: Any, directory: Path) -> Path:
+    """Keep a model as its users would: in the format of transformers."""
+    model.save_pretrained(directory, safe_serialization=True)
+    return directory / "model.safetensors"
+
+
+def _tell_bright_from_dark(model: Any, classifier: torch.nn.Linear, features: Any) -> None:
+    """Fit a classifier on what an untrained network makes of grey squares, so that the weights are known to matter."""
+    dark, bright = (features(torch.full((1, 3, 32, 32), value)) for value in (-1.5, 1.5))
+    with torch.no_grad():
+        direction = (bright - dark)[0] / (bright - dark).norm()
+        classifier.weight.copy_(torch.stack([-direction, direction]))
+        classifier.bias.copy_(torch.stack([direction, -direction]) @ (bright + dark)[0] / 2)
+
+
+def _resnet(directory: Path) -> Path:
+    torch.manual_seed(0)
+    config = ResNetConfig()
+    config.num_labels = 2
+    model = ResNetForImageClassification(config).eval()
+    _tell_bright_from_dark(model, model.classifier[1], lambda x: model.resnet(x).pooler_output.flatten(1))
+    return _saved(model, directory)
+
+
+def _vit(directory: Path) -> Path:
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
+    )
+    config.num_labels = 2
+    model = ViTForImageClassification(config).eval()
+    _tell_bright_from_dark(model, model.classifier, lambda x: model.vit(x).last_hidden_state[:, 0])
+    return _saved(model, directory)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "weights_of", "parameters", "compiler"),
+    [
+        ("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"),
+        ("vit_l_16", _vit, VIT, "onnxruntime"),
+    ],
+)
+def test_weights_and_images_from_directories_give_the_accuracy(
+    tmp_path: Path, imagenet: Path, name: str, weights_of: Any, parameters: dict[str, int], compiler: str
+) -> None:
+    dirs = {"imagenet": imagenet, "weights": weights_of(tmp_path / name)}
+    ran = infer(
+        name, tmp_path, dirs, parameters=parameters, compiler=compiler, precision="fp32", batch_size=4, num_workers=1
+    )
+    assert ran.detail("create", "items") == 12
+    assert ran.detail("create", "trained") is True
+    assert _accuracies(ran) == (1.0, 1.0), "a classifier that was fitted on grey tells bright from dark"
+
+
+@pytest.mark.timeout(900)
+def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    model = BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        model.cls.predictions.bias[7] += 50.0
+    tokens = torch.randint(10, 60, (8, 16))
+    labels = torch.full_like(tokens, -100)
+    labels[:, 3], labels[:, 9] = 7, 8
+    (tmp_path / "sequences").mkdir()
+    held = {"tokens": tokens, "mask": torch.ones_like(tokens), "labels": labels}
+    save_file(held, tmp_path / "sequences" / "sequences.safetensors")
+    dirs = {"sequences": tmp_path / "sequences", "weights": _saved(model, tmp_path / "bert_large")}
+    ran = infer("bert_large", tmp_path, dirs, parameters=BERT, compiler="onnxruntime", precision="fp32", batch_size=4)
+    assert ran.detail("create", "trained") is True
+    assert _accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("vit_l_16", VIT), ("bert_large", BERT)])
+def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
+    tmp_path: Path, name: str, parameters: dict[str, int]
+) -> None:
+    over = {"compiler": "eager", "precision": "fp32", "batch_size": 2, "synthetic": True, "max_batches": 3}
+    ran = infer(name, tmp_path, {}, parameters=parameters, **over)
+    assert ran.finished.state == "completed", ran.finished.message
+    assert ran.detail("create", "trained") is False
+    assert (ran.finished.val_average_acc, ran.finished.infer_average_acc) == (None, None)
+    assert ran.finished.p_inference_core is not None
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("resnet50", {}), ("bert_large", BERT)])
+def test_without_data_a_case_says_what_to_name(tmp_path: Path, name: str, parameters: dict[str, int]) -> None:
+    ran = infer(name, tmp_path, {}, parameters=parameters, compiler=None, precision="fp32")
+    assert (ran.finished.end_reason, ran.finished.failed_step) == ("bad_data", "create")
+    assert "--synthetic" in str(ran.finished.message)
+
+
+def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: Path) -> None:
+    dirs = {"imagenet": imagenet, "weights": _vit(tmp_path / "vit")}
+    ran = infer("resnet50", tmp_path, dirs, parameters={"image_size": 32, "num_classes": 2}, compiler=None)
+    assert ran.finished.end_reason == "bad_data"
+    assert "model.safetensors: are weights of another model: lacks resnet." in str(ran.finished.message)
+
+
+def test_class_folders_without_an_image_are_named(tmp_path: Path) -> None:
+    for synset in ("n01440764", "n01443537"):
+        (tmp_path / "imagenet" / "val" / synset).mkdir(parents=True)
+    ran = infer("resnet50", tmp_path, {"imagenet": tmp_path / "imagenet"}, parameters={"num_classes": 2}, compiler=None)
+    assert ran.finished.end_reason == "bad_data"
+    assert f"{tmp_path / 'imagenet' / 'val'}: the class folders hold no image" in str(ran.finished.message)

@@ -1,0 +1,124 @@
+"""Images on real hosts: built from a vendor's recipe or loaded from a file, and what happens where neither works."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.run.sandboxes.image import recipe_for
+from accelmark.spec.cluster import ClusterSpec, ContainerSpec
+from accelmark.spec.key import CaseKey
+from tests.cluster.bed import Bed
+from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.skeleton import mounts, write_rootfs
+from tests.cluster.test_containers import in_container
+from tests.run.fakes import make_plan
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+MakeCluster = Callable[..., ClusterSpec]
+FAKES = Path(__file__).parents[1] / "run"
+
+
+@pytest.fixture
+def recipe(plugins: Path) -> Path:
+    """The recipe of acme's image."""
+    folder = plugins / "vendors" / "acme" / "images" / "pytorch"
+    folder.mkdir(parents=True)
+    write_rootfs(folder / "rootfs.tar")
+    (folder / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    return folder
+
+
+def fakes_in(cluster: MakeCluster, version: str | None = None, **container: object) -> Plan:
+    """Plan a fake rank in a container on the first host."""
+    values = in_container("podman") | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]} | container
+    plan = make_plan((), hosts=("n1",), cluster=cluster(1, container=values))
+    (job,) = plan.jobs
+    key = job.job.key.model_copy(update={"framework_version": version})
+    return plan.model_copy(update={"jobs": (job.model_copy(update={"job": job.job.model_copy(update={"key": key})}),)})
+
+
+def podman(bed: Bed, *arguments: str) -> str:
+    variables = [f"{name}={value}" for name, value in bed.environment(bed.home(1)).items()]
+    command = bed.inside(1, "env", *variables, "podman", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def images(bed: Bed) -> set[str]:
+    return set(podman(bed, "images", "--filter", "dangling=false", "--format", "{{.Repository}}:{{.Tag}}").splitlines())
+
+
+def test_an_image_is_built_when_absent_or_changed_and_only_then(
+    cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path
+) -> None:
+    before = images(bed)
+    (recipe / "mark").write_text("images")
+    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY mark /mark\n")
+    for number, expected in ((1, 1), (2, 1)):
+        assert done(drive("start", tmp_path / f"run{number}", plan=fakes_in(cluster)))[0] == 0
+        assert len(images(bed) - before) == expected
+    assert len(list(tmp_path.glob("run1/*/round1/*/image.log"))) == 1
+    assert not list(tmp_path.glob("run2/*/round1/*/image.log")), "was there already"
+    (recipe / "mark").write_text("changed")
+    assert done(drive("start", tmp_path / "run3", plan=fakes_in(cluster)))[0] == 0
+    assert len(images(bed) - before) == 2
+    versioned = recipe.with_name("pytorch_2.1")
+    shutil.copytree(recipe, versioned)
+    assert done(drive("start", tmp_path / "run4", plan=fakes_in(cluster, "2.1")))[0] == 0
+    assert [name for name in images(bed) if "accelmark-acme-pytorch_2.1:" in name]
+    (versioned / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY nothing /\n")
+    assert done(drive("start", tmp_path / "run5", plan=fakes_in(cluster, "2.1")))[0] == 1
+    reason = status_of(tmp_path / "run5")[0].reason or ""
+    assert reason.startswith("n1: the image accelmark-acme-pytorch_2.1:")
+    assert "could not be built: " in reason
+    assert "nothing" in reason
+
+
+def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "boxed.tar"
+    podman(bed, "build", "--tag", "boxed:1", str(recipe))
+    podman(bed, "save", "--output", str(archive), "boxed:1")
+    podman(bed, "rmi", "--force", "boxed:1")
+    plan = fakes_in(cluster, image="boxed:1", image_file=str(archive))
+    assert done(drive("start", tmp_path / "run", plan=plan))[0] == 0, status_of(tmp_path / "run")
+    assert "localhost/boxed:1" in images(bed)
+
+    def reason(name: str, **container: str) -> str:
+        done(drive("start", tmp_path / name, plan=fakes_in(cluster, **container)))
+        (status,) = status_of(tmp_path / name)
+        assert status.state == "failed"
+        return status.reason or ""
+
+    other = reason("other", image="other:2", image_file=str(archive))
+    expected = f"n1: {archive} holds no image other:2 (container.image): what it holds was loaded as localhost/boxed:1"
+    assert other == expected
+    corrupt = tmp_path / "corrupt.tar"
+    corrupt.write_bytes(archive.read_bytes()[:200_000])
+    told = reason("corrupt", image="other:2", image_file=str(corrupt))
+    assert told.startswith(f"n1: the image other:2 could not be loaded from {corrupt}: ")
+    gone = reason("gone", image="other:2", image_file="/nowhere/boxed.tar")
+    assert "/nowhere/boxed.tar: no such file or directory" in gone
+    unmade = reason("unmade", image="other:2")
+    assert unmade == "n1: the image other:2 is not there, and nothing says how to make it"
+
+
+def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(
+    cluster: MakeCluster, recipe: Path, tmp_path: Path
+) -> None:
+    code, _, err = done(drive("start", tmp_path / "run", plan=fakes_in(cluster, "1.13")))
+    assert (code, (tmp_path / "run").exists()) == (2, False)
+    assert "there is no images/pytorch_1.13/Dockerfile (those that are: pytorch)" in err
+
+
+def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None:
+    def name(**changed: object) -> str:
+        spec = ContainerSpec.model_validate({"engine": "podman"} | changed)
+        key = CaseKey(model="toy", framework="pytorch", hardware="X1")
+        return recipe_for(spec, "acme", recipe.parents[1], key, recipe.parents[1]).name
+
+    assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))

@@ -1,0 +1,143 @@
+"""A vendor's folder for a case, carried out on this machine: what fails is named with its first errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.plan import Plan
+from accelmark.run.adaptation import carry_out
+from accelmark.run.assign import requirements_of
+from accelmark.run.telling import telling_lines
+from accelmark.spec.errors import RunError
+from tests.cluster.boxed import KERNEL, SETUP, write_index
+from tests.run.fakes import make_plan
+from tests.run.test_session import done, drive, statuses
+
+CarryOut = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder of a vendor for a case."""
+    made = tmp_path / "acme" / "cases" / "toy-pytorch"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def carry(folder: Path, tmp_path: Path) -> CarryOut:
+    """Carry the folder out with a package index of one package and no other."""
+    index = write_index(tmp_path / "index") / "simple"
+
+    def body() -> dict[str, str]:
+        node = tmp_path / "node"
+        node.mkdir()
+        environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
+        return carry_out(folder, requirements_of(folder, tmp_path), node, environment)
+
+    return body
+
+
+def test_a_package_that_is_missing_is_installed_for_the_ranks_alone(folder: Path, carry: CarryOut) -> None:
+    (folder / "requirements.txt").write_text("pydantic  # is here\nacme-notes\n")
+    environment = carry()
+    site = Path(environment["PYTHONPATH"].partition(os.pathsep)[0])
+    assert sorted(path.name for path in site.glob("[!_]*")) == ["acme_notes-1.0.dist-info", "acme_notes.py"]
+    assert importlib.util.find_spec("acme_notes") is None
+    record = json.loads((site.parent / "adaptation.json").read_text())
+    assert record["installed"] == ["acme-notes==1.0"]
+
+
+def test_where_all_is_there_nothing_is_installed(folder: Path, carry: CarryOut) -> None:
+    (folder / "requirements.txt").write_text(f"pydantic=={version('pydantic')}\n")
+    assert carry().get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+
+
+def test_a_package_that_cannot_be_had_is_named(folder: Path, carry: CarryOut) -> None:
+    (folder / "requirements.txt").write_text("acme-notes\nno-such-package-anywhere==9.9\n")
+    with pytest.raises(RunError, match=r"requirements\.txt: cannot be installed .*no-such-package-anywhere==9\.9"):
+        carry()
+
+
+def test_the_first_errors_of_the_compiler_are_told(folder: Path, carry: CarryOut) -> None:
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "setup.py").write_text(SETUP)
+    (folder / "csrc" / "kernel.cpp").write_text(KERNEL.replace("std::iota", "std::jota"))
+    with pytest.raises(RunError, match=r"csrc: cannot be installed .*kernel\.cpp:9:\d+: error: .jota. is not a member"):
+        carry()
+
+
+def test_a_kernel_that_nothing_says_how_to_build_is_refused(folder: Path, carry: CarryOut) -> None:
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "CMakeLists.txt").write_text("project(kernel)\n")
+    with pytest.raises(RunError, match=r"csrc: has neither setup\.py nor pyproject\.toml"):
+        carry()
+
+
+def test_a_script_that_fails_is_told_with_what_it_said(folder: Path, carry: CarryOut) -> None:
+    (folder / "environment_variables.sh").write_text("echo error: no toolkit at /opt/acme >&2\nfalse || exit 3\n")
+    with pytest.raises(RunError, match=r"environment_variables\.sh: ended with exit code 3: error: no toolkit"):
+        carry()
+
+
+def test_the_vendors_requirements_replace_the_cases(tmp_path: Path) -> None:
+    vendor, case = tmp_path / "vendor", tmp_path / "case"
+    vendor.mkdir()
+    case.mkdir()
+    assert requirements_of(vendor, case) is None
+    (case / "requirements.txt").touch()
+    assert requirements_of(None, case) == requirements_of(vendor, case) == case / "requirements.txt"
+    (vendor / "requirements.txt").touch()
+    assert requirements_of(vendor, case) == vendor / "requirements.txt"
+
+
+def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_goes_on(plugins: Path, tmp_path: Path) -> None:
+    csrc = plugins / "vendors" / "acme" / "cases" / "toy0-pytorch" / "csrc"
+    csrc.mkdir(parents=True)
+    (csrc / "setup.py").write_text(SETUP)
+    (csrc / "kernel.cpp").write_text("no C++ at all\n")
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=with_adaptations(plugins, make_plan((), ()))))
+    first, second = statuses(run)
+    assert (code, first.state, second.state) == (1, "failed", "succeeded"), out + err
+    assert first.reason is not None
+    assert "kernel.cpp:1:1: error: " in first.reason
+    node = next(run.glob("toy0*/round1/*_noderank0"))
+    assert "kernel.cpp" in (node / "adaptation.log").read_text()
+    assert not (node / "site").exists()
+
+
+def with_adaptations(plugins: Path, plan: Plan) -> Plan:
+    """Return the plan as it is made where the vendor has folders for its cases."""
+    cases = plugins / "vendors" / "acme" / "cases"
+    jobs = []
+    for planned in plan.jobs:
+        files = adaptation_files(cases / f"{planned.job.key.model}-pytorch")
+        jobs.append(planned.model_copy(update={"job": planned.job.model_copy(update={"adaptation": files})}))
+    return plan.model_copy(update={"jobs": tuple(jobs)})
+
+
+def test_pips_own_chatter_is_not_what_went_wrong() -> None:
+    said = """\
+  error: subprocess-exited-with-error
+  × Building wheel for acme-kernel (pyproject.toml) did not run successfully.
+  │ exit code: 1
+  ╰─> [12 lines of output]
+      running bdist_wheel
+      kernel.cpp: In function 'int f()':
+      kernel.cpp:3:10: error: 'x' was not declared in this scope
+      error: command '/usr/bin/g++' failed with exit code 1
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+ERROR: Failed building wheel for acme-kernel
+"""
+    assert telling_lines(said) == "kernel.cpp:3:10: error: 'x' was not declared in this scope"
+    assert telling_lines("one\nlast words\n") == "last words"
+    assert telling_lines("") == ""

@@ -1,0 +1,133 @@
+"""The chips that AccelMark describes: told apart by the names that their tools print, with peaks that add up.
+
+The products are units x operations of a unit in a clock x clock, with the numbers of the makers' architecture papers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from accelmark.spec.catalog import folders, load_vendor
+from accelmark.spec.vendor import Chip
+
+NVIDIA = [
+    ("NVIDIA H100 80GB HBM3", "H100", "SXM", 989.4, 1978.9),
+    ("NVIDIA H100 PCIe", "H100", "PCIe", 756, 1513),
+    ("NVIDIA H100 NVL", "H100", "NVL", 835.5, 1670.5),
+    ("NVIDIA H200", "H200", "SXM", 989.4, 1978.9),
+    ("NVIDIA H200 NVL", "H200", "NVL", 835.5, 1670.5),
+    ("NVIDIA H800", "H800", "SXM", 989.5, 1979),
+    ("NVIDIA H800 PCIe", "H800", "PCIe", 756, 1513),
+    ("NVIDIA H20", "H20", "", 148, 296),
+    ("NVIDIA A100-SXM4-40GB", "A100", "SXM-40GB", 312, None),
+    ("NVIDIA A100-SXM4-80GB", "A100", "SXM-80GB", 312, None),
+    ("A100-SXM4-40GB", "A100", "SXM-40GB", 312, None),
+    ("NVIDIA A100-PCIE-40GB", "A100", "PCIe-40GB", 312, None),
+    ("NVIDIA A100 80GB PCIe", "A100", "PCIe-80GB", 312, None),
+    ("NVIDIA A800-SXM4-80GB", "A800", "SXM-80GB", 312, None),
+    ("NVIDIA A800 80GB PCIe", "A800", "PCIe-80GB", 312, None),
+]
+"""Name as nvidia-smi prints it, chip, variant, dense bf16 and fp8 in TFLOP/s."""
+
+UNKNOWN = [
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+    "NVIDIA A10G",
+    "NVIDIA A100X",
+    "NVIDIA H20-3e",
+    "NVIDIA H100",
+    "NVIDIA A800 40GB Active",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA L40G",
+    "Tesla V100-DGXS-32GB",
+]
+
+
+@pytest.mark.parametrize(("name", "chip", "variant", "bf16", "fp8"), NVIDIA)
+def test_nvidias_chips_are_told_apart_by_the_names_that_nvidia_smi_prints(
+    name: str, chip: str, variant: str, bf16: float, fp8: float | None
+) -> None:
+    found = load_vendor("nvidia").chip_of(name, None)
+    assert found is not None
+    assert (found.name, found.variant or "", found.peaks.bf16, found.peaks.fp8) == (chip, variant, bf16, fp8)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_slice_or_a_sibling_with_other_rates_is_no_chip(name: str) -> None:
+    assert load_vendor("nvidia").chip_of(name, None) is None
+
+
+ARITHMETIC = [
+    # vendor, name, variant, precision, units, operations of a unit in a clock, clock in GHz
+    ("nvidia", "H100", "SXM", "bf16", 132, 4096, 1.830),
+    ("nvidia", "H100", "SXM", "fp8", 132, 8192, 1.830),
+    ("nvidia", "H100", "SXM", "tf32", 132, 2048, 1.830),
+    ("nvidia", "H100", "SXM", "fp32", 132, 256, 1.980),
+    ("nvidia", "H100", "PCIe", "bf16", 114, 4096, 1.620),
+    ("nvidia", "H100", "PCIe", "fp32", 114, 256, 1.755),
+    ("nvidia", "H200", "SXM", "bf16", 132, 4096, 1.830),
+    ("nvidia", "GH200", "96GB", "bf16", 132, 4096, 1.830),
+    ("nvidia", "H800", "SXM", "bf16", 132, 4096, 1.830),
+    ("nvidia", "A100", "SXM-80GB", "bf16", 108, 2048, 1.410),
+    ("nvidia", "A100", "SXM-80GB", "tf32", 108, 1024, 1.410),
+    ("nvidia", "A100", "SXM-80GB", "fp32", 108, 128, 1.410),
+    ("nvidia", "A100", "SXM-80GB", "int8", 108, 4096, 1.410),
+    ("nvidia", "A800", "PCIe-80GB", "bf16", 108, 2048, 1.410),
+    ("nvidia", "A30", "", "bf16", 56, 2048, 1.440),
+    ("nvidia", "A40", "", "bf16", 84, 1024, 1.740),
+    ("nvidia", "A10", "", "bf16", 72, 1024, 1.695),
+    ("nvidia", "L40", "", "bf16", 142, 512, 2.490),
+    ("nvidia", "L4", "", "bf16", 58, 1024, 2.040),
+    ("nvidia", "V100", "SXM2", "fp16", 80, 1024, 1.530),
+    ("nvidia", "T4", "", "fp16", 40, 1024, 1.590),
+    ("nvidia", "RTX4090", "", "bf16", 128, 512, 2.520),
+    ("nvidia", "RTX3090", "", "bf16", 82, 512, 1.695),
+    ("amd", "MI355X", "", "bf16", 256, 4096, 2.400),
+    ("amd", "MI325X", "", "bf16", 304, 2048, 2.100),
+    ("amd", "MI300X", "", "bf16", 304, 2048, 2.100),
+    ("amd", "MI300X", "", "fp8", 304, 4096, 2.100),
+    ("amd", "MI250X", "one die", "bf16", 110, 1024, 1.700),
+    ("amd", "MI250", "one die", "bf16", 104, 1024, 1.700),
+    ("amd", "MI210", "", "bf16", 104, 1024, 1.700),
+    ("amd", "MI100", "", "fp16", 120, 1024, 1.502),
+    ("intel", "Max1550", "", "bf16", 128, 4096, 1.600),
+    ("intel", "Max1100", "", "bf16", 56, 4096, 1.550),
+]
+
+
+def chip_named(vendor: str, name: str, variant: str) -> Chip:
+    (chip,) = (one for one in load_vendor(vendor).chips if (one.name, one.variant or "") == (name, variant))
+    return chip
+
+
+@pytest.mark.parametrize(("vendor", "name", "variant", "precision", "units", "operations", "clock_ghz"), ARITHMETIC)
+def test_a_peak_is_what_its_units_and_clock_come_to(
+    vendor: str, name: str, variant: str, precision: str, units: int, operations: int, clock_ghz: float
+) -> None:
+    stated = getattr(chip_named(vendor, name, variant).peaks, precision)
+    assert stated == pytest.approx(units * operations * clock_ghz / 1000, rel=0.005)
+
+
+def test_every_chip_names_where_its_figures_come_from() -> None:
+    for vendor in folders("vendors"):
+        for chip in load_vendor(vendor).chips:
+            assert len(chip.source) > 10, (vendor, chip.name)
+
+
+def test_no_peak_is_a_placeholder_or_larger_than_that_of_a_smaller_type() -> None:
+    for vendor in folders("vendors"):
+        for chip in load_vendor(vendor).chips:
+            peaks = {name: peak for name, peak in chip.peaks.model_dump().items() if peak is not None}
+            assert all(peak > 0 and peak not in (1.0, 999.0) for name, peak in peaks.items() if name != "fp64")
+            order = [peaks[name] for name in ("fp32", "tf32", "fp16", "fp8") if name in peaks]
+            assert order == sorted(order), (vendor, chip.name, chip.variant)
+
+
+def test_a_vendor_that_cannot_run_says_why_and_claims_no_device_type() -> None:
+    unready = {name for name in folders("vendors") if load_vendor(name).cannot_run}
+    assert unready == {"zixiao", "hexaflake"}
+    for name in folders("vendors"):
+        spec = load_vendor(name)
+        assert (spec.device_type == "cpu") == (name == "cpu"), name
+        assert (spec.device_type == "unknown") == (name in unready)
