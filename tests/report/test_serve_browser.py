@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,4 +143,18 @@ def test_a_person_signs_in_with_the_token(browser: Browser, runs: Path) -> None:
         guarded.get_by_role("button", name="Sign in").click()
         guarded.get_by_role("heading", name="Runs in runs").wait_for()
         assert token not in guarded.url
+        context.close()
+
+
+def test_the_page_of_a_run_appears_by_itself_when_it_ends(browser: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    running(root)
+    with serving(root) as port:
+        context = browser.new_context(base_url=f"http://127.0.0.1:{port}")
+        page = context.new_page()
+        page.goto("/run/running")
+        page.get_by_text("Its page appears here").wait_for()
+        ended = made(tmp_path / "running", rounds=1, windows=2, eval_windows=(2,), metrics=(0.95,))
+        shutil.copytree(ended, root / "running", dirs_exist_ok=True)
+        page.get_by_text("Benchmark report").wait_for(timeout=90_000)
         context.close()
