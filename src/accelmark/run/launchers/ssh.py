@@ -21,7 +21,7 @@ from accelmark.run.environment import rank_command
 from accelmark.run.launchers.lastword import SILENT, failed_node, kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import Place
-from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files
 from accelmark.run.onhost import command, start_command
 from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
@@ -101,7 +101,7 @@ class SshLauncher:
             name=f"{layout.run_id}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
             environment=layout.environment(work),
             writable=(Path(layout.work), Path(layout.run)),
-            readable=tuple(work.job.data_dirs.values()),
+            readable=(*work.job.data_dirs.values(), *model_files(work.job)),
         )
 
     def master_address(self, host: HostSpec) -> str:
