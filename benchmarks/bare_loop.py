@@ -28,6 +28,7 @@ def step_ms(job: JobSpec, num_steps: int) -> float:
     settings = job.train.settings
     device = torch.device(job.device_type)
     torch.manual_seed(settings.seed)
+    torch.backends.cudnn.benchmark = device.type != "cpu"
     case: TrainCase = load_module(job.case, "pytorch").Case(settings, job.data_dirs, Place(0, 1, device, 1, 1))
     model = case.build_model().to(device)
     batch = {name: tensor.to(device) for name, tensor in case.synthetic_batch(settings.batch_size).items()}

@@ -97,6 +97,8 @@ class Device:
     detected: Detected
     name: str
     memory_gib: float
+    is_accelerator: bool
+    """False for what every machine has."""
 
 
 def device_here() -> Device:
@@ -106,7 +108,9 @@ def device_here() -> Device:
     first = found.devices[0] if found.devices else None
     chip = found.chips[0] if found.chips else None
     detected = Detected(vendor, found.hardware or "unknown", chip, len(found.devices) or None)
-    return Device(detected, first.name if first else vendor, (first.memory_gib or 0.0) if first else 0.0)
+    return Device(
+        detected, first.name if first else vendor, (first.memory_gib or 0.0) if first else 0.0, not found.fallback
+    )
 
 
 @dataclass
@@ -266,7 +270,7 @@ def main() -> int:
     deadline = time.monotonic() + options.budget_s
     console = Console(width=None if sys.stdout.isatty() else 160)
     device = device_here()
-    if device.detected.vendor == "cpu" and not options.tiny:
+    if not device.is_accelerator and not options.tiny:
         console.print("No accelerator was found here. `--tiny` tries the script on the CPU.")
         return 2
     report = Report(device)

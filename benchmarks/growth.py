@@ -4,7 +4,8 @@ Run from the repository's root, one line a measurement, each in a process of its
 
     python -m benchmarks.growth                 # 10 thousand to 1 million events; 8 and 1,024 ranks
     python -m benchmarks.growth --ten-million   # 10 million events too (some 6 GB of disk)
-    python -m benchmarks.growth --json FILE     # the figures as JSON
+    python -m benchmarks.growth --runs 10000000x8       # these alone, events x ranks
+    python -m benchmarks.growth --json FILE     # add the figures to those in a file, and plot them beside it
 
 An event is one STEP_END line of four steps. The logs are generated (``tests/made_run.py``) and deleted again.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from typing import Any
 
 STEPS = 4
 """Steps in a window."""
+FEW_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def main() -> None:
     """Measure and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ten-million", action="store_true", help="measure 10 million events too")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--runs", nargs="*", help="EVENTSxRANKS, in place of the usual ones")
+    parser.add_argument("--json", type=Path, help="add the figures to this file")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -115,6 +119,8 @@ def main() -> None:
     wanted = [(10_000, 8), (100_000, 8), (1_000_000, 8), (1_000_000, 1024)]
     if options.ten_million:
         wanted += [(10_000_000, 8), (10_000_000, 1024)]
+    if options.runs:
+        wanted = [(int(events), int(ranks)) for events, _, ranks in (run.partition("x") for run in options.runs)]
     heads = ("events", "ranks", "logs, MiB", "summary, s", "of CPU, s", "page, s", "peak memory, MiB", "page, MiB")
     print("| " + " | ".join((*heads, "events/CPU s")) + " |")
     print("| ---: " * (len(heads) + 1) + "|")
@@ -127,7 +133,56 @@ def main() -> None:
         cells = (f"{one.events:,}", f"{one.ranks:,}", one.log_mib, *times, *sizes, f"{one.events_per_s:,}")
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        write(found, options.json)
+
+
+def write(found: list[Measured], path: Path) -> None:
+    """Add figures to those that stand in ``path``, and plot all of them."""
+    entries = [Measured(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+    by_size = {(one.events, one.ranks): one for one in (*entries, *found)}
+    ordered = [by_size[size] for size in sorted(by_size)]
+    path.write_text(json.dumps([asdict(one) for one in ordered], indent=1) + "\n")
+    path.with_suffix(".svg").write_text(plot(ordered))
+
+
+def plot(found: list[Measured]) -> str:
+    """Draw processor time and peak memory over the events on logarithmic axes, as SVG."""
+    panels = (
+        ("processor time of reading and summarising, s", [(one, one.summarise_cpu_s) for one in found]),
+        ("peak memory, MiB", [(one, one.peak_memory_mib) for one in found]),
+    )
+    drawn = "".join(panel(60 + 370 * number, title, points) for number, (title, points) in enumerate(panels))
+    style = "text{font:11px sans-serif;fill:#333}line{stroke:#ccc}.few{fill:#2563eb}.many{fill:#d97706}"
+    legend = '<circle cx="66" cy="326" r="4" class="few"/><text x="76" y="330">8 ranks</text>'
+    legend += '<circle cx="146" cy="326" r="4" class="many"/><text x="156" y="330">1,024 ranks</text>'
+    box = 'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 770 340" width="770" height="340"'
+    return f'<svg {box}><style>{style}</style><rect width="770" height="340" fill="#fff"/>{drawn}{legend}</svg>\n'
+
+
+def panel(left: float, title: str, points: list[tuple[Measured, float]]) -> str:
+    """Draw one set of axes, four decades of events wide."""
+    low = math.floor(math.log10(min(value for _, value in points)))
+    high = math.ceil(math.log10(max(value for _, value in points)) + 1e-9)
+
+    def x(events: float) -> float:
+        return left + 75 * (math.log10(events) - 3.5)
+
+    def y(value: float) -> float:
+        return 270 - 220 * (math.log10(value) - low) / (high - low)
+
+    parts = [f'<text x="{left}" y="30">{title}</text>']
+    for decade in range(low, high + 1):
+        at = y(10**decade)
+        parts.append(f'<line x1="{left}" x2="{left + 300}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**decade:g}</text>')
+    parts += [
+        f'<text x="{x(10**decade):.1f}" y="290" text-anchor="middle">{10**decade:,}</text>' for decade in range(4, 8)
+    ]
+    parts.append(f'<text x="{left + 150}" y="306" text-anchor="middle">events</text>')
+    for one, value in points:
+        kind = "many" if one.ranks > FEW_RANKS else "few"
+        parts.append(f'<circle cx="{x(one.events):.1f}" cy="{y(value):.1f}" r="4" class="{kind}"/>')
+    return "".join(parts)
 
 
 if __name__ == "__main__":

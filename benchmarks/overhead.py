@@ -1,8 +1,9 @@
-"""What the training driver costs a step: against a bare PyTorch loop, interleaved, and alone with nothing to train.
+"""What the training driver costs a step: against a bare PyTorch loop, beside other trainers, and around nothing.
 
-Run ``python benchmarks/overhead.py`` (``--quick`` for a look). Both loops train the same model on the same data with
-the same optimizer and schedule; they take turns in short rounds within one process, the order turned around every
-time, so that whatever else the machine does falls on both. The bare loop neither logs nor times anything.
+Run ``python -m benchmarks.overhead`` (``--quick`` for a look, ``--peers`` for Trainer and Lightning too). All loops
+train one model on one batch with one optimizer and schedule; they take turns of a few steps within one process (see
+``turns.py``), so that whatever else the machine does falls on all of them. The bare loop neither logs nor times
+anything. What telemetry and progress cost beside it: ``benchmarks/companions.py``.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from accelmark.spec.catalog import folders, load_case
+from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.settings import TrainSettings
+from accelmark.telemetry.sysinfo import cpu_model
 from accelmark.train.account import Account
 from accelmark.train.backend import Progress
 from accelmark.train.clock import HostClock, HostLosses
@@ -36,8 +40,9 @@ from accelmark.train.perflog import PerfLog
 from accelmark.train.platform import Ranks
 from accelmark.train.process import StopRequest
 from accelmark.train.pytorch import PyTorchBackend
+from benchmarks.turns import Cost, Train, Turns
 
-RESULTS = Path(__file__).parent / "results" / "overhead.json"
+RESULTS = Path(__file__).parent / "results"
 TINY = Path(__file__).parents[1] / "tests" / "train" / "tiny"
 LOG_EVERY = 20
 MICRO = {
@@ -58,44 +63,18 @@ MICRO = {
 
 
 @dataclass(frozen=True)
-class Times:
-    """A step in microseconds: medians over the rounds, and over the differences of neighbouring rounds."""
-
-    bare_us: float
-    driver_us: float
-    difference_us: float
-    difference_quartiles_us: tuple[float, float]
-    relative: float
-    least_bare_us: float
-    """The least disturbed round."""
-    least_driver_us: float
-
-    @classmethod
-    def of(cls, bare: list[float], driver: list[float]) -> Times:
-        differences = [driven - plain for driven, plain in zip(driver, bare, strict=True)]
-        low, middle, high = statistics.quantiles(differences, n=4)
-        plain = statistics.median(bare)
-        return cls(
-            bare_us=round(plain, 2),
-            driver_us=round(statistics.median(driver), 2),
-            difference_us=round(middle, 2),
-            difference_quartiles_us=(round(low, 2), round(high, 2)),
-            relative=round(middle / plain, 5),
-            least_bare_us=round(min(bare), 2),
-            least_driver_us=round(min(driver), 2),
-        )
-
-
-@dataclass(frozen=True)
 class Comparison:
     """One model. CPU time leaves out what other processes took; wall time is what a user waits."""
 
     model: str
     batch_size: int
-    steps_per_round: int
-    rounds: int
-    cpu: Times
-    wall: Times
+    bare_us: float
+    """Median of a step of the bare loop, CPU time."""
+    turns: int
+    steps_per_turn: int
+    cpu: dict[str, Cost]
+    """By loop."""
+    wall: dict[str, Cost]
 
 
 @dataclass(frozen=True)
@@ -141,38 +120,48 @@ def case_job(name: str, steps: int, directory: Path) -> JobSpec:
     return make_job(name, folders("cases")[name].ref(), resolved.settings, directory)
 
 
-class BareLoop:
-    """What a person would write by hand: no log, no clock, no hook.
+def bare_loop(backend: PyTorchBackend, batches: Iterator[Any]) -> None:
+    """Train as a person would write it by hand: no log, no clock, no hook.
 
     It trains the very model that the driver trains, since two of them differ in speed by where their memory lies.
     """
-
-    def __init__(self, backend: PyTorchBackend) -> None:
-        training = backend._training
-        self.case = backend._case
-        self.settings = self.case.settings
-        self.model, self.optimizer, self.schedule = training.model, training.optimizer, training.schedule
-        self.batches = backend._batches
-
-    def run(self) -> float:
-        """Train one round and return its seconds."""
-        case, model, optimizer, schedule = self.case, self.model, self.optimizer, self.schedule
-        clip = self.settings.gradient_clip_norm
-        autocast = self.settings.precision in ("bf16", "fp16")
-        start = time.perf_counter()
-        for batch in self.batches.epoch(0):
-            if autocast:
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = case.loss(model, batch)
-            else:
+    case, training = backend._case, backend._training
+    model, optimizer, schedule = training.model, training.optimizer, training.schedule
+    clip = case.settings.gradient_clip_norm
+    autocast = case.settings.precision in ("bf16", "fp16")
+    for batch in batches:
+        if autocast:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = case.loss(model, batch)
-            torch.autograd.backward(loss)
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            schedule.step()
-        return time.perf_counter() - start
+        else:
+            loss = case.loss(model, batch)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+
+
+class Handed:
+    """Batches that come from the turns instead of from the case."""
+
+    def __init__(self, batches: Iterator[Any], num_samples: int) -> None:
+        self._batches = batches
+        self.num_samples = num_samples
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield what is handed over."""
+        return self._batches
+
+
+def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLog, batches: Iterator[Any]) -> None:
+    """Train with the driver as long as there are batches."""
+    if job.train is None:
+        raise ValueError("no training side")
+    backend._batches = Handed(batches, backend._batches.num_samples)
+    account = Account(process_start=time.monotonic(), job=job.train)
+    Driver(job.train, backend, log, account, StopRequest(wanted=False)).run()
 
 
 def driver_round(job: JobSpec, backend: Any, log: PerfLog) -> float:
@@ -186,25 +175,49 @@ def driver_round(job: JobSpec, backend: Any, log: PerfLog) -> float:
     return account.train_end - account.train_start
 
 
-def compare(name: str, make: Callable[[int, Path], JobSpec], steps: int, rounds: int, log: PerfLog) -> Comparison:
+@dataclass(frozen=True)
+class Plan:
+    """How a model is measured."""
+
+    name: str
+    make: Callable[[int, Path], JobSpec]
+    steps_per_turn: int
+    settling: int
+    seconds: float
+
+
+def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Comparison:
+    """Let the loops take turns on one model."""
     with tempfile.TemporaryDirectory() as directory:
-        job = make(steps, Path(directory))
+        job = plan.make(10**9, Path(directory))
         if job.train is None:
             raise ValueError("no training side")
         backend = PyTorchBackend(job, job.train, Ranks(), log)
         backend.prepare()
-        bare = BareLoop(backend)
-        drive = partial(driver_round, job, backend, log)
-        drive(), bare.run()
-        rows: dict[str, list[tuple[float, float]]] = {"bare": [], "driver": []}
-        for number in range(rounds):
-            turns: list[tuple[Callable[[], float], str]] = [(bare.run, "bare"), (drive, "driver")]
-            for run, name_of_loop in turns if number % 2 else turns[::-1]:
-                before = time.process_time()
-                wall_s = run()
-                rows[name_of_loop].append(((time.process_time() - before) / steps * 1e6, wall_s / steps * 1e6))
-    cpu, wall = (Times.of(*([row[column] for row in rows[loop]] for loop in ("bare", "driver"))) for column in (0, 1))
-    return Comparison(name, job.train.settings.batch_size, steps, rounds, cpu, wall)
+        batch = next(iter(backend._batches.epoch(0)))
+        loops: dict[str, Train] = {
+            "bare": partial(bare_loop, backend),
+            "driver": partial(driver_loop, job, backend, log),
+        }
+        if with_peers:
+            from benchmarks.peer_loops import peers
+
+            loops |= peers(backend._case, backend._training, LOG_EVERY, Path(directory))
+        turns = Turns(loops, batch)
+        for name in loops:
+            turns.run(name, 2 * plan.steps_per_turn)
+        found = turns.measure(seconds, plan.steps_per_turn, plan.settling)
+        turns.close()
+    bare = found.pop("bare")
+    return Comparison(
+        plan.name,
+        job.train.settings.batch_size,
+        round(statistics.median(bare.cpu_us.values()), 2),
+        len(bare.cpu_us),
+        plan.steps_per_turn,
+        {name: Cost.of(bare.cpu_us, steps.cpu_us) for name, steps in found.items()},
+        {name: Cost.of(bare.wall_us, steps.wall_us) for name, steps in found.items()},
+    )
 
 
 class NothingToTrain:
@@ -268,34 +281,84 @@ def alone(rounds: int, log: PerfLog) -> Alone:
     return Alone(round(statistics.median(per_step), 3), round(statistics.median(per_window), 2), LOG_EVERY)
 
 
+PLANS: Final = (
+    Plan("micro", micro_job, 20, 1, 25.0),
+    Plan("resnet_mini", partial(case_job, "resnet_mini"), 4, 0, 85.0),
+    Plan("llama_mini", partial(case_job, "llama_mini"), 1, 0, 260.0),
+)
+
+
 def main() -> None:
+    """Measure, print tables in Markdown, and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="few rounds, nothing is written")
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, nothing is written")
+    parser.add_argument("--share", type=float, default=1.0, help="of the usual time")
+    parser.add_argument("--peers", action="store_true", help="Trainer and Lightning too (benchmarks/peers.txt)")
+    parser.add_argument("--only", nargs="*", choices=[plan.name for plan in PLANS], help="these models")
+    options = parser.parse_args()
+    as_a_rank()
     torch.set_num_threads(1)
     with tempfile.TemporaryFile() as file:
         log = PerfLog(0, file.fileno())
-        own = alone(5 if quick else 21, log)
-        found = [compare("micro", micro_job, 100, 10 if quick else 40, log)]
-        for name, steps in (("resnet_mini", 60), ("llama_mini", 12)):
-            if name in folders("cases"):
-                found.append(compare(name, partial(case_job, name), steps, 3 if quick else 12, log))
-    print(f"driver alone: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of {own.window_steps} steps")
-    titles = f"{'bare us':>12}{'driver us':>12}{'difference us':>15}{'quartiles':>22}{'':>9}{'least bare, driver':>24}"
-    print(f"{'model':<14}{'clock':>6}{titles}")
-    for item in found:
-        for clock, times in (("cpu", item.cpu), ("wall", item.wall)):
-            low, high = times.difference_quartiles_us
-            print(
-                f"{item.model:<14}{clock:>6}{times.bare_us:>12.1f}{times.driver_us:>12.1f}{times.difference_us:>15.1f}"
-                f"{f'{low:.1f} .. {high:.1f}':>22}{times.relative:>9.2%}"
-                f"{f'{times.least_bare_us:.1f}, {times.least_driver_us:.1f}':>24}"
-            )
-    if not quick:
-        machine = {"torch": torch.__version__, "threads": 1, "cores": os.cpu_count(), "load1": os.getloadavg()[0]}
-        record = {"machine": machine, "alone": asdict(own), "comparisons": [asdict(item) for item in found]}
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        own = alone(5 if options.quick else 21, log)
+        print(f"The driver around nothing: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of 20.\n")
+        print(
+            "| Model | Loop | CPU time a step, us | more than bare, us (95 %) | relative (95 %) | wall clock (95 %) |"
+        )
+        print("|---|---|---:|---:|---:|---:|")
+        found = []
+        for plan in PLANS:
+            if options.only and plan.name not in options.only:
+                continue
+            one = compare(plan, options.peers, log, plan.seconds * (0.1 if options.quick else options.share))
+            found.append(one)
+            show(one)
+            if not options.quick:
+                write(own, found, RESULTS / "overhead.json")
+
+
+def as_a_rank() -> None:
+    """Begin again in the environment that ranks have: for all loops alike, since it makes all of them faster."""
+    wanted = load_vendor("cpu").environment
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        command = [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]]
+        sys.exit(subprocess.run(command, env={**os.environ, **wanted}, check=False).returncode)
+
+
+def show(one: Comparison) -> None:
+    """Print one model's rows."""
+    print(f"| {one.model} | bare | {one.bare_us:,.0f} | | | |")
+    for name, cpu in one.cpu.items():
+        wall = one.wall[name]
+        low, high = cpu.extra_us_interval
+        print(
+            f"| | {name} | {cpu.step_us:,.0f} | {cpu.extra_us:+,.1f} ({low:+,.1f} to {high:+,.1f}) "
+            f"| {ratio(cpu)} | {ratio(wall)} |",
+            flush=True,
+        )
+
+
+def ratio(cost: Cost) -> str:
+    """Return a cost as a share of the bare step, with its interval."""
+    low, high = cost.relative_interval
+    return f"{cost.relative:+.2%} ({low:+.2%} to {high:+.2%})"
+
+
+def write(own: Alone, found: list[Comparison], path: Path) -> None:
+    """Write the figures, keeping those of models that were not measured this time."""
+    machine = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu_model(),
+        "torch": torch.__version__,
+        "threads": 1,
+        "cores_used": len(os.sched_getaffinity(0)),
+    }
+    entries = {item.model: {**asdict(item), "machine": machine} for item in found}
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        entries = {entry["model"]: entry for entry in before["comparisons"]} | entries
+    record = {"alone": asdict(own), "comparisons": list(entries.values())}
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the host side imports before it answers: modules over a limit, and the time of ``accelmark --help``.
+"""What the host side imports before it answers: modules over a limit, and the time of ``--help`` of every verb.
 
 Repeat with ``python benchmarks/startup.py``; prints a table in Markdown.
 """
@@ -14,7 +14,8 @@ import sys
 import time
 from typing import Final
 
-COMMAND: Final = [sys.executable, "-c", "from accelmark.cli import main; main()", "--help"]
+PROGRAM: Final = [sys.executable, "-c", "from accelmark.cli import main; main()"]
+COMMAND: Final = [*PROGRAM, "--help"]
 REPEATS: Final = 7
 SLOW_MS: Final = 20.0
 _LINE: Final = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|(\s+)(\S+)")
@@ -32,22 +33,35 @@ def profile() -> dict[str, tuple[float, float]]:
     return least
 
 
-def seconds() -> list[float]:
-    """Wall time of the whole command, several times."""
+def verbs() -> list[str]:
+    """Names of all verbs, from the application itself."""
+    from typer.main import get_group
+
+    from accelmark.cli.main import app
+
+    return sorted(get_group(app).commands)
+
+
+def seconds(command: list[str]) -> list[float]:
+    """Wall time of a whole command, several times."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        subprocess.run(COMMAND, capture_output=True, check=True)
+        subprocess.run(command, capture_output=True, check=True)
         times.append(time.perf_counter() - begin)
     return times
 
 
 def main() -> None:
-    times = seconds()
+    times = seconds(COMMAND)
+    of_verbs = {verb: min(seconds([*PROGRAM, verb, "--help"])) for verb in verbs()}
     found = profile()
     date, version = time.strftime("%Y-%m-%d", time.gmtime()), platform.python_version()
     print(f"{date}, {platform.machine()}, {os.cpu_count()} cores, Python {version}, load {os.getloadavg()[0]:.1f}\n")
     print(f"`accelmark --help`: least {min(times):.3f} s, median {statistics.median(times):.3f} s of {REPEATS}\n")
+    slowest = max(of_verbs, key=lambda verb: of_verbs[verb])
+    print(f"The slowest of {len(of_verbs)} verbs, `{slowest} --help`: least {of_verbs[slowest]:.3f} s. All, in ms:")
+    print(", ".join(f"{verb} {time_s * 1000:.0f}" for verb, time_s in of_verbs.items()) + ".\n")
     print("| Module | With all below, ms | Own, ms |\n| --- | ---: | ---: |")
     ranked = sorted(found.items(), key=lambda entry: -entry[1][1])
     for name, (own, below) in ranked:

@@ -147,6 +147,13 @@ def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
 
 
+def test_a_batch_that_a_trials_devices_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "search.yaml"
+    path.write_text("schedule: {max_trials: 1}\ntraining: {batch_size: 100, devices_per_trial: 8}\n")
+    with pytest.raises(SpecError, match="100 cannot be dealt out evenly to the 8 devices of a trial: take 96 or 104"):
+        load_config(path)
+
+
 def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, OURS.replace("small28", "smal28"))).config
     with pytest.raises(SpecError, match="did you mean 'small28'"):

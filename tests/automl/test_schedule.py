@@ -86,6 +86,14 @@ def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
     assert (scheduler.started_trials, scheduler.finished_trials) == (1, 0)
 
 
+def test_a_trial_that_diverged_is_skipped() -> None:
+    scheduler = Scheduler(Schedule(concurrency=1, max_trials=1, max_attempts=5))
+    scheduler.offer(0)
+    assert scheduler.start(0.0) is not None
+    assert not scheduler.ended(0, "diverged", 1.0)
+    assert (scheduler.over(1.0), scheduler.finished_trials) == (True, 0)
+
+
 def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
     scheduler = Scheduler(Schedule(concurrency=16, max_trials=17))
     assert scheduler.wanted() == 17

@@ -57,6 +57,20 @@ def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
     assert late < 0.7 * early
 
 
+def test_tpe_keeps_away_from_where_trials_diverged_and_ignores_those_that_crashed(tmp_path: Path) -> None:
+    one = tuner(tmp_path, TuningConfig(kernel=(), learning_rate=(1e-3, 1e1)))
+    asked = []
+    for number in range(30):
+        point = one.ask(number)
+        asked.append(point.learning_rate)
+        diverged = point.learning_rate > 0.1
+        one.tell(number, None if diverged else 0.5, diverged=diverged)
+    assert sum(rate > 0.1 for rate in asked[15:]) < sum(rate > 0.1 for rate in asked[:15])
+    one.ask(30)
+    one.tell(30, None)
+    assert {trial.state.name for trial in one.trials} == {"COMPLETE", "PRUNED", "FAIL"}
+
+
 def test_what_is_not_searched_stays_as_configured(tmp_path: Path) -> None:
     point = tuner(tmp_path, TuningConfig(kernel=(3, 5))).ask(0)
     assert (point.batch_size, point.learning_rate, point.dropout) == (448, 0.1, None)

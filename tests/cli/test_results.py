@@ -3,16 +3,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from accelmark.cli.compare import compare
+from accelmark.cli.compare import compare, figures_table
 from accelmark.cli.results import results
+from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
+from accelmark.results import compare as comparing
 from accelmark.results.bundle import SUFFIX, write_bundle
+from accelmark.results.sources import open_sources
+from accelmark.results.table import rows_of
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
@@ -157,3 +163,21 @@ def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:
         ask("compare", runs / "base", runs / "two")
     told = json.loads(ask("compare", runs / "base", runs / "two", "--force", "--json"))
     assert told["pairs"][0]["not_comparable"] == ["1 hosts x 2 ranks against 1 hosts x 1 ranks"]
+
+
+def test_a_comparison_fits_into_eighty_columns_with_nothing_cut(runs: Path) -> None:
+    opened, _ = open_sources([runs / "base", runs / "fast"])
+    [pair] = comparing.compare(opened).pairs
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(figures_table(pair, narrow=True))
+    text = console.export_text()
+    assert "…" not in text
+    assert re.search(r"tokens/s +\+[\d.,]+ ± [\d.,]+\s% +better", text)
+
+
+def test_rows_too_wide_for_a_terminal_stand_in_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(open_sources([runs / "base"])[0])
+    show_rows(rows, [], console=Console(width=80, highlight=False))
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("base  toy:pytorch  X1  1x1")
+    assert "Throughput" in second

@@ -90,3 +90,10 @@ def nothing_left_on_any_host(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def status_of(run: Path) -> list[JobStatus]:
     return list(RunDirectory.open(run).statuses().values())
+
+
+def on_first_host_only(plan: Plan, index: int) -> Plan:
+    """Return the plan with one job on host 0 alone."""
+    jobs = list(plan.jobs)
+    jobs[index] = jobs[index].model_copy(update={"nodes": jobs[index].nodes[:1]})
+    return plan.model_copy(update={"jobs": tuple(jobs)})

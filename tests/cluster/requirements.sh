@@ -16,6 +16,7 @@ need runc runc
 need dockerd docker.io
 need slurmctld slurm-wlm
 need munged munge
+compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || missing+=(libfaketime)
 
 [ "${#missing[@]}" = 0 ] && exit 0
 if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then

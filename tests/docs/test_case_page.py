@@ -23,8 +23,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bench")
     files = _FILE.findall(PAGE.read_text(encoding="utf-8"))
     assert [name for name, _ in files] == ["cases/spirals/case.yaml", "cases/spirals/pytorch.py", "make_spirals.py"]
+    made = accelmark(root, "new", "case", "spirals")
+    assert made.returncode == 0, made.stderr
+    checked = accelmark(root, "check", "case", "spirals")
+    assert "it trains three steps on made-up data" in checked.stdout, checked.stdout + checked.stderr
     for name, content in files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content, encoding="utf-8")
     subprocess.run([sys.executable, str(root / "make_spirals.py"), str(root / "data" / "spirals")], check=True)
     return root
@@ -49,6 +52,13 @@ def result_of(bench: Path, out: str) -> dict[str, Any]:
     (path,) = (bench / out).glob("*/round1/result.json")
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
+
+
+def test_what_is_still_to_be_written_is_told(bench: Path) -> None:
+    told = accelmark(bench, "check", "case", "spirals", "--no-run")
+    assert told.returncode == 0
+    assert "case.yaml describes Three spirals, version 1" in told.stdout
+    assert "class Case has every method" in told.stdout
 
 
 def test_the_case_is_listed(bench: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from accelmark.cli.serve import serve
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.serve.server import is_loopback
 from accelmark.report.serve.token import read_or_make
+from accelmark.results.bundle import SUFFIX, write_bundle
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
 from tests.report.serving import Asked, serving
 from tests.results.compared_runs import made
+from tests.results.test_sources import RECORDED
 from tests.run.fakes import job_spec
 
 TOKEN = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
@@ -199,6 +202,27 @@ def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
         metrics = Asked(found, "/metrics").text
     assert 'accelmark_device_power_watts{device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
+
+
+def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "run", rounds=2)
+    write_bundle(run, tmp_path / "runs" / f"packed{SUFFIX}")
+    shutil.copytree(RECORDED, tmp_path / "runs" / "search")
+    with serving(tmp_path / "runs") as found:
+        text = Asked(found, "/").text
+        assert f'href="/run/packed{SUFFIX}"' in text
+        assert "automl-fashion-mnist:pytorch" in text
+        assert "Benchmark report" in Asked(found, f"/run/packed{SUFFIX}").text
+        assert "within noise" in Asked(found, f"/compare?run=run&run=packed{SUFFIX}").text
+
+
+def test_one_run_in_progress_is_watched_alone(tmp_path: Path) -> None:
+    running(tmp_path / "runs")
+    shutil.copytree(tmp_path / "runs" / "running", tmp_path / "runs" / "another")
+    with serving(tmp_path / "runs") as found:
+        assert "/run/another" in Asked(found, "/live").text
+        assert "/run/another" not in Asked(found, "/live?run=running").text
+        assert 'data-live="/live?run=running"' in Asked(found, "/run/running").text
 
 
 def test_a_damaged_run_in_progress_does_not_hide_the_others(tmp_path: Path) -> None:

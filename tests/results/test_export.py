@@ -8,10 +8,13 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.export import export
+from accelmark.results.bundle import write_bundle
 from accelmark.results.export.mlflow import to_mlflow
 from accelmark.results.export.tensorboard import to_tensorboard
+from accelmark.results.sources import load_source
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import loaded
+from tests.results.test_sources import RECORDED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -66,3 +69,24 @@ def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
         CliRunner().invoke(app, [str(run.path)], catch_exceptions=False)
     done = CliRunner().invoke(app, [str(run.path), "--tensorboard", str(tmp_path / "tb"), "--json"])
     assert json.loads(done.stdout)["tensorboard"][0].endswith("run/toy-pytorch-X1x1x1/round1")
+
+
+def test_a_bundle_and_a_search_are_exported_as_runs_are(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tracking = pytest.importorskip("mlflow.tracking")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = loaded(tmp_path / "run", rounds=1)
+    bundle = tmp_path / "run.tar"
+    write_bundle(run.path, bundle)
+    [place] = to_tensorboard(load_source(bundle), tmp_path / "tb")
+    read = EventAccumulator(str(place))
+    read.Reload()
+    assert len(read.Scalars("loss")) == len(next(iter(run.rounds.values())).curves["loss"])
+    uri = (tmp_path / "ml").as_uri()
+    client = tracking.MlflowClient(tracking_uri=uri)
+    [packed] = to_mlflow(load_source(bundle), uri)
+    assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(packed)}
+    [searched] = to_mlflow(load_source(RECORDED), uri)
+    assert client.get_run(searched).data.params["network"] == "small28"
+    assert "figures/search_score" in client.get_run(searched).data.metrics

@@ -1,18 +1,80 @@
-"""MLLOG lines are judged by MLCommons' own checker (package mlperf-logging), on a generated run."""
+"""MLLOG lines are judged by MLCommons' own checker (package mlperf-logging), on real and on generated runs."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelmark.results.mllog import RULESET, write_mllog
-from accelmark.results.store import check_manifest
+from accelmark.results.store import check_manifest, write_manifest
 from accelmark.run.measure import measure_run
 from accelmark.spec.errors import RunError
+from accelmark.train.perflog import PerfLog
+from accelmark.train.process import StopRequest
+from accelmark.train.rank import run_rank
 from tests.made_run import Made, make_run
+from tests.train.jobs import make_job, node_dir_of
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose one round the driver really trained: the tests' tiny case, two epochs and a half."""
+    directory = tmp_path_factory.mktemp("trained")
+    settings = {"end.max_steps": 80, "evaluate.every_epochs": 1, "optimizer.lr": 0.001}
+    job = make_job(directory, settings)
+    round_dir = directory / "run" / "tiny" / "round1"
+    node = node_dir_of(round_dir)
+    (round_dir / "job.json").write_text(job.model_dump_json())
+    descriptor = os.open(node / "rank0.out.log", os.O_WRONLY | os.O_CREAT)
+    try:
+        assert run_rank(job, PerfLog(0, descriptor), time.monotonic(), StopRequest(wanted=False)) == 0
+    finally:
+        os.close(descriptor)
+    (directory / "run" / "plan.json").write_text("{}")
+    write_manifest(directory / "run")
+    return directory / "run"
+
+
+def test_the_figures_of_a_real_run_flow_into_its_lines(trained: Path) -> None:
+    (path,) = write_mllog(trained)
+    values = {line["key"]: line["value"] for line in lines_of(path)}
+    assert (values["train_samples"], values["eval_samples"]) == (512, 101)
+    assert values["global_batch_size"] == 16
+    blocks = [line["metadata"] for line in lines_of(path) if line["key"] == "block_start"]
+    assert [(one["first_epoch_num"], one["epoch_count"], one["samples_count"]) for one in blocks] == [
+        (1, 1, 512), (2, 1, 512), (3, 0.5, 256),
+    ]  # fmt: skip
+    accuracies = [line["metadata"]["epoch_num"] for line in lines_of(path) if line["key"] == "eval_accuracy"]
+    assert accuracies == [1, 2, 2.5]
+    times = [line["time_ms"] for line in lines_of(path)]
+    assert times == sorted(times)
+
+
+def test_the_checker_passes_on_a_real_run_that_names_the_benchmark_to_be_checked_as(
+    trained: Path, tmp_path: Path
+) -> None:
+    (path,) = write_mllog(trained, benchmark="resnet")
+    done = check(path, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_under_the_cases_own_name_the_checker_has_no_rules_for_it(trained: Path, tmp_path: Path) -> None:
+    (path,) = write_mllog(trained)
+    done = check(path, tmp_path)
+    assert done.returncode != 0
+    assert "open_tiny.yaml" in done.stderr + (tmp_path / "checker.log").read_text()
+    assert "WARNING" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("model", ["resnet50", "bert"])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from accelmark.results.scaling import scaling_curves
+from accelmark.results.store import LoadedRun
 from accelmark.results.trend import change_points, levels
+from accelmark.spec.job import Provenance
 from tests.results.compared_runs import loaded
 
 
@@ -64,3 +67,18 @@ def test_efficiency_has_an_interval_over_rounds(tmp_path: Path) -> None:
     assert curve.points[0].half95 is None
     assert curve.points[1].half95 is not None
     assert 0 < curve.points[1].half95 < 1
+
+
+def test_scales_of_other_settings_are_no_curve_but_another_batch_is(tmp_path: Path) -> None:
+    one, two = loaded(tmp_path / "one", rounds=1), loaded(tmp_path / "two", rounds=1, nproc=2)
+
+    def with_setting(name: str, value: object) -> LoadedRun:
+        setting = Provenance(value=value, layer="command line")
+        rounds = {
+            place: result.model_copy(update={"settings": {**result.settings, name: setting}})
+            for place, result in two.rounds.items()
+        }
+        return replace(two, rounds=rounds)
+
+    assert len(scaling_curves([one, with_setting("batch_size", 4)])) == 1
+    assert scaling_curves([one, with_setting("channels_last", True)]) == []

@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own: ``drive.py start|resume|end RUN [PLAN] [--json]``."""
+"""A coordinator in a process of its own: ``drive.py start|resume|end RUN [PLAN] [--json] [--look]``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from accelmark.plan.plan import Plan
 from accelmark.run import session
+from accelmark.run.coordinator import unseen
+from accelmark.run.preflight.report import ready
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 
@@ -18,14 +20,17 @@ def fetch(job: JobSpec, tell: Callable[[str], None]) -> None:
 
 def main(verb: str, run: str, plan: str | None) -> int:
     as_json = "--json" in sys.argv
+    look = ready if "--look" in sys.argv else unseen
     try:
         if verb == "start":
             assert plan is not None
             made = Plan.model_validate_json(Path(plan).read_bytes())
-            return session.start(made, Path(run), fetch, as_json=as_json).exit_code
+            return session.start(made, Path(run), fetch, as_json=as_json, ready=look).exit_code
         if verb == "resume":
             redo, fresh = "--failed" in sys.argv, "--from-scratch" in sys.argv
-            outcome = session.resume(Path(run), fetch, redo_failed=redo, from_scratch=fresh, as_json=as_json)
+            outcome = session.resume(
+                Path(run), fetch, redo_failed=redo, from_scratch=fresh, as_json=as_json, ready=look
+            )
             return outcome.exit_code
         return 0 if session.stop(Path(run), at_once="--now" in sys.argv) else 1
     except AccelmarkError as error:

@@ -36,7 +36,7 @@ def drive(verb: str, run: Path, *options: str, plan: Plan | None = None) -> subp
     return subprocess.Popen([*arguments, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def done(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+def done(process: subprocess.Popen[str], timeout_s: float = 180) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
 

@@ -52,7 +52,13 @@ parser.add_argument("-l", default="./logs/")
 args = parser.parse_args()
 pid_file = {pid_file!r}
 log = args.l + "/acme_monitor.log"
+if args.o == "restart":
+    if os.path.exists(pid_file):
+        os.remove(pid_file)
+    args.o = "start"
 if args.o == "start":
+    if os.path.exists(pid_file):
+        sys.exit(1)
     if os.fork():
         sys.exit(0)
     os.setsid()
@@ -66,7 +72,7 @@ if args.o == "start":
         with open(log, "a") as file:
             file.write(time.strftime("%Y-%m-%d-%H:%M:%S") + "\\n40C 114W 28653MiB 32768MiB 94%\\n")
             file.write("34C 74W 0MiB 32768MiB 0%\\n\\n")
-        time.sleep(0.2)
+        time.sleep({pace_s})
 elif args.o == "stop":
     os.kill(int(open(pid_file).read()), signal.SIGTERM)
     os.remove(pid_file)

@@ -136,7 +136,7 @@ def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> 
 
 def test_a_flagperf_monitor_script_is_a_source_as_it_is(tmp_path: Path) -> None:
     script, pid_file = tmp_path / "acme_monitor.py", tmp_path / "pid"
-    script.write_text(FLAGPERF_SCRIPT.format(pid_file=str(pid_file)))
+    script.write_text(FLAGPERF_SCRIPT.format(pid_file=str(pid_file), pace_s=0.2))
     source = ScriptSource(script, tmp_path, ScriptRule(file="acme_monitor.py"))
     infos = source.open()
     try:

@@ -268,13 +268,30 @@ def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_lo
     text = (folder / "vendor.yaml").read_text()
     head = text[: text.index("telemetry:")]
     (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
-    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid")))
+    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=0.2))
     process = start(tmp_path, folder)
     until(lambda: num_lines(tmp_path, '"power_w": 114') >= 2)
     recording = stop(process, tmp_path)
     assert recording.samples[-1]["devices"] or recording.device_series(1, "power_w")
     assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
     until(lambda: not (tmp_path / "pid").exists())
+
+
+def test_a_flagperf_script_is_stopped_though_its_next_block_is_far_off(tmp_path: Path) -> None:
+    """FlagPerf's own scripts write a block every 5 s: the recorder may not leave without having stopped them."""
+    folder, _ = make_vendor(tmp_path)
+    head = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(
+        head[: head.index("telemetry:")] + "telemetry: {script: {file: acme_monitor.py}}\n"
+    )
+    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=600))
+    (tmp_path / "pid").write_text("1\n")  # left by a run that was killed
+    process = start(tmp_path, folder)
+    until(lambda: (tmp_path / "acme_monitor.log").exists() and num_lines(tmp_path) >= 5)
+    script = int((tmp_path / "pid").read_text())
+    stop(process, tmp_path)
+    assert not (tmp_path / "pid").exists()
+    until(lambda: not Path(f"/proc/{script}").exists())
 
 
 def test_a_line_that_was_cut_off_is_closed_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ def test_windows_hold_every_step_once(tmp_path: Path, run_here: RunHere) -> None
     )
     assert finished.pure_training_computing_time <= finished.train_no_eval_time <= finished.raw_train_time
     assert finished.init_time + finished.raw_train_time <= finished.e2e_time
+
+
+def test_windows_that_are_written_together_keep_the_times_of_their_closing(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"log_every_steps": 1, "model.sleep_ms": 3}))
+    closed = [item["metadata"]["mono_ms"] for item in ran.events() if item["event"] == "STEP_END"]
+    assert len(closed) == 12
+    assert all(later - earlier >= 3 for earlier, later in pairwise(closed))
+
+
+def test_windows_closed_before_a_step_failed_are_in_the_log(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, {"log_every_steps": 1, "model.fault": "error", "model.fault_at": 10}))
+    assert ran.finished().state == "failed"
+    assert [value["global_steps"] for value in ran.values("STEP_END")] == list(range(1, 10))
 
 
 @pytest.mark.parametrize(

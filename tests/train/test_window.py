@@ -47,7 +47,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), clock.mark(), 2_000_000, torch.tensor(loss))
-    closed = window.close(STANDING, 10.0)
+    closed = window.close(STANDING, 0, 10.0)
     assert device.waits == 0
     assert len(window) == 0
     read = window.read(closed)
@@ -64,7 +64,7 @@ def test_events_are_used_again_once_read() -> None:
     for _ in range(5):
         for _ in range(2):
             window.add(clock.mark(), clock.mark(), 0, torch.tensor(1.0))
-        window.read(window.close(STANDING, 1.0))
+        window.read(window.close(STANDING, 0, 1.0))
     assert device.made == 5
 
 
@@ -72,6 +72,6 @@ def test_losses_on_the_host_are_at_hand_in_their_own_step() -> None:
     window = Window(HostClock(), HostLosses())
     assert window.add(0, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()
-    read = window.read(window.close(STANDING, 1.0))
+    read = window.read(window.close(STANDING, 0, 1.0))
     assert read.step_ms == (1.0,)
     assert first_nonfinite(read) == 2

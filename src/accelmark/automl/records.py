@@ -79,7 +79,8 @@ class OperationCost(Record):
 class TrialRecord(Record):
     """One trial: what was trained, how, where, and what became of it.
 
-    From the training driver's record: ``precision`` that was computed in, ``ranks`` in step, ``flops_per_image``
+    From the training driver's record: ``precision`` that was computed in, ``ranks`` in step, ``trained_images`` over
+    all of them, ``flops_per_image``
     (matrix work of the model that was built, forward and backward, by ``torch.utils.flop_counter``), ``computing_s``
     (of training steps alone, without waiting for data), ``peak_memory_mib`` of rank 0's device. None where it has none.
     """
@@ -108,6 +109,7 @@ class TrialRecord(Record):
     device: str | None = None
     host: str | None = None
     ranks: int | None = None
+    trained_images: int | None = None
     flops_per_image: float | None = None
     computing_s: float | None = None
     peak_memory_mib: float | None = None

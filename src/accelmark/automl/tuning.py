@@ -103,15 +103,19 @@ class Tuner:
         self._open[trial] = asked
         return self.defaults().model_copy(update=dict(asked.params))
 
-    def tell(self, trial: int, value: float | None) -> None:
-        """Report a trial's worth; None when it gave no result. A trial that was not tuned is passed over."""
+    def tell(self, trial: int, value: float | None, *, diverged: bool = False) -> None:
+        """Report a trial's worth; None when it gave no result. A trial that was not tuned is passed over.
+
+        One that diverged is told as pruned: TPE ranks it below all that have a value, and so keeps away from where it
+        was. One that failed otherwise says nothing of its hyperparameters, and TPE leaves it out.
+        """
         from optuna.trial import TrialState
 
         asked = self._open.pop(trial, None)
         if asked is None:
             return
         if value is None:
-            self._study.tell(asked, state=TrialState.FAIL)
+            self._study.tell(asked, state=TrialState.PRUNED if diverged else TrialState.FAIL)
         else:
             self._study.tell(asked, value)
 

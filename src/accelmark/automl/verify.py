@@ -9,7 +9,7 @@ from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.graph import Network, find_problems
 from accelmark.automl.morphs import MorphError, apply_morph
-from accelmark.automl.records import TrialRecord
+from accelmark.automl.records import FAILURES, TrialRecord
 from accelmark.automl.rules import judge, preset
 from accelmark.automl.summary import JudgementRecord, facts_of
 from accelmark.automl.trial.order import digest, executed_network
@@ -36,6 +36,8 @@ def verify_run(run: RunDirectory) -> Verified:
         stated = (record.cost.forward, record.cost.backward, record.cost.evaluation, record.cost.update)
         if latest and stated != (counted.forward, counted.backward, counted.evaluation, counted.update):
             broken.append(f"trial {record.trial}: its operations are not those of its network")
+        if latest and record.flops_per_image not in (None, counted.matrix):
+            broken.append(f"trial {record.trial}: the driver saw another matrix work than is counted")
     broken.extend(_broken_lineage(state))
     broken.extend(_overlaps(state))
     epochs = state.useful_epochs()
@@ -57,9 +59,13 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
     found: list[str] = []
     if find_problems(network):
         found.append(f"trial {record.trial}: its network cannot be built")
-    for epoch in state.epochs:
-        if (epoch.trial, epoch.attempt) != (record.trial, record.attempt):
-            continue
+    epochs = [epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+    recorded = sum(epoch.trained_images for epoch in epochs)
+    if record.status not in FAILURES and record.trained_images not in (None, recorded):
+        found.append(
+            f"trial {record.trial}: its epochs hold {recorded} images, the driver trained {record.trained_images}"
+        )
+    for epoch in epochs:
         if epoch.ended_s < epoch.begun_s or epoch.begun_s < record.started_s - _CLOCK_SLACK_S:
             found.append(f"trial {record.trial}, epoch {epoch.epoch}: its times contradict each other")
         if epoch.training_s + epoch.evaluating_s > epoch.ended_s - epoch.begun_s + _CLOCK_SLACK_S:

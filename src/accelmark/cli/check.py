@@ -18,11 +18,17 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'accelmark vendors
 
 
 @app.command("vendor")
-def check_vendor(name: Name, as_json: options.AsJson = False) -> None:
+def check_vendor(
+    name: Name,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Read the devices here and train a few steps of each case too.")
+    ] = True,
+    as_json: options.AsJson = False,
+) -> None:
     """Check vendors/NAME: its description, peaks and sources, telemetry, and each adaptation of a case."""
     from accelmark.cli.conformance import vendor_checks
 
-    _tell(vendor_checks(name), as_json=as_json)
+    _tell(vendor_checks(name, run=run), as_json=as_json)
 
 
 @app.command("case")

@@ -69,7 +69,7 @@ def _print(pair: Pair) -> None:
         console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}"))
     for reason in pair.not_comparable:
         console.print(Text(f"NOT COMPARABLE: {reason}", style="bold red"))
-    console.print(_table(pair, narrow=console.width < _WIDE))
+    console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(Text(summary_line(pair)))
     for text in differing_text(pair.differing):
         console.print(Text(f"  {text}"))
@@ -78,7 +78,7 @@ def _print(pair: Pair) -> None:
     console.print()
 
 
-def _table(pair: Pair, *, narrow: bool) -> Table:
+def figures_table(pair: Pair, *, narrow: bool) -> Table:
     """Return the figures; a narrow terminal gets each unit once, and half the interval instead of its ends."""
     from rich import box
     from rich.table import Table

@@ -41,8 +41,8 @@ class Check:
     """What to do where it is not kept."""
 
 
-def vendor_checks(name: str) -> list[Check]:
-    """Return what holds of a vendor's folder, and what is missing."""
+def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
+    """Return what holds of a vendor's folder, and what is missing; with ``run`` it is tried on the devices here."""
     folder = find("vendors", name).path
     try:
         spec = load_vendor(name)
@@ -73,7 +73,29 @@ def vendor_checks(name: str) -> list[Check]:
         checks.append(Check("missing", "there is no README.md", "say what runs, with which driver and framework"))
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
         checks += _adaptation_checks(adaptation)
+    if run and all(check.state != "missing" for check in checks):
+        checks += _vendor_trials(name, folder)
     return checks
+
+
+def _vendor_trials(name: str, folder: Path) -> Iterator[Check]:
+    """Read the devices that are here, and train three steps of each adapted case on them."""
+    from accelmark.telemetry.detect import detect
+
+    found = next(iter(detect([name])), None)
+    if found is None:
+        do = "run this again on a machine that has some, or correct telemetry.detect"
+        yield Check("advice", "nothing was tried: no device of it is here", do)
+        return
+    if found.problem is not None:
+        yield Check("missing", f"its devices cannot be read: {found.problem}", found.hint or "correct telemetry")
+    else:
+        names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
+        yield Check("good", f"{len(found.devices)} device(s) here can be read: {names}")
+    adapted = [path.name.rpartition("-")[0] for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
+    for model in adapted or ["resnet_mini"]:
+        if load_case(model).train is not None:
+            yield _trial(model, name)
 
 
 def _adaptation_checks(folder: Path) -> Iterator[Check]:
@@ -153,7 +175,7 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
     if lacking:
         checks.append(Check("advice", "README.md lacks headings", f"add ## {', ## '.join(lacking)}"))
     if run and case.train is not None and all(check.state != "missing" for check in checks):
-        checks.append(_trial(name))
+        checks.append(_trial(name, "cpu"))
     return checks
 
 
@@ -179,16 +201,18 @@ def _code_checks(file: Path) -> Iterator[Check]:
         yield Check("good", f"{file.name}: class Case has every method")
 
 
-def _trial(name: str) -> Check:
+def _trial(name: str, vendor: str) -> Check:
     """Train a few steps on made-up data, as a person would."""
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
-        command = [sys.executable, "-c", "from accelmark.cli import main; main()", "train", name, "--vendor", "cpu"]
+        command = [sys.executable, "-c", "from accelmark.cli import main; main()", "train", name, "--vendor", vendor]
         command += ["--synthetic", "--open", "--set", "end.max_steps=3", "--out", str(Path(directory) / "run")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
         if list(Path(directory).glob("run/*/round1/result.json")) and "succeeded" in _state(Path(directory) / "run"):
-            return Check("good", "it trains three steps on made-up data")
+            who = "it" if vendor == "cpu" else name
+            return Check("good", f"{who} trains three steps on made-up data")
         last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        return Check("missing", "it does not train on made-up data", "; ".join(last[-3:]))
+        who = "it" if vendor == "cpu" else name
+        return Check("missing", f"{who} does not train on made-up data", "; ".join(last[-3:]))
 
 
 def _state(run_dir: Path) -> str:

@@ -12,7 +12,7 @@ from accelmark.cli import options
 
 
 def export(
-    run: options.RunPath,
+    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Directory of a run or search, or a bundle.")],
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write event files below this directory.")
     ] = None,
@@ -30,18 +30,20 @@ def export(
 
     if tensorboard is None and mlflow is None and not prometheus:
         raise RequestError("say where to: --tensorboard DIR, --mlflow URI or --prometheus")
-    if not run.is_dir():
-        raise RequestError(f"{run}: there is no such directory; name the directory of a run")
+    if not run.exists():
+        raise RequestError(f"{run}: there is no such run or bundle")
     if prometheus:
+        if not run.is_dir():
+            raise RequestError(f"{run}: live telemetry is read from the directory of a run in progress")
         from accelmark.telemetry.exposition import expose
 
         records = sorted(run.glob("*/round*/*/telemetry.jsonl"))
         typer.echo(expose([({"run": run.resolve().name}, record) for record in records]), nl=False)
     told: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.store import load_run
+        from accelmark.results.sources import load_source
 
-        loaded = load_run(run)
+        loaded = load_source(run)
         if tensorboard is not None:
             from accelmark.results.export.tensorboard import to_tensorboard
 

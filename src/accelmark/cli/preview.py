@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,46 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.run.assign import job_on_hosts, node_works
 from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers.launcher import Launcher
+from accelmark.run.onhost import abridged
+from accelmark.run.preflight.describe import preflight_commands
 
 
 def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Print what carrying out ``plan`` at ``path`` would do; nothing is written or started."""
     directory = RunDirectory(path.absolute(), plan)
-    commands = {job.directory: _commands(directory, job) for job in plan.jobs}
+    launcher = launcher_for(plan, directory.path)
+    commands = {job.directory: _commands(directory, job, launcher) for job in plan.jobs}
+    first, looks = launcher.first(), preflight_commands(plan, launcher, plan.jobs)
     if as_json:
-        typer.echo(json.dumps({"directory": str(path), "plan": plan.model_dump(mode="json"), "commands": commands}))
+        shown_commands = {"first": first, "preflight": looks, "commands": commands}
+        typer.echo(json.dumps({"directory": str(path), "plan": plan.model_dump(mode="json"), **shown_commands}))
         return
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, into {path}", bold=True)
     for warning in plan.warnings:
         typer.secho(f"  warning: {warning}", fg="yellow")
+    typer.secho("\npreflight", bold=True)
+    for line in first:
+        typer.echo(f"  here: {shlex.join(line)}")
+    _print_commands(looks)
     shown: set[str] = set()
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
-        for host, lines in commands[job.directory].items():
-            for line in lines:
-                typer.echo(f"  {host}: {shlex.join(line)}")
+        _print_commands(commands[job.directory])
         if job.job.key.slug in shown:
             continue
         shown.add(job.job.key.slug)
         _settings(job)
 
 
-def _commands(directory: RunDirectory, job: PlannedJob) -> dict[str, list[list[str]]]:
-    launcher = launcher_for(directory.plan, directory.path)
+def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
+    for host, lines in commands.items():
+        for line in lines:
+            typer.echo(f"  {host}: {shlex.join(abridged(line))}")
+
+
+def _commands(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> dict[str, list[list[str]]]:
     spec = job_on_hosts(directory, job, go_on=False)
     return {work.host.name: launcher.describe(work) for work in node_works(directory, job, spec, launcher)}
 

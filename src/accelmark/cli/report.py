@@ -21,6 +21,10 @@ def report(
     mllog: Annotated[
         bool, typer.Option("--mllog", help="Write MLCommons' log lines (mllog.log) beside each training round too.")
     ] = False,
+    mllog_as: Annotated[
+        str | None,
+        typer.Option("--mllog-as", metavar="BENCHMARK", help="MLPerf's benchmark to name in them, for its checker."),
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -34,10 +38,10 @@ def report(
         raise RequestError(f"{run}: there is no such directory; name the directory of a run")
     if recompute or not (run / SUMMARY_FILE).is_file():
         measure_run(run, recompute=recompute)
-    if mllog:
+    if mllog or mllog_as is not None:
         from accelmark.results.mllog import write_mllog
 
-        write_mllog(run)
+        write_mllog(run, benchmark=mllog_as)
     page = write_page(run, output)
     loaded = load_run(run)
     if as_json:

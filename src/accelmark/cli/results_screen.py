@@ -17,15 +17,15 @@ _PIPED: Final = 260
 """Columns where the output is no terminal: a file or a pipe has room."""
 
 
-def show_rows(rows: Sequence[Row], group_by: Sequence[str]) -> None:
-    """Print rows of results, a heading for each group."""
+def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
+    """Print rows of results, a heading for each group; on ``console`` or the terminal."""
     from accelmark.report.runs_table import group_title, shown_columns, shown_rows
     from accelmark.results.table import grouped
 
     if not rows:
         typer.echo("no result")
         return
-    console = _console()
+    console = console or _console()
     for values, part in grouped(rows, group_by).items():
         if group_by:
             typer.secho(group_title(group_by, values), bold=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -185,11 +185,18 @@ def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | No
             for number, (label, curve) in enumerate(curves)
         ),
         shares=tuple(Tick(x(share), label) for share, label in _NINES),
-        latencies=tuple(Tick(y(value), digits(value, 2)) for value in _round_values(low, high)),
+        latencies=tuple(Tick(y(value), f"{value:g}") for value in _round_values(low, high)),
     )
 
 
-def _round_values(low: float, high: float) -> Iterator[float]:
-    """Give the values 1, 2 and 5 of each decade between two bounds."""
-    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-        yield from (mantissa * 10.0**exponent for mantissa in (1, 2, 5) if low <= mantissa * 10.0**exponent <= high)
+def _round_values(low: float, high: float) -> list[float]:
+    """Return round values between two bounds: 1, 2 and 5 of each decade, or even steps if fewer than two are."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = [mantissa * 10.0**exponent for exponent in exponents for mantissa in (1, 2, 5)]
+    found = [value for value in decades if low <= value <= high]
+    if len(found) > 1:
+        return found
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

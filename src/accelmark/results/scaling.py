@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.results.figures import FigureName
-from accelmark.results.schema import CaseResult, Spread
+from accelmark.results.schema import CaseResult, RoundResult, Spread
 from accelmark.results.store import LoadedRun
 
 FIGURE: Final = FigureName.THROUGHPUT_TRAIN
+_WITH_SCALE: Final = (
+    "batch_size", "eval_batch_size", "gradient_accumulation_steps", "optimizer.lr", "schedule.", "end.", "evaluate.",
+    "parallelism", "threads", "loader.", "checkpoint", "log_every_steps", "seed",
+)  # fmt: skip
+"""Beginnings of settings that people change together with the scale, or that leave the work of a step as it is."""
 
 
 @final
@@ -66,7 +72,8 @@ class ScalingCurve:
 def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
     """Return a curve for each training case that was run on two scales or more; the newest run of a scale counts.
 
-    Cases are kept apart by everything that parts results: version, chip, precision, open or closed, kind of data.
+    Cases are kept apart by everything that parts results: version, chip, precision, open or closed, kind of data, and
+    every setting but those that go with the scale.
     """
     groups: dict[tuple[str, ...], dict[tuple[int, int], tuple[LoadedRun, CaseResult, str]]] = {}
     units: dict[tuple[str, ...], str] = {}
@@ -81,6 +88,7 @@ def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
             group = (
                 key.model, key.framework, key.hardware, first.precision, str(first.case_version),
                 "open" if "open" in case.marks else "", "synthetic" if "synthetic" in case.marks else "",
+                _settings(first),
             )  # fmt: skip
             units[group] = case.unit
             scales = groups.setdefault(group, {})
@@ -105,6 +113,14 @@ def _curve(
             half = None
         points.append(ScalePoint(run.summary.run, nnodes, nproc, spread.mean or 0.0, speedup, efficiency, half, batch))
     return ScalingCurve(group[0], group[1], group[2], group[3], unit, bool(group[6]), tuple(points))
+
+
+def _settings(result: RoundResult) -> str:
+    """Return the settings that must be the same at every scale, in a fixed form."""
+    kept = {
+        name: setting.value for name, setting in sorted(result.settings.items()) if not name.startswith(_WITH_SCALE)
+    }
+    return json.dumps(kept, default=str)
 
 
 def _relative(spread: Spread) -> float | None:

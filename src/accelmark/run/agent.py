@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accelmark.results.files import write_atomic
 from accelmark.run.adaptation import SITE_DIRECTORY, carry_out
-from accelmark.run.environment import rank_command, rank_environment
+from accelmark.run.environment import TELEMETRY_MODULE, rank_command, rank_environment
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
@@ -219,7 +219,7 @@ class Agent:
         self._telemetry_starts += 1
         with (self._dir / "telemetry.log").open("ab") as output:
             self._telemetry = subprocess.Popen(
-                [sys.executable, "-m", "accelmark.telemetry.record", str(self._dir)],
+                [sys.executable, "-m", TELEMETRY_MODULE, str(self._dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

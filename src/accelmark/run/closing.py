@@ -10,11 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from accelmark.results.figures import FigureName
+from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.results.store import load_run
 from accelmark.run.screen import SIGNS, job_name
 from accelmark.run.session import Standing
 from accelmark.run.terminal import plain_progress
 from accelmark.run.wording import count, duration, percent
+from accelmark.spec.errors import RunError
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
 
@@ -34,6 +37,8 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         table.add_row(*_row(case))
     console.print()
     console.print(table)
+    for line in scaling_lines(run_dir):
+        console.print(line, soft_wrap=True)
     for case in summary.cases:
         for reason in (*case.reasons, *case.warnings):
             style = "red" if reason in case.reasons else "yellow"
@@ -44,6 +49,25 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+
+
+def scaling_lines(run_dir: Path) -> list[Text]:
+    """Return a line for each case that the run holds at several scales: what part of the ideal speed-up is reached."""
+    try:
+        curves = scaling_curves([load_run(run_dir)])
+    except RunError:
+        return []
+    lines = [Text()] if curves else []
+    for curve in curves:
+        line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
+        for point in curve.points:
+            wide = f" ±{percent(point.half95)}" if point.half95 is not None else ""
+            line.append(f"  {point.scale} ", style="default")
+            line.append(f"{percent(point.efficiency)}{wide}", style="bold default")
+        if not curve.same_batch:
+            line.append("  (batch sizes differ)")
+        lines.append(line)
+    return lines
 
 
 def _row(case: CaseResult) -> tuple[Text, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask
 
+TELEMETRY_MODULE = "accelmark.telemetry.record"
 _SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -44,6 +45,13 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     if task.world_size == 1:
         environment.update(_SINGLE_RANK)
     return environment
+
+
+def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
+    """Return the commands that an agent starts: the telemetry recorder, then the ranks with what they are told."""
+    recorder = [[python, "-m", TELEMETRY_MODULE, str(node_dir)]] if task.telemetry is not None else []
+    told = ["env", *(f"{name}={value}" for name, value in task.environment.items())] if task.environment else []
+    return [*recorder, [*told, *rank_command(task, python)]]
 
 
 def threads_of_a_rank(nproc: int) -> int:

@@ -164,6 +164,10 @@ class Started(Spec):
     """Where the optimizer's numbers differ from those of the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
     """Type of the matrix work in a forward pass: autocast's where it is on, else the parameters'."""
+    train_samples: int | None = None
+    """Samples of an epoch over all ranks."""
+    eval_samples: int | None = None
+    """Samples of a whole evaluation over all ranks; null for made-up data, on which there is none."""
     hooks: dict[str, str]
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)

@@ -93,9 +93,18 @@ class Poller:
             return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     def close(self, patience_s: float = 1.0) -> None:
-        """End the thread; a source that hangs is left behind with the process."""
+        """End the thread; a source that hangs is left behind with the process.
+
+        A source with something of its own to end says how long that may take (``closing_s``) and lets go of what it
+        waits for (``interrupt``).
+        """
         self._stop.set()
         self._tick.set()
+        for source in self._sources:
+            patience_s = max(patience_s, getattr(source, "closing_s", 0.0))
+            interrupt = getattr(source, "interrupt", None)
+            if interrupt is not None:
+                interrupt()
         if self._thread.is_alive():
             self._thread.join(patience_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final, final
@@ -17,6 +18,7 @@ from accelmark.telemetry.source import SourceError
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _FIRST_BLOCK_S: Final = 20.0
 _CONTROL_S: Final = 30.0
+_CLOSING_S: Final = 10.0
 
 
 @final
@@ -24,6 +26,7 @@ class ScriptSource:
     """Starts ``<vendor>_monitor.py -o start -l DIR``, follows the log it writes there, and stops it in the end.
 
     The script samples at its own pace (FlagPerf's are set to 5 s); a sample taken between two of its blocks waits.
+    One that does not start because an earlier run left its pid file is told to restart, as FlagPerf itself does.
 
     Args:
         script: the script.
@@ -39,6 +42,9 @@ class ScriptSource:
         self._first_block_s = first_block_s
         self._offset = 0
         self._started = False
+        self._interrupted = threading.Event()
+        self.closing_s = _CLOSING_S
+        """How long ending the script may take: FlagPerf's wait a second after each signal."""
 
     @property
     def log(self) -> Path:
@@ -49,8 +55,11 @@ class ScriptSource:
         """Start the script and wait for its first block."""
         if not self._script.is_file():
             raise SourceError(f"{self._script} does not exist")
-        self._control("start")
         self._started = True
+        try:
+            self._control("start")
+        except SourceError:
+            self._control("restart")
         devices = self._next_block(self._first_block_s)
         return tuple(
             DeviceInfo(
@@ -76,6 +85,10 @@ class ScriptSource:
             for at, values in enumerate(self._next_block(self._first_block_s))
         )
 
+    def interrupt(self) -> None:
+        """Have whoever waits for a block give up; called from another thread."""
+        self._interrupted.set()
+
     def close(self) -> None:
         """Stop the script."""
         if self._started:
@@ -98,7 +111,8 @@ class ScriptSource:
             block = self._complete_block()
             if block is not None:
                 return read_block(block, self._rule)
-            time.sleep(0.2)
+            if self._interrupted.wait(0.2):
+                raise SourceError(f"{self._script.name} is being stopped")
         raise SourceError(f"{self._script.name} wrote nothing to {self._log.name} for {patience_s:g} s")
 
     def _complete_block(self) -> str | None:

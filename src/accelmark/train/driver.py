@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.events import Evaluation, Event
@@ -16,6 +16,9 @@ from accelmark.train.ends import Agreement, End, Vote, bound_reached, nonfinite_
 from accelmark.train.perflog import EventLog
 from accelmark.train.process import Stop
 from accelmark.train.window import ClosedWindow, Standing, Window
+
+_HELD_NS: Final = 100_000_000
+"""Longest that closed windows wait to be written together, where steps are so short that writing each would tell."""
 
 
 class Judge(Protocol):
@@ -53,7 +56,9 @@ class Driver:
         self._agreement = (
             Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
         )
-        self._unread: ClosedWindow | None = None
+        self._unread: list[ClosedWindow] = []
+        self._holds = backend.immediate and self._agreement is None
+        self._read_ns = 0
         self._opened_ns = 0
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
@@ -76,7 +81,11 @@ class Driver:
         self._backend.synchronize()
         self._stop.interruptible = False
         self._start()
-        end = self._train(resumed=restored is not None)
+        try:
+            end = self._train()
+        except BaseException:
+            self._read_held()
+            raise
         end = self._conclude(end)
         self._account.train_end = time.monotonic()
         self._account.peak_device_memory_mib = self._backend.peak_memory_mib()
@@ -96,7 +105,7 @@ class Driver:
         start = {"global_steps": progress.global_steps, "epoch": progress.epoch, "resumed": progress.global_steps > 0}
         self._log.event(Event.TRAIN_START, start)
 
-    def _train(self, *, resumed: bool) -> End:
+    def _train(self) -> End:
         bound = bound_reached(self._settings.end, self.progress, self._epochs_done())
         while bound is None:
             progress = self.progress
@@ -106,6 +115,7 @@ class Driver:
             steps = self._backend.open_epoch(progress.epoch, progress.step_in_epoch)
             self._log.event(Event.EPOCH_BEGIN, {"epoch": progress.epoch, "global_steps": progress.global_steps})
             end = self._epoch(steps)
+            self._read_held()
             self._log.event(Event.EPOCH_END, {"epoch": progress.epoch, "global_steps": progress.global_steps})
             if end is not None:
                 return end
@@ -115,6 +125,7 @@ class Driver:
         """Train to the end of the epoch; the part of a step's cost that is ours stands here."""
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
         now, mark, train, learning_rate = time.monotonic_ns, backend.clock.mark, backend.step, backend.learning_rate
+        add = window.add
         checks_alone = self._agreement is None
         checks_loss = checks_alone and backend.immediate
         samples = backend.samples_per_step
@@ -131,7 +142,7 @@ class Driver:
             ready = now()
             start = mark()
             loss = train(batches)
-            kept = window.add(start, mark(), ready - before, loss)
+            kept = add(start, mark(), ready - before, loss)
             progress.global_steps += 1
             progress.step_in_epoch += 1
             progress.num_trained_samples += samples
@@ -240,22 +251,31 @@ class Driver:
             standing = Standing(
                 progress.global_steps, progress.epoch, progress.num_trained_samples, self._learning_rate
             )
-            closed = self._window.close(standing, (now - self._opened_ns) / 1e6)
+            closed = self._window.close(standing, now, (now - self._opened_ns) / 1e6)
             self._opened_ns = now
-            self._read_unread()
-            self._unread = closed
+            if not self._backend.immediate:
+                self._read_unread()
+            self._unread.append(closed)
+            if self._holds and not flush and now - self._read_ns < _HELD_NS:
+                return
         if flush or self._backend.immediate:
             self._read_unread()
 
     def _read_unread(self) -> None:
-        if self._unread is None:
-            return
-        window = self._window.read(self._unread)
-        self._unread = None
-        bad = self._account.take(window)
-        if self._nonfinite_step is None:
-            self._nonfinite_step = bad
-        self._log.event(Event.STEP_END, window)
+        """Write the windows that are closed and not written yet."""
+        self._read_ns = time.monotonic_ns()
+        closed, self._unread = self._unread, []
+        for one in closed:
+            window = self._window.read(one)
+            bad = self._account.take(window)
+            if self._nonfinite_step is None:
+                self._nonfinite_step = bad
+            self._log.event(Event.STEP_END, window, at_ns=one.closed_ns if self._backend.immediate else None)
+
+    def _read_held(self) -> None:
+        """Write the windows that were only held back for others to come."""
+        if self._holds:
+            self._read_unread()
 
     def _evaluate(self) -> End | None:
         """Evaluate and tell whether the target is met; the time it takes is no part of any window."""

@@ -21,8 +21,8 @@ _ENCODER: Final = json.JSONEncoder(allow_nan=False)
 class EventLog(Protocol):
     """Whom a rank tells what happens."""
 
-    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
-        """Take in one event."""
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
+        """Take in one event, which happened at ``at_ns`` of ``time.monotonic_ns``, or just now."""
         ...
 
 
@@ -34,27 +34,34 @@ class PerfLog:
         self.rank = rank
         self._descriptor = descriptor
 
-    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Write one line; NaN and infinity become null and are named under ``nonfinite``.
+
+        Args:
+            event: its name.
+            value: its fields.
+            at_ns: when it happened, as a reading of ``time.monotonic_ns``; None: now.
 
         Raises:
             RunError: the line could not be written (the disk is full, say).
         """
         caller = sys._getframe(1)
         fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
-        line = perflog_line(event, fields, _metadata(caller, self.rank))
+        line = perflog_line(event, fields, _metadata(caller, self.rank, at_ns))
         try:
             write_all(self._descriptor, line.encode() + b"\n")
         except OSError as error:
             raise RunError(f"rank {self.rank} cannot write its log: {error.strerror or error}") from error
 
 
-def _metadata(caller: FrameType, rank: int) -> dict[str, Any]:
+def _metadata(caller: FrameType, rank: int, at_ns: int | None) -> dict[str, Any]:
+    now_ns = time.monotonic_ns()
+    at_ns = now_ns if at_ns is None else at_ns
     return {
         "file": caller.f_code.co_filename.rpartition(os.sep)[2],
         "lineno": caller.f_lineno,
-        "time_ms": int(time.time() * 1000),
-        "mono_ms": round(time.monotonic() * 1000, 3),
+        "time_ms": int((time.time_ns() - now_ns + at_ns) / 1e6),
+        "mono_ms": round(at_ns / 1e6, 3),
         "rank": rank,
     }
 

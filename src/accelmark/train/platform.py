@@ -86,7 +86,7 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 def set_precision(precision: Precision, device: torch.device) -> Precision:
-    """Choose the numeric mode of fp32 matrix work, and return the precision that is really computed in.
+    """Choose the numeric mode of fp32 matrix work and how algorithms are chosen; return the precision computed in.
 
     fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
     computes fp32.
@@ -95,6 +95,8 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     reduced = precision == "tf32" and device.type != "cpu"
     torch.set_float32_matmul_precision("high" if reduced else "highest")
     torch.backends.cudnn.allow_tf32 = reduced
+    # Shapes do not change from step to step: the fastest algorithm of each convolution is worth finding once.
+    torch.backends.cudnn.benchmark = device.type != "cpu"
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
 
 

@@ -217,6 +217,8 @@ class PyTorchBackend:
             optimizer_class=type(optimizer).__name__,
             standard_optimizer_class=standard_class,
             optimizer_changes=changes,
+            train_samples=self._batches.num_samples,
+            eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(left, autocast, self._device),
             hooks={},
             library_versions=_library_versions(),

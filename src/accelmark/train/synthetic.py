@@ -9,6 +9,7 @@ import torch
 
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.case import Batch, TrainCase
+from accelmark.train.feed import mover
 
 _STEPS_IN_EPOCH: Final = 100
 """Where the settings bound neither steps nor samples, an epoch of made-up data has this many optimizer steps."""
@@ -16,12 +17,12 @@ _STEPS_IN_EPOCH: Final = 100
 
 @final
 class SyntheticBatches:
-    """One made-up batch that already is on the device, so that nothing but computation is timed."""
+    """One made-up batch, on the device and in its memory format already: nothing but computation is timed."""
 
     def __init__(self, case: TrainCase) -> None:
         settings = case.settings
         batch = case.synthetic_batch(settings.batch_size)
-        self._batch: Batch = {name: tensor.to(case.place.device) for name, tensor in batch.items()}
+        self._batch: Batch = mover(case.place.device, channels_last=settings.channels_last)(batch)
         self._num_batches = _epoch_steps(settings, case.place.world_size) * settings.gradient_accumulation_steps
         self._world_size = case.place.world_size
         self._batch_size = settings.batch_size

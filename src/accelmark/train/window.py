@@ -29,6 +29,8 @@ class ClosedWindow:
     standing: Standing
     marks: list[tuple[Any, Any]]
     data_wait_ns: list[int]
+    closed_ns: int
+    """Reading of the monotonic clock."""
     wall_ms: float
     losses: Callable[[], list[float]]
 
@@ -65,9 +67,10 @@ class Window:
         """Tell whether the last loss is NaN or infinite; only where the reader keeps floats."""
         return not math.isfinite(self._losses[-1])
 
-    def close(self, standing: Standing, wall_ms: float) -> ClosedWindow:
+    def close(self, standing: Standing, closed_ns: int, wall_ms: float) -> ClosedWindow:
         """Begin to bring the figures to the host, and start an empty window."""
-        closed = ClosedWindow(standing, self._marks, self._waits, wall_ms, self._reader.fetch(self._losses))
+        losses = self._reader.fetch(self._losses)
+        closed = ClosedWindow(standing, self._marks, self._waits, closed_ns, wall_ms, losses)
         self._marks, self._losses, self._waits = [], [], []
         return closed
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
+from accelmark.automl.counting import count
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import Journal, JournalError, Note, SessionEnded, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.thread_crew import ThreadCrew
+from accelmark.automl.search import family
 from accelmark.automl.summary import summarise
 from accelmark.automl.verify import verify_run
 from accelmark.report.automl import write_report
@@ -62,6 +64,10 @@ def test_a_search_runs_its_rounds_to_the_last_trial(finished: RunDirectory) -> N
     assert all(trials[number].hyperparameters.kernel in (3, 5) for number in (4, 5, 6))
     assert "carried" in {record.weights for record in trials.values()}
     assert {record.precision for record in trials.values()} == {"fp32"}
+    for record in trials.values():
+        network = finished.state().individuals[record.individual].network
+        assert record.flops_per_image == count(network, "accelmark").matrix
+        assert record.trained_images == 256 * record.epochs_planned
 
 
 def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished: RunDirectory, tmp_path: Path) -> None:
@@ -73,6 +79,10 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(finished
     told = verify_run(RunDirectory(tmp_path))
     assert told.verdict == "INVALID"
     assert "more images than its steps hold" in " ".join(told.reasons)
+    journal.write_text(
+        (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
+    )
+    assert "the driver trained 512" in " ".join(verify_run(RunDirectory(tmp_path)).reasons)
 
 
 def test_its_report_stands_alone_and_shows_every_network(finished: RunDirectory) -> None:
@@ -99,14 +109,16 @@ def test_texts_of_a_run_cannot_break_its_page(finished: RunDirectory, tmp_path: 
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_trials_that_diverge_are_recorded_and_skipped_after_their_attempts(tmp_path: Path) -> None:
+def test_trials_that_diverge_are_recorded_as_such_and_not_tried_again(tmp_path: Path) -> None:
     schedule = ScheduleConfig(concurrency=1, max_trials=2, round_epochs=(1,), max_attempts=2)
     wanted = config(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
     run = new_run(tmp_path, wanted)
     session(run, wanted)
     summary = summarise(run)
-    assert summary.trials == {"crashed": 2}
-    assert len(summary.failures) == 4
+    assert summary.trials == {"diverged": 2}
+    assert len(summary.failures) == 2
+    assert {record.attempt for record in run.state().attempts.values()} == {1}
+    assert list(run.weights.iterdir()) == []
     assert "no trial finished" in summary.judgement.reasons
     assert summary.final.score == 0
 
@@ -143,6 +155,28 @@ def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None
     session(run, wanted)
     trials = run.state().trials
     assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
+
+
+def test_only_weights_that_may_be_asked_for_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "BEST_PARENTS", 1)
+    monkeypatch.setattr(family, "LATEST_PARENTS", 1)
+    wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
+    run = new_run(tmp_path, wanted)
+    (run.weights).mkdir()
+    (run.weights / "7.part.npz").write_bytes(b"left by a kill")
+    held: list[int] = []
+    session(run, wanted, lambda state, scheduler: held.append(len(list(run.weights.glob("*.npz")))))
+    state = run.state()
+    trials = state.trials
+    parents = {one.parent for one in state.individuals if one.standing == "pending"}
+    kept = {int(path.stem) for path in run.weights.iterdir()}
+    assert kept == (parents | {one.id for one in state.family(wanted.seed).parents} | {state.best_individual}) - {None}
+    assert max(held) <= 6 < len(trials)
+    best = state.scoreboard().best_trial_at(state.clock_s)
+    assert best is not None
+    assert best.individual == state.best_individual in kept
+    had_weights = [record.parent is not None and trials[record.parent].ended_s for record in trials.values()]
+    assert [record.weights == "carried" for record in trials.values()][2:] == [bool(each) for each in had_weights][2:]
 
 
 def test_a_run_is_driven_by_one_coordinator_at_a_time(finished: RunDirectory) -> None:

@@ -154,3 +154,16 @@ def test_no_search_trains_the_seed_on() -> None:
     family = searched("none", 0, steps=3)
     assert [one.parent for one in family.individuals] == [None, 0, 1, 2]
     assert all(one.network == SEED for one in family.individuals)
+
+
+def test_a_walk_that_ends_at_networks_without_room_is_no_end_of_the_search() -> None:
+    seed = small((1, 8, 8), 2, filters=(4,), name="seed")
+    morph, grown = random_morph(seed, np.random.default_rng(0), kinds=["widen"])
+    limits = MorphLimits(max_forward_operations=count(grown, "accelmark").matrix_forward)
+    for number in range(12):
+        family = Family.started(seed, number)
+        family.observe(0, 0.2)
+        for value in (0.8, 0.9):
+            family.observe(family.add(grown, 0, (morph,)).id, value)
+        proposed = make_searcher("bayesian", kinds=("widen",), limits=limits).propose(family)
+        assert proposed.parent == 0

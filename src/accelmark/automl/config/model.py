@@ -143,7 +143,7 @@ class TrainingConfig(Spec):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     devices_per_trial: PositiveInt = 1
     stall: Duration = 600.0
     """A trial that shows no progress for so long has stalled."""
@@ -200,3 +200,14 @@ class AutomlConfig(Spec):
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
     rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
+
+    @model_validator(mode="after")
+    def _dealt_out_evenly(self) -> Self:
+        devices = self.training.devices_per_trial
+        for batch in (self.training.batch_size, *self.tuning.batch_size):
+            if batch % devices:
+                raise ValueError(
+                    f"a batch of {batch} cannot be dealt out evenly to the {devices} devices of a trial:"
+                    f" take {max(1, batch // devices) * devices} or {(batch // devices + 1) * devices}"
+                )
+        return self

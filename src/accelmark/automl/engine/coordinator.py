@@ -312,6 +312,7 @@ class Coordinator:
             device=result.device,
             host=result.host,
             ranks=result.ranks,
+            trained_images=result.trained_images,
             flops_per_image=result.flops_per_image,
             computing_s=result.computing_s,
             peak_memory_mib=result.peak_memory_mib,
@@ -348,7 +349,7 @@ class Coordinator:
             done = _with(done, predicted_accuracy=worth)
         self._write(Tried(trial=done))
         if self._tuner is not None:
-            self._tuner.tell(done.trial, worth)
+            self._tuner.tell(done.trial, worth, diverged=done.status == "diverged")
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if worth is not None:
             self._proposals.observe(done.individual, worth)
@@ -360,6 +361,8 @@ class Coordinator:
         self._working.pop(worker, None)
         self._orders.pop(worker, None)
         self._cut_asked.pop(worker, None)
+        best = self._state.best_individual
+        self._store.keep_only(self._proposals.needed() | (set() if best is None else {best}))
 
     def _cut(self, now: float) -> None:
         for worker in list(self._working):

@@ -28,6 +28,7 @@ class Proposals:
         )
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[Individual, float]] | None = None
+        self._offered: set[int] = set()
 
     def begin(self, seed_network: Network) -> None:
         """Put the seed network into the family as its first individual."""
@@ -41,6 +42,7 @@ class Proposals:
             if self._next is not None or scheduler.wanted() == 0:
                 return
             family = Family(seed=self.family.seed, individuals=list(self.family.individuals))
+            self._offered = {one.id for one in family.parents}
             self._next = self._pool.submit(self._timed, family)
             if not wait:
                 return
@@ -58,7 +60,17 @@ class Proposals:
             scheduler.exhausted = True
         else:
             self._adopt(one, self._searcher.name, seconds, scheduler)
-        self._next = None
+        self._next, self._offered = None, set()
+
+    def needed(self) -> set[int]:
+        """Return whose weights may still be asked for.
+
+        That are all that may be a parent, also of the network that is being worked out right now, and the parents of
+        all that are prepared or in training, whose trials may be tried again.
+        """
+        now = {one.id for one in self.family.parents}
+        waiting = {one.parent for one in self.family.pending if one.parent is not None}
+        return now | waiting | self._offered
 
     def hurry(self, scheduler: Scheduler) -> None:
         """Draw a network at once, at random, since a worker waits: an idle accelerator is worse than a guess."""

@@ -33,6 +33,10 @@ class RunState:
     clock_s: float = 0.0
     sessions: list[SessionBegan] = field(default_factory=list)
     ended: SessionEnded | None = None
+    best_individual: int | None = None
+    """Whose trial reached the best validation accuracy, of those that gave a result."""
+    _best: tuple[float, int] = (-1.0, 0)
+    _peaks: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @staticmethod
     def folded(events: Iterable[Event]) -> RunState:
@@ -61,8 +65,11 @@ class RunState:
             case Tried():
                 self.attempts[event.trial.trial, event.trial.attempt] = event.trial
                 self.clock_s = max(self.clock_s, event.trial.ended_s or event.trial.started_s)
+                self._compare(event.trial)
             case EpochDone():
                 self.epochs.append(event.epoch)
+                key = (event.epoch.trial, event.epoch.attempt)
+                self._peaks[key] = max(self._peaks.get(key, -1.0), event.epoch.validation_accuracy or -1.0)
                 self.clock_s = max(self.clock_s, event.epoch.ended_s)
             case Note():
                 self.notes.append(event)
@@ -71,6 +78,12 @@ class RunState:
             case SessionEnded():
                 self.ended = event
                 self.clock_s = max(self.clock_s, event.clock_s)
+
+    def _compare(self, record: TrialRecord) -> None:
+        if record.status in ("finished", "cut"):
+            reached = (self._peaks.pop((record.trial, record.attempt), -1.0), -record.trial)
+            if reached[0] >= 0 and reached > self._best:
+                self._best, self.best_individual = reached, record.individual
 
     @property
     def trials(self) -> dict[int, TrialRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ _KEPT: Final = 16
 
 
 class WeightStore:
-    """One .npz file an individual; the most recently used stay in memory."""
+    """One .npz file an individual, as long as it may be asked for; the most recently used stay in memory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory: Final = directory
@@ -40,6 +41,14 @@ class WeightStore:
         weights = read_weights(self._path(individual))
         self._keep(individual, weights)
         return weights
+
+    def keep_only(self, individuals: Collection[int]) -> None:
+        """Remove the weights of all others, and what a killed process left half written."""
+        for path in self._directory.glob("*.npz"):
+            if not path.stem.isdecimal() or int(path.stem) not in individuals:
+                path.unlink(missing_ok=True)
+        for one in [known for known in self._kept if known not in individuals]:
+            del self._kept[one]
 
     def _keep(self, individual: int, weights: dict[str, Array]) -> None:
         self._kept[individual] = weights

@@ -10,7 +10,7 @@ from accelmark.automl.search.family import Family, Individual, worth
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """Proposes a random morph of a random network that has a value."""
+    """Proposes a random morph of a random network that may have children."""
 
     kinds: tuple[MorphKind, ...] = MORPH_KINDS
     limits: MorphLimits = field(default_factory=MorphLimits)
@@ -19,7 +19,7 @@ class RandomSearch:
     def propose(self, family: Family) -> Individual:
         """Add the next network to the family and return it; raises MorphError when none is allowed."""
         generator = family.generator()
-        parents = list(family.observed) or family.individuals[:1]
+        parents = list(family.parents) or family.individuals[:1]
         while parents:
             parent = parents.pop(int(generator.integers(len(parents))))
             try:

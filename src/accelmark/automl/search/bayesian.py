@@ -18,8 +18,8 @@ from accelmark.automl.morphs import (
     MorphError,
     MorphKind,
     MorphLimits,
-    random_morph,
 )
+from accelmark.automl.search.baselines import RandomSearch
 from accelmark.automl.search.distance import Sketch, distances, sketch
 from accelmark.automl.search.family import Family, Individual, worth
 from accelmark.automl.search.gaussian import GaussianProcess, Vector
@@ -63,11 +63,13 @@ class BayesianSearch:
 
     def propose(self, family: Family) -> Individual:
         """Add the next network to the family and return it; raises MorphError when none is allowed."""
-        generator = family.generator()
+        at_random = RandomSearch(self.kinds, self.limits)
         if len(family.observed) < 2:
-            return _first_steps(family, generator, self.kinds, self.limits)
+            return at_random.propose(family)
         model, known = self._fit(family)
-        found = self._walk(family, model, known, generator)
+        found = self._walk(family, model, known, family.generator())
+        if found is None:
+            return at_random.propose(family)
         return family.add(found.network, found.parent, found.morphs)
 
     def _fit(self, family: Family) -> tuple[GaussianProcess, list[Individual]]:
@@ -85,7 +87,8 @@ class BayesianSearch:
 
     def _walk(
         self, family: Family, model: GaussianProcess, known: list[Individual], generator: np.random.Generator
-    ) -> _Point:
+    ) -> _Point | None:
+        """Return the best network that the walk came by; None when every one it stopped at has no room to grow."""
         sketches = [self._sketch(one) for one in known]
 
         def bound(distance: Vector) -> float:
@@ -94,7 +97,8 @@ class BayesianSearch:
 
         order = counter()
         queue: list[tuple[float, int, _Point]] = []
-        for one in (each for each in known if each.standing == "observed"):
+        parents = {one.id for one in family.parents}
+        for one in (each for each in known if each.id in parents):
             point = _Point(one.network, one.id, ())
             heapq.heappush(queue, (-bound(self._distances(one, known)), next(order), point))
         best: tuple[float, _Point] | None = None
@@ -117,9 +121,7 @@ class BayesianSearch:
                 highest = max(highest, reached)
                 if best is None or reached > best[0]:
                     best = (reached, grown)
-        if best is None:
-            raise MorphError("no network of the family allows a further morph")
-        return best[1]
+        return None if best is None else best[1]
 
     def _sketch(self, one: Individual) -> Sketch:
         known = self._sketches.get(one.id)
@@ -141,13 +143,3 @@ class BayesianSearch:
 
     def _matrix(self, chosen: list[Individual]) -> Vector:
         return np.array([self._distances(one, chosen) for one in chosen])
-
-
-def _first_steps(
-    family: Family, generator: np.random.Generator, kinds: tuple[MorphKind, ...], limits: MorphLimits
-) -> Individual:
-    """Propose a random morph of an observed network, or of the seed while nothing is known."""
-    parents = family.observed or family.individuals[:1]
-    parent = parents[int(generator.integers(len(parents)))]
-    morph, child = random_morph(parent.network, generator, kinds=kinds, limits=limits)
-    return family.add(child, parent.id, (morph,))

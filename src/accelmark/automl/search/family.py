@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +11,9 @@ from accelmark.automl.graph import Network
 from accelmark.automl.morphs import Morph
 
 Standing = Literal["pending", "observed", "lost"]
+
+BEST_PARENTS: Final = 16
+LATEST_PARENTS: Final = 20
 
 
 class Individual(BaseModel):
@@ -48,6 +51,14 @@ class Family(BaseModel):
     def observed(self) -> tuple[Individual, ...]:
         """Those whose value is known."""
         return tuple(one for one in self.individuals if one.standing == "observed")
+
+    @property
+    def parents(self) -> tuple[Individual, ...]:
+        """Those that may have children: the best few and the latest few observed; only their weights are kept."""
+        observed = self.observed
+        best = sorted(observed, key=lambda one: (worth(one), -one.id))[-BEST_PARENTS:]
+        chosen = {one.id for one in (*best, *observed[-LATEST_PARENTS:])}
+        return tuple(one for one in observed if one.id in chosen)
 
     @property
     def pending(self) -> tuple[Individual, ...]:

@@ -191,6 +191,7 @@ class _Trial:
             device=started.device_name if started is not None else None,
             host=platform.node(),
             ranks=self._seat.ranks.world_size,
+            trained_images=finished.num_trained_samples if finished is not None else None,
             flops_per_image=finished.flops_per_sample if finished is not None else None,
             computing_s=finished.pure_training_computing_time if finished is not None else None,
             peak_memory_mib=finished.peak_device_memory_mib if finished is not None else None,

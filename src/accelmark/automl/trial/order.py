@@ -78,6 +78,7 @@ class TrialResult(Record):
     device: str | None = None
     host: str | None = None
     ranks: int = 1
+    trained_images: int | None = None
     flops_per_image: float | None = None
     computing_s: float | None = None
     peak_memory_mib: float | None = None

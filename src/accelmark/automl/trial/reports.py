@@ -42,7 +42,7 @@ class TrialReports:
         self._steps = 0
         self._losses: list[float] = []
 
-    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Take in one event of the driver."""
         now = time.monotonic()
         if event == Event.TRAIN_START:

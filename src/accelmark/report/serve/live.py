@@ -35,13 +35,17 @@ class LiveRun:
 
 
 def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
-    """Return how far every unfinished run is; one that cannot be read says why."""
-    return [live_run(name, path) for name, path in unfinished.items()]
+    """Return how far every unfinished run is, those under way first; one that cannot be read says why."""
+    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
 
 
 def live_run(name: str, path: Path) -> LiveRun:
-    """Return how far a run is."""
+    """Return how far a run or a search is."""
+    from accelmark.results.search import is_search
     from accelmark.run import session
+
+    if is_search(path):
+        return _live_search(name, path)
 
     try:
         seen = session.standing(path)
@@ -68,5 +72,29 @@ def live_run(name: str, path: Path) -> LiveRun:
                 facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
         elif status.reason:
             facts.append(("why", status.reason))
-        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, tuple(facts)))
+        told = tuple(fact for fact in facts if fact[1] != NOTHING)
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, told))
     return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))
+
+
+def _live_search(name: str, path: Path) -> LiveRun:
+    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.summary import summarise
+
+    run = RunDirectory(path)
+    try:
+        seen, limits = summarise(run), run.config().schedule
+    except AccelmarkError as error:
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+    finished = seen.trials.get("finished", 0)
+    shares = [seen.duration_s / limits.max_duration] if limits.max_duration else []
+    shares += [finished / limits.max_trials] if limits.max_trials else []
+    facts = (
+        ("trials", f"{finished} finished of {seen.trials_started}"),
+        ("epochs", str(seen.epochs)),
+        ("score", quantity(seen.final.score, "op/s")),
+        ("held-out error", quantity(seen.final.error, "ratio")),
+        ("idle", percent(seen.utilisation.idle_share)),
+    )
+    job = LiveJob("search", seen.standing, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, seen.standing == "running", "", (job,))

@@ -15,11 +15,15 @@ from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
 from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.search import is_search
+from accelmark.results.store import LoadedRun
 from accelmark.results.table import HALF, Row
 from accelmark.spec.errors import RequestError
 
 Query = Mapping[str, Sequence[str]]
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
+_MOST_COLUMNS: Final = 4
+"""Figures that get a column each; more, as of unlike cases, stand in one column with their names."""
 HTML: Final = "text/html; charset=utf-8"
 
 
@@ -66,32 +70,38 @@ class Pages:
             rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
         rows = rows[::-1]
         heads, names = shown_columns(rows)
+        heads = heads[len(heads) - len(names) :]
         listed = [
-            (self._index.name_of(row), row, [figure_cell(row, name).partition(" ± ") for name in names]) for row in rows
+            (
+                self._index.name_of(row),
+                row,
+                [(head, *_halved(row, name)) for head, name in zip(heads, names, strict=True)],
+            )
+            for row in rows
         ]
         choices = [
             (title, name, sorted({str(row[name]) for row in seen.rows}), wanted.get(name, ""))
             for title, name in FILTERS
         ]
         page = fill(
-            "runs.html", served=True, title="Runs", heads=heads[-len(names) :] if names else [], rows=listed,
+            "runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MOST_COLUMNS else [], rows=listed,
             choices=choices, text=text, total=len(seen.rows), problems=seen.problems, live=live_runs(seen.unfinished),
             directory=self._index.directory.name,
         )  # fmt: skip
         return Reply(page)
 
     def live(self, query: Query) -> Reply:
-        """Return the part of the list that tells of runs in progress."""
-        seen = self._index.look()
-        return Reply(fill("live.html", live=live_runs(seen.unfinished)))
+        """Return the part of a page that tells of runs in progress: of one, or of all."""
+        unfinished = self._index.look().unfinished
+        wanted = query.get("run")
+        chosen = {name: path for name, path in unfinished.items() if not wanted or name in wanted}
+        return Reply(fill("live.html", live=live_runs(chosen)))
 
     def run(self, name: str) -> Reply:
         """Return the page of one run, or how far it is."""
         seen = self._index.look()
         if name in seen.runs:
-            from accelmark.report.page import render_page
-
-            return Reply(render_page(seen.runs[name]), inline=True)
+            return Reply(_page_of(seen.runs[name]), inline=True)
         if name in seen.unfinished:
             live = [live_run(name, seen.unfinished[name])]
             return Reply(fill("progress.html", served=True, title=name, name=name, live=live))
@@ -177,6 +187,25 @@ class Pages:
             if record.resolve().is_relative_to(path)
         ]
         return Reply(expose(recorders), CONTENT_TYPE)
+
+
+def _halved(row: Row, name: FigureName) -> tuple[str, str]:
+    """Return a figure and half its interval, empty where it has none."""
+    value, _, half = figure_cell(row, name).partition(" ± ")
+    return value, half
+
+
+def _page_of(run: LoadedRun) -> str:
+    """Return the page of a run or of a search, made from its records."""
+    if not is_search(run.path):
+        from accelmark.report.page import render_page
+
+        return render_page(run)
+    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.report.automl.view import search_view
+    from accelmark.report.automl.write import render_search
+
+    return render_search(search_view(RunDirectory(run.path)))
 
 
 def _subjects(seen: Seen) -> dict[str, list[Row]]:

@@ -164,9 +164,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", "Bearer")
         if reply.status == 405:
             self.send_header("Allow", "GET, HEAD")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        try:
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+        except ConnectionError:  # whoever asked has gone
+            self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
         """Log nothing: addresses and headers of requests are nobody's business, and hold the token."""

@@ -17,7 +17,7 @@ _MOST_PARAMETERS: Final = 100
 """What one request to an MLflow server may hold."""
 _LONGEST_PARAMETER: Final = 6000
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
-_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json")
+_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:

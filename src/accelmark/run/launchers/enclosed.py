@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
-from accelmark.run.environment import rank_command
+from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
-from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files, python_inside
 from accelmark.run.launchers.step import Step, StepLink, source_directory, tell_here
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import have_image
@@ -44,14 +44,28 @@ class EnclosedLauncher:
         )
 
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that make the image, start the container, and start the ranks in it."""
+        """Return the commands that see to the image, start the container, and start recorder and ranks in it."""
         enclosure = enclosure_here(self._plan, work)
-        images = [enclosure.recipe.make] if enclosure.recipe is not None and enclosure.recipe.make else []
         return [
-            *images,
+            *enclosure.having_image(),
             enclosure.sandbox.command("python3", agent_here(self._run, work)),
-            rank_command(work.task, self._plan.cluster.container.python if self._plan.cluster.container else "python3"),
+            *agent_commands(work.task, work.node_dir, python_inside(self._plan)),
         ]
+
+    python = sys.executable
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where this AccelMark is."""
+        return {"PYTHONPATH": str(source_directory())}
+
+    def first(self) -> list[list[str]]:
+        """Return nothing: this machine is there."""
+        return []
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command as it is."""
+        return list(argv)
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: containers are on the host's network."""
@@ -63,9 +77,8 @@ class EnclosedLauncher:
 
     async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
         """Return this machine."""
-        variables = {"PYTHONPATH": str(source_directory())}
         return [
-            HerePlace(host, "127.0.0.1", sys.executable, str(self._run), variables, self._enclosed) for host in hosts
+            HerePlace(host, "127.0.0.1", self.python, str(self._run), self.variables, self._enclosed) for host in hosts
         ]
 
     def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:

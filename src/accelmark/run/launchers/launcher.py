@@ -80,8 +80,29 @@ class Launcher(Protocol):
         """Return the link for a job's part on one host; nothing is started yet."""
         ...
 
+    @property
+    def python(self) -> str:
+        """The hosts' own Python."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What makes that Python find AccelMark, once it is there."""
+        ...
+
+    def first(self) -> list[list[str]]:
+        """Return the commands that would be run here before any host is reached."""
+        ...
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command of this machine that runs ``argv`` on a host."""
+        ...
+
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that would be run for ``work``, each as its arguments."""
+        """Return the commands that would be run for ``work`` in their order, each as its arguments.
+
+        Those that the agent starts come last, as they are on the host.
+        """
         ...
 
     def master_address(self, host: HostSpec) -> str:

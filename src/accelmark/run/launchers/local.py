@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.run.environment import rank_command
+from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.lastword import kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
@@ -41,8 +41,23 @@ class LocalLauncher:
         return LocalLink(work)
 
     def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the command that starts the agent, and the one that the agent starts."""
-        return [agent_command(work), rank_command(work.task)]
+        """Return the command that starts the agent, and those that the agent starts."""
+        return [agent_command(work), *agent_commands(work.task, work.node_dir)]
+
+    python = sys.executable
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where this AccelMark is."""
+        return {"PYTHONPATH": str(source_directory())}
+
+    def first(self) -> list[list[str]]:
+        """Return nothing: this machine is there."""
+        return []
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command as it is."""
+        return list(argv)
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address: all ranks are here."""
@@ -54,8 +69,7 @@ class LocalLauncher:
 
     async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
         """Return this machine."""
-        variables = {"PYTHONPATH": str(source_directory())}
-        return [HerePlace(host, "127.0.0.1", sys.executable, str(self._run), variables, _as_it_is) for host in hosts]
+        return [HerePlace(host, "127.0.0.1", self.python, str(self._run), self.variables, _as_it_is) for host in hosts]
 
     async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
         """Do nothing: agents of this machine are never out of reach."""

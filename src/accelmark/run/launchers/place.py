@@ -61,6 +61,14 @@ class Place(Protocol):
         """A file of this machine that has to be seen there at the same path; None where nothing is shared."""
         ...
 
+    async def reach(self) -> None:
+        """Connect to it.
+
+        Raises:
+            HostError: it is out of reach, refuses, or is not who it was.
+        """
+        ...
+
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> Done:
         """Run a command there and return what it came to, also where it failed.
 
@@ -105,6 +113,9 @@ class HerePlace:
     """What runs a command on the host."""
     shown: Path | None = None
     lock: str | None = None
+
+    async def reach(self) -> None:
+        """Do nothing: each command is started anew."""
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> Done:
         """Run a command there and return what it came to."""

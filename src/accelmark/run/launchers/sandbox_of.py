@@ -23,6 +23,11 @@ class Enclosure:
     sandbox: Sandbox
     recipe: ImageRecipe | None = None
 
+    def having_image(self) -> list[list[str]]:
+        """Return the commands that see to it that the image is there: whether it is, and what makes it where not."""
+        recipe = self.recipe
+        return [] if recipe is None else [recipe.present, *([recipe.make] if recipe.make else [])]
+
 
 def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:
     """Return what a job runs in.
@@ -57,6 +62,11 @@ def refuse_missing_images(plan: Plan) -> None:
     """
     for planned in plan.jobs:
         recipe_of(plan, planned.job)
+
+
+def python_inside(plan: Plan) -> str:
+    """Return the Python that ranks run with: the container's, else the hosts'."""
+    return plan.cluster.container.python if plan.cluster.container is not None else plan.cluster.python
 
 
 def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:

@@ -15,12 +15,12 @@ from typing import Final, final
 from accelmark.plan.plan import Plan
 from accelmark.results.files import write_atomic
 from accelmark.run.directory import PLAN_FILE
-from accelmark.run.environment import rank_command
+from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.enclosed import agent_here, command_here, enclosure_here, make_image
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
+from accelmark.run.launchers.sandbox_of import python_inside
 from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
-from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
@@ -64,8 +64,9 @@ class SlurmLauncher:
 
         return StepLink(work, Step(argv, ready, clean_up))
 
-    def _srun(self, host: HostSpec) -> list[str]:
-        allocation = [f"--jobid={self._job_id}"] if self._job_id else []
+    def _srun(self, host: HostSpec, job_id: str | None = None) -> list[str]:
+        job_id = job_id or self._job_id
+        allocation = [f"--jobid={job_id}"] if job_id else []
         node = ["--nodes=1", "--ntasks=1", f"--nodelist={host.address}", "--overlap", "--export=ALL"]
         return ["srun", *allocation, *node, "--kill-on-bad-exit=0"]
 
@@ -80,26 +81,46 @@ class SlurmLauncher:
                 return
             if not self._is_own:
                 raise RunError(f"the allocation {self._job_id} has ended")
-            hosts = self._plan.cluster.hosts
-            nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
-            name = f"--job-name=accelmark-{self._plan.name}"
-            code, said = await run_here(["salloc", "--no-shell", name, *nodes, *self._plan.cluster.slurm_options])
-            job_id = await _newest(name)
+            code, said = await run_here(self._salloc())
+            job_id = await _newest(self._job_name)
             if code != 0 or job_id is None or not await _lives(job_id):
                 raise RunError(f"Slurm gives no allocation: {said}")
             self._job_id = job_id
             write_atomic(self._run / ALLOCATION_FILE, job_id)
 
-    def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that start the agent's step and the ranks in it."""
-        enclosure = enclosure_here(self._plan, work)
-        start = [*self._srun(work.host), *enclosure.sandbox.command(self._plan.cluster.python, self._agent(work))]
-        salloc = ["salloc", "--no-shell", f"--nodes={len(self._plan.cluster.hosts)}"]
-        first = [] if self._job_id or work.task.noderank else [[*salloc, *self._plan.cluster.slurm_options]]
-        return [*first, start, rank_command(work.task)]
+    @property
+    def _job_name(self) -> str:
+        return f"accelmark-{self._plan.name}"
 
-    def _agent(self, work: NodeWork) -> Inside:
-        return agent_here(self._run, work)
+    def _salloc(self) -> list[str]:
+        hosts = self._plan.cluster.hosts
+        nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
+        return ["salloc", "--no-shell", f"--job-name={self._job_name}", *nodes, *self._plan.cluster.slurm_options]
+
+    @property
+    def python(self) -> str:
+        """The Python of the cluster file."""
+        return self._plan.cluster.python
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where this AccelMark is, which all nodes see."""
+        return {"PYTHONPATH": str(source_directory())}
+
+    def first(self) -> list[list[str]]:
+        """Return the request for an allocation, where there is none."""
+        return [] if self._job_id is not None else [self._salloc()]
+
+    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command as a step on one node; ``JOBID`` stands for an allocation that is not there yet."""
+        return [*self._srun(host, self._job_id or "JOBID"), *argv]
+
+    def describe(self, work: NodeWork) -> list[list[str]]:
+        """Return the steps that see to the image and start the agent, and what the agent starts."""
+        enclosure = enclosure_here(self._plan, work)
+        steps = [*enclosure.having_image(), enclosure.sandbox.command(self.python, agent_here(self._run, work))]
+        inside = agent_commands(work.task, work.node_dir, python_inside(self._plan))
+        return [*(self.on(work.host, step) for step in steps), *inside]
 
     def master_address(self, host: HostSpec) -> str:
         """Return the address that Slurm has for the node."""
@@ -129,7 +150,7 @@ class SlurmLauncher:
                 self.master_address(host),
                 self._plan.cluster.python,
                 str(self._run),
-                {"PYTHONPATH": str(source_directory())},
+                self.variables,
                 self._enclosed,
                 prefix=tuple(self._srun(host)),
                 shown=self._run / PLAN_FILE,
@@ -157,6 +178,5 @@ async def _lives(job_id: str) -> bool:
 
 
 async def _newest(name: str) -> str | None:
-    wanted = name.removeprefix("--job-name=")
-    code, said = await run_here(["squeue", "--noheader", "--me", f"--name={wanted}", "--sort=i", "--format=%i"])
+    code, said = await run_here(["squeue", "--noheader", "--me", f"--name={name}", "--sort=i", "--format=%i"])
     return said.strip() if code == 0 and said.strip().isdigit() else None

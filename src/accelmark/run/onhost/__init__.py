@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 Program = Literal["probe", "receive", "follow", "port", "clear"]
 
@@ -27,6 +28,20 @@ def source(program: Program) -> str:
 def command(python: str, program: Program, *arguments: str) -> list[str]:
     """Return the arguments that run a program of this package on a host; nothing of it has to be there."""
     return [python, "-I", "-S", "-c", source(program), *arguments]
+
+
+def abridged(argv: list[str]) -> list[str]:
+    """Return a command for people: the text of a program of this package as the program's name, also where quoted."""
+    texts = {START: "<accelmark/run/onhost: START>"}
+    texts |= {source(name): f"<accelmark/run/onhost/{name}.py>" for name in get_args(Program)}
+    known = {shape: short for text, short in texts.items() for shape in (shlex.quote(text), text)}
+    shown = []
+    for argument in argv:
+        for text, short in known.items():
+            if text in argument:
+                argument = argument.replace(text, short)
+        shown.append(argument)
+    return shown
 
 
 def start_command(node_dir: str, argv: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ from accelmark.spec.cluster import HostSpec
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """What the node agent imports beyond AccelMark and the standard library."""
-_REACH_TIMEOUT_S: Final = 4.0
+REACH_TIMEOUT_S: Final = 4.0
 _LISTEN_TIMEOUT_S: Final = 20.0
 
 
@@ -82,7 +82,7 @@ class Preflight:
     async def _look(self, place: Place) -> list[HostProblem]:
         name = place.host.name
         try:
-            await place.run(["true"])  # connects, so that the clocks below are read without delay
+            await place.reach()  # so that the clocks below are read without its delay
             begun = time.time()
             done = await place.run(command(place.python, "probe"), json.dumps(self._request(place)).encode() + b"\n")
             ended = time.time()
@@ -167,7 +167,7 @@ class Preflight:
             await listener.close()
 
     async def _try(self, other: Place, master: Place, port: str, token: str) -> HostProblem | None:
-        argv = command(other.python, "port", "reach", master.address, port, token, f"{_REACH_TIMEOUT_S:g}")
+        argv = command(other.python, "port", "reach", master.address, port, token, f"{REACH_TIMEOUT_S:g}")
         try:
             done = await other.run(argv)
             answer = json.loads(done.out or b"{}")

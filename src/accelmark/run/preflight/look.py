@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,9 +16,20 @@ from accelmark.run.launchers.sandbox_of import recipe_of
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem
 from accelmark.spec.catalog import load_vendor
 
-_MODULE: Final = "accelmark.run.preflight.devices"
+MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
+
+
+def has_devices(vendor: str) -> bool:
+    """Tell whether a vendor's devices can be looked at: a CPU is always there, and never idle."""
+    detect = load_vendor(vendor).telemetry.get("detect") or {}
+    return bool(detect) and not (isinstance(detect, dict) and detect.get("always"))
+
+
+def look_command(variables: Mapping[str, str], python: str, vendor: str) -> list[str]:
+    """Return the command that prints a vendor's devices on a host."""
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), python, "-m", MODULE, vendor]
 
 
 async def look_at_devices(
@@ -32,12 +44,10 @@ async def look_at_devices(
         HostError: the host was lost.
     """
     plan, name = directory.plan, place.host.name
-    detect = load_vendor(plan.vendor).telemetry.get("detect") or {}
-    if not detect or (isinstance(detect, dict) and detect.get("always")):
+    if not has_devices(plan.vendor):
         return None
     if not facts.lacking_modules:
-        variables = [f"{key}={value}" for key, value in (await place.code()).items()]
-        done = await place.run(["env", *variables, place.python, "-m", _MODULE, plan.vendor])
+        done = await place.run(look_command(await place.code(), place.python, plan.vendor))
     else:
         recipe = recipe_of(plan, job.job)
         if recipe is None or (await place.run(recipe.present)).code != 0:
@@ -47,7 +57,7 @@ async def look_at_devices(
         await place.code()
         works = node_works(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
         work = next(work for work in works if work.host.name == name)
-        done = await place.run(place.enclosed(work, _MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
+        done = await place.run(place.enclosed(work, MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
     if done.code != 0:
         return HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.said}")
     try:

@@ -151,6 +151,15 @@ class SshHost:
             self.drop()
             raise UnreachableError(self.name, f"the connection was lost ({error})") from error
 
+    def as_openssh(self, argv: Sequence[str]) -> list[str]:
+        """Return the command of openssh's client that does what :meth:`run` does."""
+        key, known, user = self.host.key or self._cluster.key, self._cluster.known_hosts, self.host.user
+        user = user or self._cluster.user
+        options = ["-p", str(self._cluster.port_of(self.host))]
+        options += ["-i", str(key.expanduser())] if key is not None else []
+        options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
+        return ["ssh", *options, f"{user}@{self.host.address}" if user else self.host.address, shlex.join(argv)]
+
     def drop(self) -> None:
         """Forget the connection; the next command makes another."""
         if self._connection is not None:

@@ -13,14 +13,18 @@ from accelmark.run.onhost import command
 from accelmark.run.ssh.connection import HostError, SshHost, UnreachableError, library
 
 
+def delivery(python: str, wheel: Wheel, code: PurePosixPath) -> list[str]:
+    """Return the command that receives a wheel on a host."""
+    return command(python, "receive", "wheel", str(code), wheel.sha256, str(len(wheel.content)))
+
+
 async def deliver(host: SshHost, python: str, wheel: Wheel, code: PurePosixPath) -> bool:
     """Unpack the wheel at ``code`` on a host that has not got it; returns whether it had to be sent.
 
     Raises:
         HostError: it cannot be had there; the reason is named.
     """
-    size = len(wheel.content)
-    process = await host.open(command(python, "receive", "wheel", str(code), wheel.sha256, str(size)))
+    process = await host.open(delivery(python, wheel, code))
     try:
         answer = (await process.stdout.readline()).strip()
         if answer == b"send":

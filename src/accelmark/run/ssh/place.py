@@ -52,6 +52,10 @@ class SshPlace:
         """What a job locks there."""
         return str(self.layout.lock(self.host))
 
+    async def reach(self) -> None:
+        """Connect, where that has not been done yet."""
+        await self.connection.connect()
+
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> Done:
         """Run a command there and return what it came to."""
         return await self.connection.run(argv, stdin, timeout_s)

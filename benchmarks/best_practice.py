@@ -1,0 +1,203 @@
+"""Which settings train the quick cases fastest on this machine, and whether the fastest still reach the target.
+
+Run ``python benchmarks/best_practice.py`` (``--cases``). Every candidate changes a few settings of a case
+and trains real data through the real plan and driver, a process each, the default twice; its step is the median over
+the windows of the last two thirds. ``--gate NAME...`` then trains candidates to the end under two seeds: time and
+metric against the case's target. Results go to ``results/best_practice.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from accelmark.plan.build import Detected, build_plan
+from accelmark.plan.plan import Plan
+from accelmark.results.rank_log import Attempt, read_rank_log
+from accelmark.run.data import data_dirs
+from accelmark.spec.catalog import load_case, load_vendor
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.telemetry.sysinfo import cpu_model
+
+RESULTS: Final = Path(__file__).parent / "results" / "best_practice.json"
+WARM: Final = 1 / 3
+PLAIN: Final = "default, glibc's own allocation"
+"""Without the variables that the vendor `cpu` starts ranks with."""
+TRIED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "default": {},
+    PLAIN: {},
+    "fp32": {"precision": "fp32"},
+    "compiled": {"compile": "default"},
+    "2 threads": {"threads": 2},
+    "2 threads, compiled": {"threads": 2, "compile": "default"},
+}
+IMAGES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "channels first": {"channels_last": False},
+    "2 loader workers": {"loader.num_workers": 2},
+}
+STEPS: Final = {"resnet_mini": 180, "llama_mini": 16, "minilm_finetune": 10}
+"""Steps of a speed run: some five seconds."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One candidate of one case."""
+
+    case: str
+    candidate: str
+    settings: dict[str, Any]
+    step_ms: float
+    against_default: float
+    """Its step over the default's."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One training to the end."""
+
+    case: str
+    candidate: str
+    seed: int
+    seconds: float
+    """Raw training time, evaluation and compilation included."""
+    metric: float
+    target: float
+    reached: bool
+
+
+def plan_of(case: str, settings: Mapping[str, Any]) -> Plan:
+    """Plan one candidate, open since the speed runs are cut short."""
+    request = RunSpec(name="best", open=True, cases=(CaseRequest(key=case, settings=dict(settings)),))
+    return build_plan(
+        request,
+        cluster=ClusterSpec(),
+        detected=Detected("cpu", "CPU", None, 1),
+        data_dirs=data_dirs,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        where="benchmarks/best_practice.py",
+    )
+
+
+def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, str]) -> Attempt:
+    """Train in a process of its own and return what its log tells."""
+    settings = {"threads": 1, **settings}
+    job = plan_of(case, settings).jobs[0].job
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        job = job.model_copy(update={"checkpoint_dir": directory / "checkpoints"})
+        (directory / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+        whole = {
+            **os.environ,
+            **environment,
+            "ACCELMARK_NODE_DIR": name,
+            "OMP_NUM_THREADS": str(settings["threads"]),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        command = [sys.executable, "-m", "accelmark.train", str(directory / "job.json")]
+        ended = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
+        log = directory / "rank0.out.log"
+        if ended.returncode:
+            raise RuntimeError(f"{case} with {dict(settings)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
+        return read_rank_log(log, 0).attempts[-1]
+
+
+def late_windows_ms(attempt: Attempt) -> list[float]:
+    """Return the time of a step in each window once a third of them (tuning, compiling) is over."""
+    steps = [wall / length for wall, length in zip(attempt.window_wall_ms, attempt.window_lengths, strict=True)]
+    return steps[max(1, round(len(steps) * WARM)) :]
+
+
+def speeds(case: str) -> list[Speed]:
+    """Time all candidates of a case, the default first and last."""
+    spec = load_case(case)
+    if spec.train is None:
+        raise ValueError(f"{case} has no training side")
+    tried = {**TRIED, **(IMAGES if spec.train.settings.get("channels_last") else {})}
+    steps = STEPS[case]
+    windows = max(1, steps // (15 if steps > 50 else 8))
+    common = {"end.max_steps": steps, "end.max_epochs": None, "log_every_steps": windows, "evaluate.max_batches": 1}
+    times: dict[str, list[float]] = {name: [] for name in tried}
+    for name in (*tried, "default"):
+        environment = {} if name == PLAIN else load_vendor("cpu").environment
+        attempt = train(case, {**common, **tried[name]}, environment=environment)
+        times[name] += late_windows_ms(attempt)
+        print(f"  {case}, {name}: {statistics.median(times[name]):.2f} ms", file=sys.stderr, flush=True)
+    step = {name: statistics.median(found) for name, found in times.items()}
+    return [
+        Speed(case, name, dict(tried[name]), round(step[name], 3), round(step[name] / step["default"], 4))
+        for name in sorted(step, key=lambda name: step[name])
+    ]
+
+
+def held(case: str, candidate: str, settings: Mapping[str, Any], seed: int) -> Held:
+    """Train a candidate to its end."""
+    spec = load_case(case)
+    if spec.train is None or spec.train.target is None:
+        raise ValueError(f"{case} has no target")
+    attempt = train(case, {**settings, "seed": seed}, environment=load_vendor("cpu").environment)
+    target = spec.train.target
+    metric = attempt.evaluations[-1][1].metrics[target.metric]
+    if metric is None:
+        raise ValueError(f"{case} with {candidate} ended without a finite {target.metric}")
+    return Held(
+        case, candidate, seed, round(attempt.train_ms / 1000, 1), round(metric, 4), target.value, target.reached(metric)
+    )
+
+
+def main() -> None:
+    """Measure, print a table in Markdown, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--gate", nargs="*", help="train these candidates to the end and nothing else")
+    options = parser.parse_args()
+    found: list[Speed] = []
+    ends: list[Held] = []
+    for case in options.cases:
+        if options.gate is not None:
+            tried = {**TRIED, **IMAGES}
+            ends += [held(case, name, tried[name], seed) for name in options.gate for seed in (1, 3)]
+        else:
+            found += speeds(case)
+    print("| Case | Settings | Step, ms | Against the default |\n|---|---|---:|---:|")
+    for one in found:
+        print(f"| {one.case} | {one.candidate} | {one.step_ms:.2f} | {one.against_default - 1:+.1%} |")
+    for end in ends:
+        print(f"{end.case}, {end.candidate}, seed {end.seed}: {end.metric} in {end.seconds} s, reached: {end.reached}")
+    write(found, ends)
+
+
+def write(found: list[Speed], ends: list[Held]) -> None:
+    """Write what was found, keeping what stands there of other cases and candidates."""
+    record: dict[str, Any] = {"speeds": [], "held": []}
+    if RESULTS.exists():
+        record = json.loads(RESULTS.read_text(encoding="utf-8"))
+    cases = {one.case for one in found}
+    ended = {(one.case, one.candidate) for one in ends}
+    record["machine"] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+    }
+    record["speeds"] = [old for old in record["speeds"] if old["case"] not in cases] + [asdict(one) for one in found]
+    record["held"] = [old for old in record["held"] if (old["case"], old["candidate"]) not in ended]
+    record["held"] += [asdict(one) for one in ends]
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

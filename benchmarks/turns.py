@@ -1,0 +1,139 @@
+"""Training loops that take turns in one process, a few steps each, so that whatever the machine does falls on all.
+
+A loop is any function that trains from an iterator of batches. Each runs in a greenlet and gives control back wherever
+it asks for a batch, so that what is timed is all that a loop does from one batch to the next, and all loops may share
+one model, one optimizer and one batch, at the same addresses.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, final
+
+import greenlet
+
+RESAMPLES: Final = 4000
+TRIMMED: Final = 0.25
+"""Share of the differences left out at either end: those of turns that the machine disturbed."""
+SELDOM: Final = 4
+"""Loops beyond the first two take part in every so-manyth round: their cost is large and needs fewer turns."""
+
+Train = Callable[[Iterator[Any]], object]
+"""Trains as long as the iterator yields."""
+
+
+@final
+@dataclass(slots=True)
+class Steps:
+    """What each turn of one loop took a step, in microseconds, by the number of the round."""
+
+    cpu_us: dict[int, float] = field(default_factory=dict)
+    """Processor time of this process: leaves out what others took."""
+    wall_us: dict[int, float] = field(default_factory=dict)
+
+
+class Turns:
+    """Lets loops take turns.
+
+    Args:
+        loops: by name; the first is what the others are held against.
+        batch: what every step of every loop trains on.
+    """
+
+    def __init__(self, loops: dict[str, Train], batch: object) -> None:
+        self._batch = batch
+        self._hub = greenlet.getcurrent()
+        self._loops = {name: greenlet.greenlet(self._runner(train)) for name, train in loops.items()}
+        for loop in self._loops.values():
+            loop.switch()
+
+    def _runner(self, train: Train) -> Callable[[], None]:
+        def run() -> None:
+            train(self._batches())
+
+        return run
+
+    def _batches(self) -> Iterator[Any]:
+        switch, batch = self._hub.switch, self._batch
+        while True:
+            switch()
+            yield batch
+
+    def run(self, name: str, num_steps: int) -> None:
+        """Let one loop train a number of steps.
+
+        Raises:
+            RuntimeError: the loop ended by itself.
+        """
+        switch = self._loops[name].switch
+        for _ in range(num_steps):
+            switch()
+        if self._loops[name].dead:
+            raise RuntimeError(f"the loop {name!r} ended although there were batches left")
+
+    def measure(self, seconds: float, num_steps: int, num_settling: int) -> dict[str, Steps]:
+        """Let all loops take turns of ``num_steps`` steps, in a new order each time.
+
+        The first ``num_settling`` steps of a turn are left out: caches still hold what the loop before left in them.
+        """
+        found = {name: Steps() for name in self._loops}
+        shuffle = random.Random(1).shuffle
+        end = time.monotonic() + seconds
+        for number in count():
+            if time.monotonic() >= end:
+                break
+            order = list(self._loops)[: None if number % SELDOM == 0 else 2]
+            shuffle(order)
+            for name in order:
+                self.run(name, num_settling)
+                cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+                self.run(name, num_steps)
+                found[name].wall_us[number] = (time.perf_counter_ns() - wall) / num_steps / 1e3
+                found[name].cpu_us[number] = (time.process_time_ns() - cpu) / num_steps / 1e3
+        return found
+
+    def close(self) -> None:
+        """End all loops where they wait for a batch."""
+        for loop in self._loops.values():
+            loop.throw()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a loop costs more than the bare one, a step; the intervals hold 95 %, by resampling the turns."""
+
+    step_us: float
+    """Median."""
+    extra_us: float
+    """Mean of the middle half of the differences between turns of one round."""
+    extra_us_interval: tuple[float, float]
+    relative: float
+    relative_interval: tuple[float, float]
+
+    @classmethod
+    def of(cls, bare_us: Mapping[int, float], loop_us: Mapping[int, float]) -> Cost:
+        """Compare the turns of each round."""
+        differences = [other - bare_us[number] for number, other in loop_us.items()]
+        draw = random.Random(1)
+        means = sorted(trimmed_mean(draw.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
+        low, middle, high = means[RESAMPLES // 40], trimmed_mean(differences), means[-RESAMPLES // 40]
+        bare = statistics.median(bare_us.values())
+        return cls(
+            step_us=round(statistics.median(loop_us.values()), 2),
+            extra_us=round(middle, 2),
+            extra_us_interval=(round(low, 2), round(high, 2)),
+            relative=round(middle / bare, 6),
+            relative_interval=(round(low / bare, 6), round(high / bare, 6)),
+        )
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean of the middle half."""
+    cut = int(len(values) * TRIMMED)
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])

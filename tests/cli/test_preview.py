@@ -1,0 +1,149 @@
+"""``--dry-run``: what is shown for each launcher is what would be run, and nothing is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accelmark.run.assign import job_on_hosts, node_works
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.processes import descendants
+from tests.cli.test_main import accelmark
+from tests.run.fakes import make_plan, wait_for
+from tests.run.test_session import agent_of, done, drive, stepping
+
+TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_ports": [2222]}]
+
+
+def dry_run(
+    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, **environment: str
+) -> dict[str, Any]:
+    """Return what a dry run shows, with no program on the PATH that it could start."""
+    request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run"
+    arguments = ("run", str(tmp_path / "file.yaml"), "--out", str(run), "--dry-run", "--set", "loader.synthetic=true")
+    ended = accelmark(*arguments, "--json", PATH=str(tmp_path / "nothing"), **environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not run.exists()
+    shown: dict[str, Any] = json.loads(ended.stdout)
+    plain = accelmark(*arguments, PATH=str(tmp_path / "nothing"), **environment)
+    assert all("import " not in line for line in plain.stdout.splitlines()), "programs are shown by name"
+    return shown
+
+
+def briefly(commands: list[list[str]]) -> list[str]:
+    """Return what each command is about: the program or module, inside whatever carries it there."""
+    found = []
+    for command in commands:
+        words = " ".join(command)
+        known = (
+            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
+            "accelmark.telemetry.record", "accelmark.train.launch", "accelmark.run.preflight.devices",
+        )  # fmt: skip
+        texts = {"Looks around": "probe", "Tries ports": "port", "Makes room": "clear", "Sends the files": "follow"}
+        names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
+        found.append(names[0] if names else "receive" if "receive" in words or "Takes" in words else words)
+    return found
+
+
+def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path, tmp_path: Path) -> None:
+    shown = dry_run(plugins, tmp_path, {}, "toy:pytorch:X1:1:2")
+    (commands,) = shown["commands"].values()
+    assert briefly(shown["preflight"]["localhost"]) == ["probe"]
+    assert briefly(commands["localhost"]) == [
+        "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.train.launch",
+    ]  # fmt: skip
+    assert commands["localhost"][-1][-6:] == ["--nproc", "2", "--nnodes", "1", "--node-rank", "0"]
+
+
+def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
+    cluster: dict[str, object] = {"launcher": "ssh", "hosts": TWO, "user": "bench", "ssh_port": 2200, "key": "/k e/y"}
+    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1")
+    assert briefly(shown["preflight"]["h1"]) == ["probe", "port"]
+    assert shown["preflight"]["h2"][1][-1].endswith(" reach h1 29501 TOKEN 4")
+    (commands,) = shown["commands"].values()
+    for noderank, host in enumerate(("h1", "h2")):
+        lines = commands[host]
+        assert briefly(lines) == [
+            "receive", "clear", "receive", "accelmark.run.agent", "follow",
+            "accelmark.telemetry.record", "accelmark.train.launch",
+        ]  # fmt: skip
+        for line in lines[:5]:
+            assert line[:-1] == ["ssh", "-p", "2200", "-i", "/k e/y", f"bench@{host}"]
+        ranks = lines[-1]
+        assert f"--node-rank {noderank} --rdzv-endpoint h1:29501" in " ".join(ranks)
+        (config,) = [word.partition("=")[2] for word in ranks if word.startswith("TF_CONFIG=")]
+        assert json.loads(config)["task"] == {"type": "worker", "index": noderank}
+
+
+def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:
+    recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
+    recipe.mkdir(parents=True)
+    (recipe / "Dockerfile").write_text("FROM scratch\n")
+    container: dict[str, object] = {"engine": "podman", "shm_size": "1g", "python": "/opt/python"}
+    shown = dry_run(plugins, tmp_path, {"container": container}, "toy:pytorch:X1:1:2")
+    (commands,) = shown["commands"].values()
+    lines = commands["localhost"]
+    assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
+    assert "accelmark.run.agent" in lines[2]
+    assert lines[2][lines[2].index("--shm-size") + 1] == "1g"
+    assert lines[-1][0] == "/opt/python"
+    over_ssh = {"launcher": "ssh", "hosts": [{"address": "h1"}], "container": container}
+    (commands,) = dry_run(plugins, tmp_path, over_ssh, "toy:pytorch:X1:1:2")["commands"].values()
+    assert briefly(commands["h1"])[:5] == ["receive", "image inspect", "podman build", "clear", "receive"]
+    assert " podman run --rm " in commands["h1"][5][-1]
+
+
+@pytest.mark.parametrize("allocation", [None, "77"])
+def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
+    plugins: Path, tmp_path: Path, allocation: str | None
+) -> None:
+    cluster: dict[str, object] = {"launcher": "slurm", "hosts": TWO, "slurm_options": ["--partition=gpu"]}
+    told = {"SLURM_JOB_ID": allocation} if allocation else {}
+    shown = dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1", **told)
+    asked = ["salloc", "--no-shell", "--job-name=accelmark-file", "--nodes=2", "--nodelist=h1,h2", "--partition=gpu"]
+    assert shown["first"] == ([] if allocation else [asked])
+    (commands,) = shown["commands"].values()
+    step = ["srun", f"--jobid={allocation or 'JOBID'}", "--nodes=1", "--ntasks=1", "--nodelist=h2"]
+    assert shown["preflight"]["h2"][0][:5] == step
+    assert commands["h2"][0][:5] == step
+    assert briefly(commands["h2"]) == ["accelmark.run.agent", "accelmark.telemetry.record", "accelmark.train.launch"]
+
+
+def test_names_with_metacharacters_are_shown_as_a_shell_would_need_them(plugins: Path, tmp_path: Path) -> None:
+    evil = "a b;$(touch x) 'q'"
+    request = {"vendor": "acme", "cluster": {"environment": {"EVIL": evil}}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
+    run = tmp_path / "run $(touch y)"
+    arguments = ("--out", str(run), "--dry-run", "--set", "loader.synthetic=true")
+    ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
+    (ranks,) = [line for line in ended.stdout.splitlines() if "-m accelmark.train " in line]
+    words = shlex.split(ranks.partition(": ")[2])
+    assert f"EVIL={evil}" in words
+    assert words[-1].startswith(f"{run}/")
+
+
+def test_what_runs_is_what_was_shown(plugins: Path, tmp_path: Path) -> None:
+    plan = make_plan(("steps=100000",))
+    directory = RunDirectory((tmp_path / "run").resolve(), plan)
+    launcher = launcher_for(plan, directory.path)
+    (work,) = node_works(directory, plan.jobs[0], job_on_hosts(directory, plan.jobs[0], go_on=False), launcher)
+    shown = {tuple(command[command.index("env") + 1 :] if "env" in command else command)
+             for command in launcher.describe(work)}  # fmt: skip
+    process = drive("start", directory.path, plan=plan)
+    wait_for(lambda: stepping(directory.path), "a step")
+    agent = agent_of(directory.path).pid
+    pids = [agent, *(stat.pid for stat in descendants(agent) if stat.parent == agent)]
+    seen = {tuple(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]) for pid in pids}
+    process.send_signal(signal.SIGINT)
+    done(process)
+    assert seen == shown

@@ -1,0 +1,87 @@
+"""What becomes of agents that nobody follows: of a host that was lost, of a coordinator that does not come back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from tests.cluster.bed import Bed
+from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
+from tests.run.fakes import wait_for
+
+ENDLESS = "steps=100000"
+MakePlan = Callable[..., Plan]
+
+pytestmark = pytest.mark.cluster
+
+
+def alive(bed: Bed, number: int, case: str) -> bool:
+    """Tell whether an agent of a case lives on a host."""
+    return any(
+        line.startswith(f"n{number}: ") and "accelmark.run.agent" in line and f"/{case}-" in line
+        for line in bed.processes().values()
+    )
+
+
+def test_a_lost_host_that_comes_back_is_cleared_while_the_run_goes_on(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = plan((ENDLESS, "pace=0.1"), (ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0})
+    process = drive("start", run, plan=on_first_host_only(made, 1))
+    wait_for(lambda: stepping(run), "a step that came home")
+    bed.link(2, "down")
+    try:
+        wait_for(lambda: [status.state for status in statuses(run)] == ["lost", "running"], "the other case", 90)
+        assert alive(bed, 2, "toy0"), "nobody could end it, since the host was out of reach"
+    finally:
+        bed.link(2, "up")
+    wait_for(lambda: not alive(bed, 2, "toy0"), "the end of what was given up", 90)
+    wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "a step of the other case")
+    assert statuses(run)[1].state == "running"
+    process.send_signal(signal.SIGINT)
+    done(process)
+    first, second = statuses(run)
+    assert (first.state, second.state) == ("lost", "cancelled")
+    assert "what still runs there is ended when the host is back" in (first.reason or "")
+
+
+def test_stop_ends_what_a_lost_host_still_runs_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 2.0}))
+    wait_for(lambda: stepping(run), "a step that came home")
+    bed.link(1, "down")
+    try:
+        code, _, _ = done(process, 90)
+        still_away = done(drive("end", run))
+    finally:
+        bed.link(1, "up")
+    assert (code, statuses(run)[0].state) == (1, "lost")
+    assert still_away[0] == 1
+    assert "ends by itself when nobody has asked after it for 24 h 00 m" in still_away[2]
+    assert alive(bed, 1, "toy0")
+    assert done(drive("end", run))[0] == 0
+    assert not alive(bed, 1, "toy0")
+
+
+def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = drive("start", run, plan=plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
+    wait_for(lambda: stepping(run), "a step that came home")
+    process.send_signal(signal.SIGKILL)
+    done(process)
+    wait_for(lambda: not bed.processes(), "the end of what nobody asked after", 60)
+    process = drive("resume", run)
+    wait_for(lambda: statuses(run)[0].attempt == 2 and stepping(run), "the second attempt", 60)
+    process.send_signal(signal.SIGINT)
+    done(process)
+    ended = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
+    assert "no coordinator asked after it for 8 s" in ended
+
+
+def test_a_job_that_is_followed_is_never_called_abandoned(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})))
+    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))

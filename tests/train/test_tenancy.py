@@ -1,0 +1,108 @@
+"""Jobs inside a process that outlives them: its own case, its own process group, its own say on when to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from accelmark.spec.events import Evaluation, Event, StepWindow
+from accelmark.spec.job import JobSpec
+from accelmark.spec.model import Spec
+from accelmark.train.account import Account
+from accelmark.train.ends import End
+from accelmark.train.platform import Ranks
+from accelmark.train.process import StopRequest
+from accelmark.train.pytorch import PyTorchBackend
+from accelmark.train.rank import Carried, carry_out
+from accelmark.train.tenancy import Tenancy
+from tests.train.jobs import make_job
+from tests.train.tiny.pytorch import Case
+
+PAUSE_S = 0.2
+
+
+class Heard:
+    """A log and a judge: ends training at the evaluation with this number, after a pause."""
+
+    def __init__(self, ends_at: int | None = None) -> None:
+        self.events: list[tuple[Event, Any]] = []
+        self.evaluations: list[Evaluation] = []
+        self.ends_at = ends_at
+
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None) -> None:
+        self.events.append((event, value))
+
+    def evaluated(self, evaluation: Evaluation) -> End | None:
+        self.evaluations.append(evaluation)
+        if self.ends_at is None:
+            return None
+        time.sleep(PAUSE_S)
+        return End("early_stop") if len(self.evaluations) == self.ends_at else None
+
+    def windows(self) -> list[StepWindow]:
+        return [value for _, value in self.events if isinstance(value, StepWindow)]
+
+
+def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None) -> Carried:
+    train = job.train
+    assert train is not None
+    tenancy = Tenancy(Case, control)
+    account = Account(process_start=time.monotonic(), job=train)
+    done = carry_out(
+        train,
+        lambda: PyTorchBackend(job, train, Ranks(), heard, tenancy),
+        heard,
+        account,
+        StopRequest(wanted=False),
+        heard,
+    )
+    assert done.backend is not None
+    done.backend.close(together=done.in_step)
+    return done
+
+
+def test_a_judge_ends_training_at_an_evaluation_and_its_time_is_in_no_window(tmp_path: Path) -> None:
+    heard = Heard(ends_at=3)
+    done = carried(make_job(tmp_path, {"end.max_steps": 50, "evaluate.every_steps": 4}), heard)
+    assert (done.end.reason, done.end.completed, done.in_step, done.exit_code) == ("early_stop", True, True, 0)
+    assert [evaluation.global_steps for evaluation in heard.evaluations] == [4, 8, 12]
+    assert [window.global_steps for window in heard.windows()] == [4, 8, 12]
+    for window in heard.windows():
+        assert window.wall_ms < sum(window.step_ms) + sum(window.data_wait_ms) + PAUSE_S * 1000
+
+
+def test_a_judge_that_has_nothing_to_say_lets_training_run_to_its_bound(tmp_path: Path) -> None:
+    heard = Heard()
+    done = carried(make_job(tmp_path, {"end.max_steps": 9, "evaluate.every_steps": 4}), heard)
+    assert done.end.reason == "max_steps"
+    assert [evaluation.global_steps for evaluation in heard.evaluations] == [4, 8, 9]
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    made = dist.new_group(backend="gloo")
+    assert isinstance(made, dist.ProcessGroup)
+    yield made
+    dist.destroy_process_group()
+
+
+def test_one_job_after_another_uses_the_group_of_the_process_and_leaves_it_open(
+    tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    for steps in (4, 6):
+        done = carried(make_job(tmp_path, {"end.max_steps": steps}), Heard(), group)
+        assert done.end.reason == "max_steps"
+        assert dist.is_initialized()
+
+
+def test_a_job_that_breaks_leaves_the_process_fit_for_the_next(tmp_path: Path) -> None:
+    broken = carried(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 3}), Heard())
+    assert (broken.end.reason, broken.in_step, broken.exit_code) == ("out_of_memory", False, 1)
+    assert carried(make_job(tmp_path), Heard()).end.reason == "max_steps"
