@@ -16,6 +16,7 @@ from accelmark.datasets import dataset_specs, ensure
 from accelmark.spec.catalog import load_case
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
+from tests.cluster.boxed import ADAPTED, served, write_adaptation, write_index
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.engines import dockerd
 from tests.cluster.skeleton import mounts, write_rootfs
@@ -58,10 +59,7 @@ def tiny(plugins: Path) -> Path:
     recipe.mkdir(parents=True)
     write_rootfs(recipe / "rootfs.tar")
     (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
-    adaptation = plugins / "vendors" / "acme" / "cases" / "tiny-pytorch"
-    adaptation.mkdir(parents=True)
-    (adaptation / "environment_variables.sh").write_text("export OMP_DISPLAY_ENV_OF_ACME=read\n")
-    (adaptation / "requirements.txt").write_text("pydantic\n")
+    write_adaptation(plugins)
     return plugins
 
 
@@ -104,20 +102,20 @@ def test_two_hosts_train_a_case_of_the_tree_to_its_target(cluster: MakeCluster, 
     assert [log.parent.name for log in logs] == ["n1_noderank0", "n2_noderank1"]
 
 
-def test_a_case_is_trained_in_a_podman_container_that_is_built_once(
+def test_a_case_is_trained_in_podman_containers_with_all_that_its_vendor_adds(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:
-    file = run_file(tmp_path, cluster(2, container=in_container("podman")), "tiny:pytorch:X1:2:1:1")
     run = tmp_path / "run"
-    ended = accelmark("run", str(file), "--out", str(run), "--json")
+    with served(write_index(tmp_path / "index"), f"{bed.net}.254") as index:
+        container = in_container("podman") | {"pip_source": index}
+        file = run_file(tmp_path, cluster(2, container=container), "tiny:pytorch:X1:2:1:1")
+        ended = accelmark("run", str(file), "--out", str(run), "--json")
     agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
     assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
     result = json.loads((run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text())
     assert result["converged"] is True
-    record = json.loads(next(run.rglob("adaptation.json")).read_text())
-    assert record["installed"] == [], "pydantic is there already"
-    told = json.loads(next(run.rglob("sys_info.json")).read_text())["environment"]
-    assert told["OMP_DISPLAY_ENV_OF_ACME"] == "read"
+    for rank, node in enumerate(sorted(run.glob("*/round1/*_noderank*"))):
+        assert_adapted(node, rank)
     images = subprocess.run(
         bed.inside(1, "env", *_podman(bed, 1), "podman", "images", "--format", "{{.Repository}}:{{.Tag}}"),
         capture_output=True, text=True, check=True,
@@ -127,6 +125,27 @@ def test_a_case_is_trained_in_a_podman_container_that_is_built_once(
         bed.inside(1, "env", *_podman(bed, 1), "podman", "ps", "--all", "--quiet"), capture_output=True, check=True
     )
     assert left.stdout == b""
+
+
+def test_a_case_is_trained_natively_with_all_that_its_vendor_adds(
+    cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
+) -> None:
+    run, address = tmp_path / "run", f"{bed.net}.254"
+    with served(write_index(tmp_path / "index"), address) as index:
+        spec = cluster(1, environment={"PIP_INDEX_URL": index, "PIP_TRUSTED_HOST": address})
+        ended = accelmark("run", str(run_file(tmp_path, spec, "tiny:pytorch:X1:1:1:1")), "--out", str(run), "--json")
+    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}"
+    assert_adapted(next(run.glob("*/round1/n1_noderank0")), 0)
+
+
+def assert_adapted(node: Path, rank: int) -> None:
+    """See that the vendor's packages, kernel and variables were there for a rank, from what was delivered."""
+    assert ADAPTED in (node / f"rank{rank}.out.log").read_text()
+    record = json.loads((node / "adaptation.json").read_text())
+    assert record["installed"] == ["acme-kernel==1.0", "acme-notes==1.0"], "pydantic is there already"
+    assert record["environment"] == {"ACME_MODE": "fast mode"}
+    task = json.loads((node / "agent.json").read_text())
+    assert task["adaptation"].startswith("/var/tmp/accelmark/code/"), "as it was delivered, not as it is here"
 
 
 def _podman(bed: Bed, number: int) -> list[str]:
@@ -160,9 +179,11 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
 def test_a_case_is_trained_under_docker(cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path) -> None:
     if shutil.which("dockerd") is None:
         pytest.skip("dockerd is not installed")
-    file = run_file(tmp_path, cluster(1, container=in_container("docker")), "tiny:pytorch:X1:1:1:1")
     run = tmp_path / "run"
-    with dockerd(bed, 1):
+    with dockerd(bed, 1), served(write_index(tmp_path / "index"), f"{bed.net}.254") as index:
+        container = in_container("docker") | {"pip_source": index}
+        file = run_file(tmp_path, cluster(1, container=container), "tiny:pytorch:X1:1:1:1")
         ended = accelmark("run", str(file), "--out", str(run), "--json")
     agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
     assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
+    assert_adapted(next(run.glob("*/round1/n1_noderank0")), 0)

@@ -11,6 +11,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.sandboxes.image import recipe_for
+from accelmark.spec.catalog import folders
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from accelmark.spec.key import CaseKey
 from tests.cluster.bed import Bed
@@ -58,10 +59,14 @@ def test_an_image_is_built_when_absent_or_changed_and_only_then(
 ) -> None:
     before = images(bed)
     (recipe / "mark").write_text("images")
-    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY mark /mark\n")
-    for number, expected in ((1, 1), (2, 1)):
-        assert done(drive("start", tmp_path / f"run{number}", plan=fakes_in(cluster)))[0] == 0
-        assert len(images(bed) - before) == expected
+    text = "FROM scratch\nARG PIP_SOURCE\nLABEL source=$PIP_SOURCE\nADD rootfs.tar /\nCOPY mark /mark\n"
+    (recipe / "Dockerfile").write_text(text)
+    for number in (1, 2):
+        plan = fakes_in(cluster, pip_source="https://mirror.example/simple")
+        assert done(drive("start", tmp_path / f"run{number}", plan=plan))[0] == 0
+        assert len(images(bed) - before) == 1
+    (built,) = images(bed) - before
+    assert podman(bed, "image", "inspect", "--format", "{{.Labels.source}}", built) == "https://mirror.example/simple"
     assert len(list(tmp_path.glob("run1/*/round1/*/image.log"))) == 1
     assert not list(tmp_path.glob("run2/*/round1/*/image.log")), "was there already"
     (recipe / "mark").write_text("changed")
@@ -122,3 +127,13 @@ def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None
         return recipe_for(spec, "acme", recipe.parents[1], key, recipe.parents[1]).name
 
     assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))
+
+
+def test_an_image_that_installs_packages_takes_the_index_that_the_cluster_file_names() -> None:
+    found = [file for folder in folders("vendors").values() for file in folder.path.glob("images/*/Dockerfile")]
+    assert found
+    for dockerfile in found:
+        texts = [path.read_text() for path in dockerfile.parent.iterdir() if path.is_file()]
+        if any("pip install" in text for text in texts):
+            assert "ARG PIP_SOURCE" in dockerfile.read_text()
+            assert any("${PIP_SOURCE" in text for text in texts)

@@ -14,9 +14,14 @@ import pytest
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.plan import Plan
 from accelmark.run.adaptation import carry_out
-from accelmark.run.assign import requirements_of
+from accelmark.run.assign import job_on_hosts, requirements_of
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.sandbox_of import model_files
 from accelmark.run.telling import telling_lines
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
+from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.job import FolderRef
 from tests.cluster.boxed import KERNEL, SETUP, write_index
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -113,6 +118,20 @@ def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_goes_on(plu
     node = next(run.glob("toy0*/round1/*_noderank0"))
     assert "kernel.cpp" in (node / "adaptation.log").read_text()
     assert not (node / "site").exists()
+
+
+def test_inside_a_container_a_packages_folder_stands_for_it_and_named_models_are_seen(tmp_path: Path) -> None:
+    plan = make_plan((), cluster=ClusterSpec.model_validate({"container": {"engine": "podman", "image": "box"}}))
+    extern = FolderRef(name="toy0-pytorch", path=tmp_path, package="acme.cases.toy0-pytorch", sha256="0" * 64)
+    settings = InferSettings(batch_size=1, no_validation=True, exist_onnx_path="/models/a.onnx", compiler="eager")
+    infer = InferJob(unit="image", metric="top1", tolerance=0.1, reference=None, settings=settings, parameters={})
+    (planned,) = plan.jobs
+    job = planned.job.model_copy(update={"extern": extern, "infer": infer})
+    directory = RunDirectory.create(tmp_path / "run", plan)
+    there = job_on_hosts(directory, planned.model_copy(update={"job": job}), go_on=False)
+    assert there.extern is not None
+    assert (there.extern.package, there.extern.path) == (None, tmp_path)
+    assert model_files(job) == (Path("/models/a.onnx"),)
 
 
 def with_adaptations(plugins: Path, plan: Plan) -> Plan:

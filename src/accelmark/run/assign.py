@@ -30,7 +30,15 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
     checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
     elsewhere = directory.plan.cluster.launcher == "ssh"  # then they are on the hosts, if there are any
     has_any = elsewhere or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-    return job.job.model_copy(update={"checkpoint_dir": checkpoints, "resume": go_on and has_any})
+    changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
+    if (
+        directory.plan.cluster.container is not None
+    ):  # packages that are installed here are not inside: only folders are
+        ours = "accelmark."
+        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
+            if ref is not None and ref.package is not None and not ref.package.startswith(ours):
+                changed[name] = ref.model_copy(update={"package": None})
+    return job.job.model_copy(update=changed)
 
 
 def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeWork]:

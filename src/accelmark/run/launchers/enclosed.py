@@ -13,7 +13,7 @@ from accelmark.plan.plan import Plan
 from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
-from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, python_inside
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files, python_inside
 from accelmark.run.launchers.step import Step, StepLink, source_directory, tell_here
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import have_image
@@ -105,6 +105,7 @@ def agent_here(run: Path, work: NodeWork) -> Inside:
         environment[PLUGINS_VARIABLE] = plugins
     folders = [
         work.job.case.path.parent,
+        *([work.task.telemetry.vendor_folder] if work.task.telemetry is not None else []),
         *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
     ]
     return Inside(
@@ -113,7 +114,7 @@ def agent_here(run: Path, work: NodeWork) -> Inside:
         name=f"{run.name}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
         environment=environment,
         writable=(run,),
-        readable=(*folders, *work.job.data_dirs.values()),
+        readable=(*folders, *work.job.data_dirs.values(), *model_files(work.job)),
     )
 
 

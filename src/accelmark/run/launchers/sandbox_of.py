@@ -46,6 +46,14 @@ def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Pat
     return Enclosure(ContainerSandbox(container, vendor, recipe.name, code, clear_caches=clear), recipe)
 
 
+def model_files(job: JobSpec) -> tuple[Path, ...]:
+    """Return the files that an inference job names by their whole path: they have to be seen inside too."""
+    if job.infer is None:
+        return ()
+    named = (job.infer.settings.exist_onnx_path, job.infer.settings.exist_compiler_path)
+    return tuple(Path(name) for name in named if name is not None and Path(name).is_absolute())
+
+
 def refuse_missing_images(plan: Plan) -> None:
     """See that each job's image can be named, before anything is started.
 

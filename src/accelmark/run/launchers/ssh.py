@@ -17,7 +17,7 @@ from accelmark.run.delivery import PLUGINS, path_on_host, wheel
 from accelmark.run.environment import agent_commands
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import Place
-from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, python_inside
+from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files, python_inside
 from accelmark.run.onhost import command, start_command
 from accelmark.run.sandboxes.image import have_image
 from accelmark.run.sandboxes.sandbox import Inside
@@ -128,7 +128,7 @@ class SshLauncher:
             name=f"{layout.run_id}-{work.node_dir.parent.parent.name}-{work.node_dir.parent.name}-{work.task.noderank}",
             environment=layout.environment(work),
             writable=(Path(layout.work), Path(layout.run)),
-            readable=tuple(work.job.data_dirs.values()),
+            readable=(*work.job.data_dirs.values(), *model_files(work.job)),
         )
 
     def master_address(self, host: HostSpec) -> str:

@@ -6,4 +6,4 @@ apt-get install -y --no-install-recommends python3 python3-pip libelf1 numactl
 for installer in /tmp/packages/corex-installer-*.run; do
     bash "${installer}" --silent --toolkit
 done
-python3 -m pip install --no-cache-dir /tmp/packages/*.whl
+python3 -m pip install --no-cache-dir ${PIP_SOURCE:+--index-url "$PIP_SOURCE"} /tmp/packages/*.whl
