@@ -135,7 +135,7 @@ def bare_loop(backend: PyTorchBackend, batches: Iterator[Any]) -> None:
                 loss = case.loss(model, batch)
         else:
             loss = case.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        torch.autograd.backward(loss)
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

@@ -58,7 +58,7 @@ class BatchTrainer(Trainer):
         return prepared
 
 
-class Module(lightning.LightningModule):  # type: ignore[misc] # of an environment of its own
+class Module(lightning.LightningModule):  # type: ignore[misc]
     """The case as Lightning sees it."""
 
     def __init__(self, case: TrainCase, training: Training) -> None:
