@@ -75,12 +75,12 @@ def test_minilms_embeddings_are_those_of_transformers() -> None:
 
 @pytest.fixture
 def imagenet(tmp_path: Path) -> Path:
-    """Validation images of two classes, one dark and one bright, in ImageNet's layout."""
+    """Validation images of two classes, nine dark and three bright, in ImageNet's layout."""
     random = np.random.default_rng(0)
     for label, synset in enumerate(("n01440764", "n01443537")):
         folder = tmp_path / "imagenet" / "val" / synset
         folder.mkdir(parents=True)
-        for index in range(6):
+        for index in range((9, 3)[label]):
             pixels = random.integers(0, 60, (40, 50, 3), dtype=np.uint8) + np.uint8(180 * label)
             Image.fromarray(pixels).save(folder / f"ILSVRC2012_val_{index:08}.JPEG", quality=95)
     return tmp_path / "imagenet"
@@ -92,13 +92,10 @@ def _saved(model: Any, directory: Path) -> Path:
     return directory / "model.safetensors"
 
 
-def _tell_bright_from_dark(model: Any, classifier: torch.nn.Linear, features: Any) -> None:
-    """Fit a classifier on what an untrained network makes of grey squares, so that the weights are known to matter."""
-    dark, bright = (features(torch.full((1, 3, 32, 32), value)) for value in (-1.5, 1.5))
+def _always_second(classifier: torch.nn.Linear) -> None:
+    """Make a classifier whose answer is known, so that the weights are known to have been loaded."""
     with torch.no_grad():
-        direction = (bright - dark)[0] / (bright - dark).norm()
-        classifier.weight.copy_(torch.stack([-direction, direction]))
-        classifier.bias.copy_(torch.stack([direction, -direction]) @ (bright + dark)[0] / 2)
+        classifier.bias.copy_(torch.tensor([0.0, 1e4]))
 
 
 def _resnet(directory: Path) -> Path:
@@ -106,7 +103,7 @@ def _resnet(directory: Path) -> Path:
     config = ResNetConfig()
     config.num_labels = 2
     model = ResNetForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    _tell_bright_from_dark(model, model.classifier[1], lambda x: model.resnet(x).pooler_output.flatten(1))
+    _always_second(model.classifier[1])
     return _saved(model, directory)
 
 
@@ -117,7 +114,7 @@ def _vit(directory: Path) -> Path:
     )
     config.num_labels = 2
     model = ViTForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    _tell_bright_from_dark(model, model.classifier, lambda x: model.vit(x).last_hidden_state[:, 0])
+    _always_second(model.classifier)
     return _saved(model, directory)
 
 
@@ -138,7 +135,7 @@ def test_weights_and_images_from_directories_give_the_accuracy(
     )
     assert ran.detail("create", "items") == 12
     assert ran.detail("create", "trained") is True
-    assert _accuracies(ran) == (1.0, 1.0), "a classifier that was fitted on grey tells bright from dark"
+    assert _accuracies(ran) == (0.25, 0.25), "three of twelve images are of the class that it always names"
 
 
 @pytest.mark.timeout(900)
@@ -183,7 +180,8 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: 
     dirs = {"imagenet": imagenet, "weights": _vit(tmp_path / "vit")}
     ran = infer("resnet50", tmp_path, dirs, parameters={"image_size": 32, "num_classes": 2}, compiler=None)
     assert ran.finished.end_reason == "bad_data"
-    assert "model.safetensors: are weights of another model: lacks resnet." in str(ran.finished.message)
+    assert "model.safetensors: are weights of another model: lacks " in str(ran.finished.message)
+    assert "has classifier.bias, classifier.weight, vit.embeddings.cls_token besides" in str(ran.finished.message)
 
 
 def test_class_folders_without_an_image_are_named(tmp_path: Path) -> None:
