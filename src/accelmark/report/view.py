@@ -128,6 +128,8 @@ class CaseView:
 
     anchor: str
     title: str
+    label: str
+    """Its title, and what tells it from others of that title on the page."""
     scale: str
     key: str
     verdict: str
@@ -157,10 +159,21 @@ _ROUND_COLUMNS: Final = (F.THROUGHPUT_TRAIN, F.STEP_P50, F.RAW_TRAIN_TIME, F.FIN
 
 def case_views(run: LoadedRun) -> tuple[CaseView, ...]:
     """Return one view for each case of a run, in the run's order."""
-    return tuple(_case(number, case, run.rounds_of(case)) for number, case in enumerate(run.summary.cases, start=1))
+    models = [case.key.model for case in run.summary.cases]
+    return tuple(
+        _case(number, case, run.rounds_of(case), _label(case, alone=models.count(case.key.model) == 1))
+        for number, case in enumerate(run.summary.cases, start=1)
+    )
 
 
-def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult]) -> CaseView:
+def _label(case: CaseResult, *, alone: bool) -> str:
+    """Return the shortest name that tells a case from the others of its page."""
+    if alone:
+        return case.key.model
+    return f"{case.key.model} {case.variant or f'{case.key.nnodes}x{case.key.nproc}'}"
+
+
+def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult], label: str) -> CaseView:
     first = rounds[0] if rounds else None
     unit = case.unit
     words = Words(unit, str(first.target["metric"]) if first and first.target else None)
@@ -172,6 +185,7 @@ def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult]) -> CaseV
     return CaseView(
         anchor=f"case-{number}",
         title=case.key.model,
+        label=label,
         scale=f"{case.key.framework}{version} · {case.key.hardware} · {case.key.nnodes} {hosts} · "
         f"{case.key.world_size} {ranks}" + (f" · {case.variant}" if case.variant else ""),
         key=str(case.key),

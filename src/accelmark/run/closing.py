@@ -43,7 +43,8 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     for case in summary.cases:
         for reason in (*case.reasons, *case.warnings):
             style = "red" if reason in case.reasons else "yellow"
-            console.print(Text(f"  {case.key}: {reason}", style=style))
+            where = f"{case.key} {case.variant}" if case.variant else f"{case.key}"
+            console.print(Text(f"  {where}: {reason}", style=style))
     for problem in summary.problems:
         console.print(Text(f"  {problem}", style="red"))
     console.print()
