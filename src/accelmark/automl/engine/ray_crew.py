@@ -33,16 +33,7 @@ class RayCrew:
         self._ray: Final = ray
         self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
         own = {"include_dashboard": False, "_temp_dir": self._folder.name}
-        options: dict[str, Any] = {"address": address} if address else own
-        try:
-            ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
-        except Exception as error:
-            if address is None:
-                raise RunError(f"Ray could not be started: {error}") from error
-            raise RunError(
-                f"Ray could not be reached at {address}: {error}. Does it run there, is it Ray {ray.__version__} as"
-                " here, and is its token, if it has one, in RAY_AUTH_TOKEN or ~/.ray/auth_token?"
-            ) from error
+        self._join(address, {"address": address} if address else own)
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self.identities: Final[set[str]] = set()
@@ -58,6 +49,30 @@ class RayCrew:
             ray.shutdown()
             self._folder.cleanup()
             raise
+
+    def _join(self, address: str | None, options: Mapping[str, Any]) -> None:
+        """Start Ray here, or join the cluster at an address.
+
+        Raises:
+            RunError: it does not start, or cannot be reached.
+        """
+        ray = self._ray
+        for is_last in (False, True):
+            try:
+                ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+            except Exception as error:
+                ray.shutdown()
+                if address is not None:
+                    raise RunError(
+                        f"Ray could not be reached at {address}: {error}. Does it run there, is it Ray"
+                        f" {ray.__version__} as here, and is its token, if it has one, in RAY_AUTH_TOKEN or"
+                        " ~/.ray/auth_token?"
+                    ) from error
+                # Ray gives its first start half a minute, which a machine whose disk or cores are busy can need alone.
+                if is_last or "timed out during startup" not in str(error):
+                    raise RunError(f"Ray could not be started: {error}") from error
+            else:
+                return
 
     def _set_up(self, config: AutomlConfig, network: Network, resources: Mapping[str, float]) -> None:
         devices = config.training.devices_per_trial
