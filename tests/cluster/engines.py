@@ -16,7 +16,7 @@ from tests.cluster.bed import Bed
 def dockerd(bed: Bed, number: int) -> Iterator[str]:
     """Run a dockerd on one host of the bed; gives the address that its client finds it at."""
     home = bed.home(number) / "docker"
-    home.mkdir()
+    home.mkdir(exist_ok=True)  # of an earlier engine on this host
     address = f"unix://{home}/docker.sock"
     command = [
         "dockerd", "--data-root", str(home / "data"), "--exec-root", str(home / "exec"), "-H", address,

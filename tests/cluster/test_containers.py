@@ -90,7 +90,7 @@ def test_two_hosts_train_a_case_of_the_tree_to_its_target(cluster: MakeCluster, 
     run = tmp_path / "run"
     shown = accelmark("run", str(file), "--out", str(run), "--dry-run")
     assert shown.returncode == 0, shown.stderr
-    assert "n1: ssh -p 22 root@" in shown.stdout
+    assert "n1: ssh -p 22 -i " in shown.stdout
     assert "--node-rank 1" in shown.stdout
     assert not run.exists()
     # The two hosts share this machine's cores: each rank may not take them all.

@@ -148,7 +148,7 @@ def test_devices_are_looked_at_behind_a_container_engine(
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
     recipe.mkdir(parents=True)
     write_rootfs(recipe / "rootfs.tar")
-    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nLABEL made.for=devices\n")  # by no other test
     wheel.cache_clear()
     (bed.work(1) / "devices.json").write_text(json.dumps([{"driver": "1.0", "busy": 0.75}]))
     container = {"engine": "podman", "mounts": mounts(), "python": sys.executable}
