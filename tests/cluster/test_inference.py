@@ -67,7 +67,7 @@ def test_over_ssh_and_there_in_a_container(cluster: MakeCluster, bed: Bed, image
         assert json.loads((node.parent / "data.json").read_text())["fashion_mnist"]["fingerprint"]
 
 
-def test_through_slurm_in_a_container(
+def test_through_slurm_and_here_in_a_container(
     slurm_conf: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm_conf)
@@ -75,7 +75,8 @@ def test_through_slurm_in_a_container(
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         asked("podman", "build", "--tag", "bench:1", str(image))
-        values = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}]}
-        container = in_container("podman") | {"image": "bench:1"}
-        infer(ClusterSpec.model_validate(values | {"container": container}), tmp_path)
+        slurm = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}]}
+        container = {"container": in_container("podman") | {"image": "bench:1"}}
+        for name, values in (("native", slurm), ("enclosed", slurm | container), ("here", container)):
+            infer(ClusterSpec.model_validate(values), tmp_path / name)
         assert asked("podman", "ps", "--all", "--quiet") == ""
