@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.environment import agent_commands
+from accelmark.run.launchers.here import ThisMachine
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
 from accelmark.run.launchers.sandbox_of import Enclosure, enclosure_for, model_files, python_inside
@@ -23,10 +23,8 @@ from accelmark.spec.cluster import HostSpec
 
 
 @final
-class EnclosedLauncher:
+class EnclosedLauncher(ThisMachine):
     """Starts agents in containers of this machine that outlive the coordinator."""
-
-    fetches_here = True
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._plan = plan
@@ -52,29 +50,6 @@ class EnclosedLauncher:
             *agent_commands(work.task, work.node_dir, python_inside(self._plan)),
         ]
 
-    python = sys.executable
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Return where this AccelMark is."""
-        return {"PYTHONPATH": str(source_directory())}
-
-    def first(self) -> list[list[str]]:
-        """Return nothing: this machine is there."""
-        return []
-
-    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
-        """Return the command as it is."""
-        return list(argv)
-
-    def master_address(self, host: HostSpec) -> str:
-        """Return the loopback address: containers are on the host's network."""
-        return "127.0.0.1"
-
-    def environment(self) -> Mapping[str, str]:
-        """Return nothing."""
-        return {}
-
     async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
         """Return this machine."""
         return [
@@ -83,13 +58,6 @@ class EnclosedLauncher:
 
     def _enclosed(self, work: NodeWork, module: str, arguments: tuple[str, ...]) -> list[str]:
         return command_here(self._plan, self._run, work, module, arguments)
-
-    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
-        """Do nothing: agents of this machine are never out of reach."""
-        return []
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 def enclosure_here(plan: Plan, work: NodeWork) -> Enclosure:

@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.run.environment import agent_commands
+from accelmark.run.launchers.here import ThisMachine
 from accelmark.run.launchers.lastword import kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.place import HerePlace, Place
-from accelmark.run.launchers.step import source_directory, start_detached, write_task
+from accelmark.run.launchers.step import start_detached, write_task
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, sweep
 from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, TASK_FILE
@@ -28,10 +29,8 @@ _POLL_S: Final = 0.1
 
 
 @final
-class LocalLauncher:
+class LocalLauncher(ThisMachine):
     """Starts agents as processes of this machine that outlive the coordinator."""
-
-    fetches_here = True
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -44,39 +43,9 @@ class LocalLauncher:
         """Return the command that starts the agent, and those that the agent starts."""
         return [agent_command(work), *agent_commands(work.task, work.node_dir)]
 
-    python = sys.executable
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Return where this AccelMark is."""
-        return {"PYTHONPATH": str(source_directory())}
-
-    def first(self) -> list[list[str]]:
-        """Return nothing: this machine is there."""
-        return []
-
-    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
-        """Return the command as it is."""
-        return list(argv)
-
-    def master_address(self, host: HostSpec) -> str:
-        """Return the loopback address: all ranks are here."""
-        return "127.0.0.1"
-
-    def environment(self) -> Mapping[str, str]:
-        """Return nothing: ranks here need no more than their task says."""
-        return {}
-
     async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
         """Return this machine."""
         return [HerePlace(host, "127.0.0.1", self.python, str(self._run), self.variables, _as_it_is) for host in hosts]
-
-    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
-        """Do nothing: agents of this machine are never out of reach."""
-        return []
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 @final
