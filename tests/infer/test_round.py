@@ -12,6 +12,7 @@ from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.rounds import round_result
 from accelmark.results.store import load_run
 from accelmark.run.measure import measure_run
+from accelmark.spec.inference import Note
 from accelmark.spec.job import JobSpec, NodeExit, RankExit
 from accelmark.spec.vendor import Chip, Peaks
 
@@ -20,9 +21,11 @@ from accelmark.spec.vendor import Chip, Peaks
 def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
     """Return a function that takes a job through its process and lays the files out as a run does."""
 
-    def made(**settings: Any) -> Path:
+    def made(notes: tuple[Note, ...] = (), **settings: Any) -> Path:
         chip = Chip(name="cpu", device_name="x", peaks=Peaks(fp32=0.5), source="made up for tests")
         job: JobSpec = make_job(**settings).model_copy(update={"chip": chip})
+        assert job.infer is not None
+        job = job.model_copy(update={"infer": job.infer.model_copy(update={"notes": notes})})
         code, _, text = in_a_process(job)
         node_dir = tmp_path / "runs" / "r" / "tiny" / "round1" / "here_noderank0"
         node_dir.mkdir(parents=True)
@@ -65,6 +68,17 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     page = render_page(load_run(path))
     assert "Engines side by side" in page
     assert "<polyline" in page
+
+
+def test_what_a_vendor_set_is_told_and_only_an_unknown_name_warns(run_dir: Any) -> None:
+    changed = Note(severity="info", where="infer.yaml", key="batch_size", what="8 instead of 100")
+    unknown = Note(severity="warning", where="infer.yaml", key="ways", what="is no setting of the case")
+    path = run_dir(notes=(changed, unknown), compiler=None)
+    found = {
+        finding.actual: (finding.severity, finding.rule) for finding in round_result(path / "tiny/round1").findings
+    }
+    assert found[str(changed)] == ("info", "vendor-setting")
+    assert found[str(unknown)] == ("warning", "rank-warning")
 
 
 def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:

@@ -22,7 +22,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except ImportError as error:
         raise DataError(f"{path}: reading it needs safetensors: pip install safetensors") from error
     if hasattr(model, "from_pretrained"):
-        _load_transformers(model, path)
+        try:
+            _load_transformers(model, path)
+        except SafetensorError as error:
+            raise DataError(f"{path}: is not a readable safetensors file: {error}") from error
         return
     try:
         state = load_file(path)
@@ -44,7 +47,7 @@ def _load_transformers(model: Any, path: Path) -> None:
         loaded, told = type(model).from_pretrained(
             path.parent, config=model.config, output_loading_info=True, local_files_only=True
         )
-    except Exception as error:
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise DataError(f"{path}: are weights of another model: {' '.join(str(error).split())[:300]}") from error
     missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     if missing or told["mismatched_keys"]:
