@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def infer(cluster: ClusterSpec, tmp_path: Path) -> Path:
     (tmp_path / "file.yaml").write_text(yaml.safe_dump({"vendor": "cpu", "cluster": values, "cases": [case]}))
     run = tmp_path / "run"
     ended = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json")
+    assert run.exists(), ended.stdout + ended.stderr
     said = "".join(log.read_text() for log in run.rglob("agent.log"))
     assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{said}"
     (summary,) = json.loads((run / "summary.json").read_text())["cases"]
@@ -75,7 +77,7 @@ def test_through_slurm_and_here_in_a_container(
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         asked("podman", "build", "--tag", "bench:1", str(image))
-        slurm = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}]}
+        slurm = {"name": "slurm", "launcher": "slurm", "python": sys.executable, "hosts": [{"address": "n1"}]}
         container = {"container": in_container("podman") | {"image": "bench:1"}}
         for name, values in (("native", slurm), ("enclosed", slurm | container), ("here", container)):
             infer(ClusterSpec.model_validate(values), tmp_path / name)
