@@ -111,6 +111,7 @@ def test_idle_is_what_was_neither_training_nor_evaluating() -> None:
     assert used.available_s == pytest.approx(82)
     assert used.idle_share == pytest.approx(1 - 42 / 82)
     assert utilisation([], [], workers=2, until_s=0).idle_share is None
+    assert utilisation(BOARD.trials.values(), [], workers=2, until_s=1.0).idle_share is None, "no epoch has ended yet"
 
 
 GOOD = Facts(

@@ -163,10 +163,9 @@ class Utilisation:
 
     @property
     def idle_share(self) -> float | None:
-        """Return the share that was neither training nor evaluating; None before anything ran."""
-        if self.available_s <= 0:
-            return None
-        return max(0.0, 1 - (self.training_s + self.evaluating_s) / self.available_s)
+        """Return the share that was neither training nor evaluating; None before any epoch was recorded."""
+        worked_s = self.training_s + self.evaluating_s
+        return max(0.0, 1 - worked_s / self.available_s) if worked_s > 0 and self.available_s > 0 else None
 
 
 def utilisation(
