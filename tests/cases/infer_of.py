@@ -9,12 +9,11 @@ from typing import Any
 
 from accelmark.datasets import dataset_specs, ensure
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.catalog import find, load_case
+from accelmark.spec.catalog import load_case
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferFinished, StageEnd
 from accelmark.spec.inference import InferJob, InferSettings
-from accelmark.spec.job import JobSpec
-from accelmark.spec.key import CaseKey
+from tests.cases.job_head import job_on_cpu
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,11 @@ def infer(
     assert case.infer is not None
     side = case.infer
     settings = side.configurations | {"threads": 1, "num_workers": 0, "repeat": 1, "warmup_batches": 1} | over
-    job = JobSpec(
+    job = job_on_cpu(
+        name,
+        data_dirs,
+        directory,
         task="infer",
-        key=CaseKey.parse(name, hardware="CPU"),
-        round=1,
-        case=find("cases", name).ref(),
-        case_version=case.version,
-        vendor="cpu",
-        device_type="cpu",
-        framework_module=None,
-        distributed_backend="gloo",
-        data_dirs=dict(data_dirs),
-        checkpoint_dir=directory,
         infer=InferJob(
             unit=side.unit,
             metric=side.metric,

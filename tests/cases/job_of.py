@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.catalog import find, load_case
+from accelmark.spec.catalog import load_case
 from accelmark.spec.events import PERFLOG_PREFIX, Event
-from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.key import CaseKey
+from accelmark.spec.job import TrainJob
 from accelmark.spec.layers import Layer, resolve
+from tests.cases.job_head import job_on_cpu
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -27,18 +27,11 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
     layers = [Layer("test", dict(over))]
     settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
     key = train.units_per_sample_key
-    job = JobSpec(
+    job = job_on_cpu(
+        name,
+        data_dirs,
+        directory / "checkpoints",
         task="train",
-        key=CaseKey.parse(name, hardware="CPU"),
-        round=1,
-        case=find("cases", name).ref(),
-        case_version=case.version,
-        vendor="cpu",
-        device_type="cpu",
-        framework_module=None,
-        distributed_backend="gloo",
-        data_dirs=dict(data_dirs),
-        checkpoint_dir=directory / "checkpoints",
         open=True,
         train=TrainJob(
             unit=train.unit,

@@ -37,7 +37,7 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     new_folder("cases", "line", bench)
     checks = case_checks("line", run=True)
     assert missing([*checks]) == ""
-    assert checks[-1].what == "it trains three steps on made-up data"
+    assert checks[-1].what == "line trains three steps on made-up data"
 
 
 def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path) -> None:

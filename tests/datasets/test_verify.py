@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import pytest
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 from accelmark.datasets import DatasetSpec, fingerprint, verify
 from accelmark.spec.model import parse
 from tests.datasets.conftest import CONTENT, Told, dataset, sha256, teller, write
+
+_NOBODY: Final = 65534
 
 
 def tree(*parts: dict[str, Any]) -> DatasetSpec:
@@ -51,10 +54,24 @@ def test_a_place_that_is_no_directory_is_told_from_one_that_is_missing(tmp_path:
     assert [problem.what for problem in verify(dataset(), tmp_path / "none")] == ["does not exist"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
-def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
-    (write(tmp_path) / "b.txt").chmod(0)
-    (problem,) = verify(dataset(), tmp_path)
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Be nobody for a while where this is root, who can read every file."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+def test_a_file_that_cannot_be_read_is_a_problem() -> None:
+    with TemporaryDirectory() as directory:  # pytest's own directories are its user's alone
+        Path(directory).chmod(0o755)
+        (write(Path(directory)) / "b.txt").chmod(0)
+        with without_privileges():
+            (problem,) = verify(dataset(), Path(directory))
     assert "cannot be read" in problem.what
 
 

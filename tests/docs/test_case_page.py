@@ -26,7 +26,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = accelmark(root, "new", "case", "spirals")
     assert made.returncode == 0, made.stderr
     checked = accelmark(root, "check", "case", "spirals")
-    assert "it trains three steps on made-up data" in checked.stdout, checked.stdout + checked.stderr
+    assert "spirals trains three steps on made-up data" in checked.stdout, checked.stdout + checked.stderr
     for name, content in files:
         (root / name).write_text(content, encoding="utf-8")
     subprocess.run([sys.executable, str(root / "make_spirals.py"), str(root / "data" / "spirals")], check=True)

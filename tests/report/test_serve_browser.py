@@ -7,28 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.made_run import perflog
+from tests.report.conftest import IN_CHROMIUM
 from tests.report.serving import serving
-from tests.report.test_browser import CHROMIUM, CONTRAST, FLAGS
+from tests.report.test_browser import CONTRAST
 from tests.report.test_serve import running
 from tests.results.compared_runs import made
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.xdist_group("browser"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield found
-        found.close()
+pytestmark = IN_CHROMIUM
 
 
 @pytest.fixture(scope="module")

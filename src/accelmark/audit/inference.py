@@ -11,12 +11,11 @@ from accelmark.audit.finding import breach, finding
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Finding, InferenceRound
 from accelmark.spec.inference import InferJob, InferStep
-from accelmark.spec.settings import Scalar
+from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Least time of the measured pass for its rates to be steady, by the size of a case."""
 
-_TYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SPELT: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _TYPE: Final = re.compile(r"\b(bfloat16|float16|float32|bf16|f16|f32)\b")
 _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "weights_hash": "weights"}
@@ -125,9 +124,9 @@ def precision(evidence: Evidence) -> Iterator[Finding]:
         if not found:
             actual = f"{infer.settings.compiler} does not tell what it computes in"
             yield finding("info", "precision", declared, actual, entry)
-        elif found != {_TYPES[declared]}:
+        elif found != {TYPE_OF_PRECISION[declared]}:
             actual = f"the engine computes in {', '.join(sorted(found))}"
-            yield breach("precision", f"{declared} ({_TYPES[declared]})", actual, entry)
+            yield breach("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
 
 
 def enough_measured(evidence: Evidence) -> Iterator[Finding]:

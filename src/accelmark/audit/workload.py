@@ -12,9 +12,8 @@ from accelmark.audit.finding import breach, finding
 from accelmark.results.schema import Finding
 from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.layers import flatten, may_change
-from accelmark.spec.settings import TrainSettings
+from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 
-_TYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MOST_APART: Final = 0.02
 """Largest relative difference of a vendor's model's outputs: TF32's and other kernels' rounding stay far below it."""
 _WHOLLY: Final = 10.0
@@ -148,9 +147,11 @@ def precision(evidence: Evidence) -> Iterator[Finding]:
         if started.precision != declared:
             actual = f"it computed in {started.precision}, which the device has instead"
             yield finding("warning", "precision", declared, actual, entry)
-        if started.compute_type is not None and _TYPES[started.precision] not in started.compute_type.split("+"):
+        if started.compute_type is not None and TYPE_OF_PRECISION[started.precision] not in started.compute_type.split(
+            "+"
+        ):
             actual = f"the forward pass computed in {started.compute_type}"
-            yield breach("precision", f"{declared} ({_TYPES[declared]})", actual, entry)
+            yield breach("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
 
 
 def seeds(evidence: Evidence) -> Iterator[Finding]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from accelmark.spec.errors import Problem, SpecError, nearest
 
 M = TypeVar("M", bound=BaseModel)
+
+_PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
+    "tuple_type": "must be a list"
+}
+"""What pydantic says of Python's types, for people who write YAML."""
 
 
 class Spec(BaseModel):
@@ -32,17 +37,28 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Turn pydantic's errors into sentences; an unknown key is given the nearest known name."""
-    return [_problem(item, model, where) for item in error.errors()]
+    items = error.errors()
+    return [_problem(item, model, where) for item in items if not _follows(item, items)]
+
+
+def _follows(item: Any, items: Iterable[Any]) -> bool:
+    """Tell whether a list is too short only because what stands in it is wrong."""
+    loc = item["loc"]
+    inside = (other["loc"] for other in items)
+    return item["type"] == "too_short" and any(place[: len(loc)] == loc and len(place) > len(loc) for place in inside)
 
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
-    loc: tuple[int | str, ...] = item["loc"]
+    # Where one of several types is meant, pydantic puts which into the location: "[cluster]", "lax-or-strict[…]".
+    loc: tuple[int | str, ...] = tuple(part for part in item["loc"] if "[" not in str(part))
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
         return Problem(where, key, "unknown key", nearest(str(loc[-1]), _names_at(model, loc[:-1])))
     if item["type"] == "missing":
         return Problem(where, key, "is missing")
-    sentence = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "too_short":
+        return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
+    sentence = _PLAINLY.get(item["type"]) or item["msg"].removeprefix("Value error, ")
     sentence = sentence[:1].lower() + sentence[1:]
     found = item.get("input")
     if isinstance(found, str | int | float | bool | None):

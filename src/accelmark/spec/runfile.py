@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.model import Spec
 
 
 class CaseRequest(Spec):
-    """One key of a run, with its data and the settings that this run changes."""
+    """One key of a run, with its data and the settings that this run changes; a word alone is a key."""
 
     key: str
     task: Literal["train", "infer"] = "train"
     data: Path | None = None
     """Directory with the case's data and weights; null fetches what can be fetched."""
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _key_alone(cls, given: Any) -> Any:
+        return {"key": given} if isinstance(given, str) else given
+
+
+def _cluster_kind(given: Any) -> str:
+    return "[file]" if isinstance(given, str | Path) else "[cluster]"
+
+
+ClusterOrFile = Annotated[
+    Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")], Discriminator(_cluster_kind)
+]
+"""A cluster, or the path of a cluster file; what is neither is told as what it was meant to be."""
 
 
 class RunSpec(Spec):
@@ -41,6 +56,6 @@ class RunSpec(Spec):
     """How much ``coordinator.log`` in the run directory says."""
     retry_lost: int = Field(default=0, ge=0, le=10)
     """How often a round that was lost (its host or agent vanished) is done again of itself; failures never are."""
-    cluster: ClusterSpec | Path = ClusterSpec()
+    cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
     cases: tuple[CaseRequest, ...] = Field(min_length=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,9 @@ from accelmark.spec.model import Spec
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Scalar = bool | int | float | str | None
+
+TYPE_OF_PRECISION: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""What frameworks call the type that the matrix work of a precision is given in."""
 
 
 class OptimizerSettings(Spec):
