@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from accelmark.results.consumption import HostSamples, consumption_figures
+from accelmark.results.disturbance import is_disturbed
 from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.infer_log import InferLog, read_infer_log
 from accelmark.results.inference import PhaseFigures, invalid_reasons, mfu, phase_figures
 from accelmark.results.measure import Figures, value
-from accelmark.results.round_state import NodeDir, state_from
-from accelmark.results.rounds import has_foreign, is_busy, read_json, read_telemetry
+from accelmark.results.round_state import NodeDir, read_json, state_from
+from accelmark.results.rounds import read_telemetry
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult
 from accelmark.results.telemetry_curves import telemetry_series
 from accelmark.spec.infer_events import Phase, ScenarioResult
@@ -258,8 +259,7 @@ def _marks(
         "partial": state != "succeeded",
         "partial_evaluation": not infer.settings.synthetic
         and (infer.settings.max_batches is not None or _is_partial(log)),
-        "busy_machine": any(is_busy(node) for node in nodes)
-        or any(has_foreign(samples) for samples, _ in hosts.values()),
+        "busy_machine": is_disturbed(nodes, hosts),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
 

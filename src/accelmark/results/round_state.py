@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -127,3 +127,12 @@ def ledger_states(run_dir: Path) -> dict[str, tuple[JobState, str | None]]:
         if isinstance(event, dict) and event.get("kind") == "state" and event.get("job") and event.get("state"):
             states[str(event["job"])] = (event["state"], event.get("reason"))
     return states
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where the file is missing or broken."""
+    try:
+        loaded = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

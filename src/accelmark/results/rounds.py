@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from accelmark.results.consumption import HostSamples, consumption_figures
 from accelmark.results.curves import curves_of, histogram
+from accelmark.results.disturbance import is_disturbed, pressure_finding
 from accelmark.results.figures import TRAIN_FIGURES, FigureName
 from accelmark.results.measure import (
     FLOPS_TOLERANCE,
@@ -24,16 +24,13 @@ from accelmark.results.measure import (
     with_ceiling,
     work_of,
 )
-from accelmark.results.round_state import NodeDir, ledger_states, node_dirs, state_of
+from accelmark.results.round_state import NodeDir, ledger_states, node_dirs, read_json, state_of
 from accelmark.results.samples import Samples, read_samples
 from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult
 from accelmark.results.telemetry_curves import telemetry_series
 from accelmark.results.timeline import Timeline, read_timeline
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec
-
-BUSY_LOAD: Final = 0.5
-"""Load per core at the start above which a host counts as busy with something else."""
 
 
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
@@ -142,6 +139,7 @@ def read_telemetry(
         samples.only(*_devices_of(node))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
+        findings += pressure_finding(node.host, samples, spans)
     findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
@@ -157,15 +155,6 @@ def _devices_of(node: NodeDir) -> tuple[list[int] | None, int]:
     if isinstance(told, str) and all(part.strip().isdigit() for part in told.split(",")):
         return [int(part) for part in told.split(",")][:num_ranks], num_ranks
     return None, num_ranks
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one where the file is missing or broken."""
-    try:
-        loaded = from_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _figures(
@@ -206,24 +195,10 @@ def _marks(
         "synthetic": bool(settings and settings.loader.synthetic),
         "partial": state != "succeeded",
         "partial_evaluation": bool(settings and settings.evaluate.max_batches),
-        "busy_machine": any(is_busy(node) for node in nodes)
-        or any(has_foreign(samples) for samples, _ in hosts.values()),
+        "busy_machine": is_disturbed(nodes, hosts),
         "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
-
-
-def is_busy(node: NodeDir) -> bool:
-    """Tell whether a host had other work when the round began."""
-    info = read_json(node.path / "sys_info.json")
-    load, cpu = info.get("load1_at_start"), info.get("cpu")
-    cores = cpu.get("usable_cores") if isinstance(cpu, dict) else None
-    return isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load / cores > BUSY_LOAD
-
-
-def has_foreign(samples: Samples) -> list[str]:
-    """Return what the sampler remarked of processes of others."""
-    return [note for note in samples.notes if note.startswith("foreign ")]
 
 
 def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
