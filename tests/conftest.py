@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from accelmark.spec.catalog import PLUGINS_VARIABLE
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests share their cores with one another: a thread that spins while it waits for another takes the core of the other.
 
 VENDOR = """
 name: acme

@@ -33,6 +33,13 @@ def _call(*arguments: str) -> Result:
     return CliRunner().invoke(APP, list(arguments), env={"PYTHONPATH": str(SRC)})
 
 
+def test_a_monitor_of_an_unknown_vendor_is_refused_whatever_it_should_do(tmp_path: Path) -> None:
+    for operation in ("start", "status", "stop"):
+        error = _call("monitor", operation, "--vendor", "nvidea", "-l", str(tmp_path / "logs")).exception
+        assert isinstance(error, RequestError)
+        assert str(error) == "--vendor: unknown vendor 'nvidea' (did you mean 'nvidia'?)"
+
+
 def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SRC))
     logs = str(tmp_path / "logs")

@@ -9,8 +9,9 @@ import torch
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import EngineMissingError
-from accelmark.infer.registry import engine_class, own_engines
+from accelmark.infer.registry import engine_class
 from accelmark.infer.setup import build_case
+from accelmark.spec.engines import own_engines
 from accelmark.spec.errors import RunError
 
 

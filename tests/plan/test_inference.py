@@ -44,10 +44,12 @@ def _data(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
     return {name: Path("/data") / name for name in case.data_names}
 
 
-def _plan(*requests: dict[str, Any], command_line: dict[str, Any] | None = None) -> Plan:
+def _plan(
+    *requests: dict[str, Any], command_line: dict[str, Any] | None = None, cluster: Mapping[str, Any] | None = None
+) -> Plan:
     return build_plan(
         RunSpec.model_validate({"vendor": "acme", "cases": [{"task": "infer"} | request for request in requests]}),
-        cluster=ClusterSpec(),
+        cluster=ClusterSpec.model_validate(cluster or {}),
         detected=Detected("acme", "X1", None, 1),
         data_dirs=_data,
         created_at="2026-01-01T00:00:00Z",
@@ -72,6 +74,23 @@ def test_engines_precisions_and_batches_of_one_key_lie_side_by_side(toy: Path) -
         "toy-pytorch-X1x1x1-infer-eager-fp32-b4/round1",
         "toy-pytorch-X1x1x1-infer-openvino-bf16-b4/round1",
     ]
+
+
+def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
+    with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
+        _plan({"key": "toy", "settings": {"compiler": "openvin"}})
+
+
+def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
+    (toy / "vendors" / "acme" / "engines").mkdir()
+    (toy / "vendors" / "acme" / "engines" / "acmert.py").touch()
+    assert not any("engine" in told for told in _plan({"key": "toy", "settings": {"compiler": "acmert"}}).warnings)
+
+
+def test_hosts_may_have_an_engine_that_is_not_known_here(toy: Path) -> None:
+    cluster = {"launcher": "ssh", "hosts": [{"address": "h1"}]}
+    plan = _plan({"key": "toy", "settings": {"compiler": "acmert"}}, cluster=cluster)
+    assert any("no engine 'acmert' is known here" in warning for warning in plan.warnings)
 
 
 def test_the_same_run_twice_is_refused(toy: Path) -> None:

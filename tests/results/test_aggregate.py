@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.aggregate import rounds_needed, spread, student_t
-from accelmark.results.schema import Figure
+from accelmark.results.aggregate import finding_warnings, rounds_needed, spread, student_t
+from accelmark.results.schema import Figure, Finding
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,10 @@ def test_mean_and_spread_are_those_of_the_statistics_module(values: list[float])
 def test_equal_rounds_need_no_more_than_two() -> None:
     assert rounds_needed(5.0, 0.0) == 2
     assert rounds_needed(0.0, 1.0) is None
+
+
+def test_a_warning_of_several_rounds_is_told_once() -> None:
+    one = Finding(severity="warning", rule="r", expected="e", actual="a")
+    changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
+    told = [one.model_copy(update=change) for change in changes]
+    assert finding_warnings(told) == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]

@@ -51,8 +51,16 @@ def test_a_rank_that_finishes_makes_the_node_succeed(make_task: MakeTask) -> Non
     assert [(rank.rank, rank.state, rank.exit_code) for rank in end.ranks] == [(0, "succeeded", 0)]
     information = json.loads((node_dir(task) / "sys_info.json").read_text())
     assert information["cpu"]["usable_cores"] == len(os.sched_getaffinity(0))
-    assert information["environment"]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert information["environment"]["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in information["environment"], "it names a place of this round only"
     assert not list(node_dir(task).glob(".*"))
+
+
+def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: MakeTask) -> None:
+    task = make_task("compile")
+    assert ended(task, start(task)).state == "succeeded"
+    assert said(task, f"compiled in {node_dir(task) / 'compiled'}")
+    assert not (node_dir(task) / "compiled").exists()
 
 
 @pytest.mark.parametrize(

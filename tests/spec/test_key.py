@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accelmark.spec.errors import SpecError
@@ -33,6 +33,7 @@ def test_every_wrong_part_is_named_at_once() -> None:
 
 
 @given(st.text(max_size=40))
+@example("resnet\n")
 def test_no_text_makes_the_parser_crash_or_gives_an_unsafe_directory(text: str) -> None:
     try:
         key = CaseKey.parse(text, hardware="CPU")

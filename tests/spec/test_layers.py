@@ -38,6 +38,13 @@ def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from()
     assert resolved.provenance["optimizer.momentum"].layer == "default"
 
 
+def test_yamls_off_is_the_word_off() -> None:
+    off = resolve(BASE, [Layer("command line", {"compile": False})], mutable=["compile"], is_open=False)
+    assert (off.settings.compile, off.provenance["compile"].value) == ("off", "off")
+    with pytest.raises(SpecError, match="compile"):
+        resolve(BASE, [Layer("command line", {"compile": True})], mutable=["compile"], is_open=False)
+
+
 def test_changing_what_the_case_fixes_is_an_error_that_names_the_layer() -> None:
     with pytest.raises(SpecError) as caught:
         resolve(BASE, [Layer("vendors/acme/config.yaml", {"optimizer.lr": 0.2})], mutable=["batch_size"], is_open=False)

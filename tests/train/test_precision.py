@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import RunHere
-from tests.train.jobs import make_job
+from tests.train.jobs import make_job, run
 
 
 def test_bf16_trains_close_to_fp32(tmp_path: Path, run_here: RunHere) -> None:
@@ -43,6 +43,19 @@ def test_fsdp2_on_one_rank_trains_as_ddp(tmp_path: Path, run_here: RunHere) -> N
 def test_a_compiled_model_trains_as_the_plain_one(tmp_path: Path, run_here: RunHere) -> None:
     plain = run_here(make_job(tmp_path)).losses()
     assert run_here(make_job(tmp_path, {"compile": "default"})).losses() == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_host_without_a_compiler_trains_the_model_as_it_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(make_job(tmp_path), tmp_path / "plain").losses()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    ran = run(make_job(tmp_path, {"compile": "default"}), tmp_path / "compiled")
+    assert ran.losses() == plain
+    message = ran.values("WARNING")[0]["message"]
+    assert message.startswith("compile: default: this host cannot compile, so the model is trained as it is (")
+    assert "/nowhere/c++" in message
 
 
 def test_channels_last_keeps_the_losses(tmp_path: Path, run_here: RunHere) -> None:

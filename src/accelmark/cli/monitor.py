@@ -30,6 +30,10 @@ def monitor(
     from accelmark.telemetry import monitor as recorder
 
     log_path = log_path.absolute()
+    if vendor is not None:
+        from accelmark.spec.catalog import find
+
+        find("vendors", vendor, "--vendor")
     if operation in (Operation.STOP, Operation.RESTART):
         stopped = recorder.stop(log_path)
         if operation is Operation.STOP and not as_json:

@@ -7,14 +7,11 @@ import importlib.util
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
 
 from accelmark.infer import engines
 from accelmark.infer.engine import Engine
+from accelmark.spec.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
 from accelmark.spec.errors import RequestError, RunError, nearest
-
-ENTRY_POINTS: Final = "accelmark.engines"
-"""Group in which a package names its engines: ``name = package.module:Class``."""
 
 
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
@@ -24,7 +21,7 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
         RequestError: no such engine is known; the nearest name is suggested.
         RunError: the file or package is there but holds no ``Engine``.
     """
-    if vendor_folder is not None and name in _files(vendor_folder / "engines"):
+    if vendor_folder is not None and name in engine_files(vendor_folder / "engines"):
         return _from_file(name, vendor_folder / "engines" / f"{name}.py")
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name == name:
@@ -33,21 +30,6 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
         module = importlib.import_module(f"{engines.__name__}.{name}")
         return _checked(getattr(module, "Engine", None), module.__name__)
     raise RequestError(f"compiler: unknown engine {name!r} ({nearest(name, known_engines(vendor_folder))})")
-
-
-def own_engines() -> set[str]:
-    """Return the names of AccelMark's own engines."""
-    return {name for folder in engines.__path__ for name in _files(Path(folder))}
-
-
-def known_engines(vendor_folder: Path | None) -> set[str]:
-    """Return the names of all engines that a run on this vendor could name."""
-    found = own_engines() | {entry.name for entry in entry_points(group=ENTRY_POINTS)}
-    return found | (_files(vendor_folder / "engines") if vendor_folder is not None else set())
-
-
-def _files(folder: Path) -> set[str]:
-    return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
 
 
 def _from_file(name: str, path: Path) -> type[Engine]:

@@ -17,6 +17,7 @@ from accelmark.spec.case import CaseSpec, TrainCaseSpec
 from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.engines import known_engines
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.inference import InferJob
 from accelmark.spec.job import JobSpec, Provenance, TrainJob
@@ -181,12 +182,23 @@ class _Planner:
         resolved = resolve_layers(side, folder, self._adaptation(key), self.vendor.name, requests)
         directory = slug(key, resolved.settings)
         self._check_scale(key, request.key, directory)
+        self._check_engine(key, resolved.settings.compiler)
         data_dirs, warnings = inference_data(side, case, resolved.settings, self.data_dirs, request.data)
         self.warnings += [f"{key}: {note.what}" for note in resolved.notes if note.severity == "warning"]
         self.warnings += [f"{key}: {warning}" for warning in warnings]
         first = self._job(key, folder, case, data_dirs, resolved.provenance, infer=job_of(side, resolved))
         rounds = [first.model_copy(update={"round": number}) for number in range(1, key.repeat + 1)]
         return self._repeated(key, directory, rounds)
+
+    def _check_engine(self, key: CaseKey, name: str | None) -> None:
+        """Refuse an engine that is not known where this Python is the ranks' own; elsewhere they may have it."""
+        known = known_engines(self.vendor_folder.path)
+        if name is None or name in known:
+            return
+        close = nearest(name, known)
+        if self.cluster.launcher == "local" and self.cluster.container is None:
+            raise SpecError([Problem(self.where, "compiler", f"unknown engine {name!r}", close)])
+        self.warnings.append(f"{key}: no engine {name!r} is known here ({close}): the hosts must have it")
 
     def _job(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from accelmark.results.figures import FIGURES, TRAIN_FIGURES, FigureName
-from accelmark.results.schema import Figure, RoundResult, Spread
+from accelmark.results.schema import Figure, Finding, RoundResult, Spread
 
 NARROW: Final = 0.01
 """Half the width of a narrow interval over the mean."""
@@ -68,6 +68,17 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     if rounds:
         known = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in known}
+
+
+def finding_warnings(findings: Iterable[Finding]) -> list[str]:
+    """Tell each warning of the audit once, with the rounds that it is about."""
+    alike: dict[Finding, list[int]] = {}
+    for found in findings:
+        if found.severity == "warning":
+            alike.setdefault(found.model_copy(update={"round": None}), []).extend(
+                () if found.round is None else (found.round,)
+            )
+    return [found.about(sorted(set(rounds))) for found, rounds in alike.items()]
 
 
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -77,7 +78,11 @@ class Finding(Spec):
     """The round it is about; null for all of them."""
 
     def __str__(self) -> str:
-        where = f"round {self.round}: " if self.round is not None else ""
+        return self.about(() if self.round is None else (self.round,))
+
+    def about(self, rounds: Sequence[int]) -> str:
+        """Say it of these rounds; of all of them where none is given."""
+        where = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}: " if rounds else ""
         return f"{where}{self.actual} (expected: {self.expected}) [{self.rule}]"
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 import accelmark
-from accelmark.results.aggregate import aggregate, spread_warnings
+from accelmark.results.aggregate import aggregate, finding_warnings, spread_warnings
 from accelmark.results.files import write_atomic
 from accelmark.results.judgement import Judge
 from accelmark.results.rounds import round_result
@@ -167,7 +167,7 @@ def _case(
     states.extend("lost" for _ in problems)
     states.extend("queued" for _ in range(num_planned - len(results) - len(problems)))
     warnings = [*spread_warnings(figures)]
-    warnings += dict.fromkeys(str(finding) for finding in judged.findings if finding.severity == "warning")
+    warnings += finding_warnings(judged.findings)
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )

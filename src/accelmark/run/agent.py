@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accelmark.results.files import write_atomic
 from accelmark.run.adaptation import SITE_DIRECTORY, carry_out
-from accelmark.run.environment import TELEMETRY_MODULE, rank_command, rank_environment
+from accelmark.run.environment import COMPILED_DIRECTORY, TELEMETRY_MODULE, rank_command, rank_environment
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
@@ -90,7 +90,8 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
         self._end_everything()
-        shutil.rmtree(self._dir / SITE_DIRECTORY, ignore_errors=True)
+        for directory in (SITE_DIRECTORY, COMPILED_DIRECTORY):
+            shutil.rmtree(self._dir / directory, ignore_errors=True)
         ranks = self._rank_exits(exit_code)
         state, reason = judge_node(ranks, self._ending)
         return NodeExit(

@@ -11,21 +11,23 @@ from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask
 
 TELEMETRY_MODULE = "accelmark.telemetry.record"
+COMPILED_DIRECTORY = "compiled"
+"""What the ranks compile, while they run: no round finds the work of an earlier one done."""
 _SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
 
-    What the vendor and the cluster file set wins over ``ambient``; what AccelMark merely proposes (threads, passive
-    waiting, visible devices) gives way to it.
+    What the vendor and the cluster file set wins over ``ambient``; what AccelMark merely proposes (threads, visible
+    devices, a place for what is compiled) gives way to it.
     """
     environment = dict(ambient)
     proposals = {
         "OMP_NUM_THREADS": str(task.threads or threads_of_a_rank(task.nproc)),
-        "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(node_dir / COMPILED_DIRECTORY),
     }
     if task.visible_devices is not None:
         proposals[task.visible_devices.variable] = ",".join(map(str, range(task.visible_devices.count)))

@@ -30,13 +30,19 @@ def system_information(node_dir: Path, environment: dict[str, str], host: str, *
         "memory_available_mib": psutil.virtual_memory().available / 2**20,
         "load1_at_start": os.getloadavg()[0],
         "disk_free_mib": free_mib(node_dir),
-        "environment": _told(environment, told),
+        "environment": _told(environment, told, node_dir),
     }
 
 
-def _told(environment: dict[str, str], more: tuple[str, ...]) -> dict[str, str]:
+def _told(environment: dict[str, str], more: tuple[str, ...], node_dir: Path) -> dict[str, str]:
+    """Leave out what only names a place of this round, such as that of what is compiled: each round has its own."""
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name in more or (name.startswith(_TOLD) and not any(word in name for word in _SECRET))
+        if name in more
+        or (
+            name.startswith(_TOLD)
+            and not any(word in name for word in _SECRET)
+            and not value.startswith(f"{node_dir}{os.sep}")
+        )
     }

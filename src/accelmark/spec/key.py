@@ -10,7 +10,7 @@ from pydantic import Field
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec
 
-_NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
@@ -70,7 +70,7 @@ class CaseKey(Spec):
         named = dict(zip(_PARTS, parts, strict=False))
         for part in ("model", "framework", "hardware"):
             value = named.get(part)
-            if value is not None and not _NAME.match(value):
+            if value is not None and not _NAME.fullmatch(value):
                 problems.append(Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -"))
         counts: dict[str, int] = {}
         for part in ("nnodes", "nproc", "repeat"):

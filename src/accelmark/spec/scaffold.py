@@ -9,7 +9,7 @@ from typing import Final
 from accelmark.spec.catalog import Kind, folders, look_again
 from accelmark.spec.errors import RequestError
 
-_NAME: Final = re.compile(r"^[a-z][a-z0-9_]*$")
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
@@ -22,7 +22,7 @@ def new_folder(kind: Kind, name: str, into: Path) -> Path:
     Raises:
         RequestError: the name cannot be one, is taken, or the folder exists.
     """
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise RequestError(f"{name!r} cannot be a name: lower-case letters, digits and underscores, a letter first")
     known = folders(kind)
     if name in known:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.model import Spec
 
@@ -13,6 +13,11 @@ Scalar = bool | int | float | str | None
 
 TYPE_OF_PRECISION: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """What frameworks call the type that the matrix work of a precision is given in."""
+
+
+def _off(given: object) -> object:
+    """Read YAML's ``off`` as the word."""
+    return "off" if given is False else given
 
 
 class OptimizerSettings(Spec):
@@ -106,8 +111,8 @@ class TrainSettings(Spec):
     precision: Precision = "fp32"
     """Precision of the matrix work: tf32 and fp32 keep fp32 weights, bf16 and fp16 autocast over them."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """torch.compile's mode."""
+    compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
+    """torch.compile's mode. A host that cannot compile trains the model as it is, and the result says so."""
     channels_last: bool = False
     activation_checkpointing: bool = False
     gradient_clip_norm: PositiveFloat | None = None

@@ -100,6 +100,18 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
 
 
+def uncompilable(device: torch.device) -> str | None:
+    """Tell why this host cannot compile for ``device``, by compiling something small; None where it can.
+
+    What the trial needs, the model needs as well: it is not done twice.
+    """
+    try:
+        torch.compile(torch.sin)(torch.ones(8, device=device))
+    except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return None
+
+
 def set_threads(settings: TrainSettings, ranks: Ranks) -> int:
     """Give this rank its share of the host's cores, and return how many threads it has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

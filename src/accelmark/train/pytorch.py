@@ -40,6 +40,7 @@ from accelmark.train.platform import (
     peak_memory_mib,
     set_precision,
     set_threads,
+    uncompilable,
 )
 from accelmark.train.seeds import rank_seed, seed_everything
 from accelmark.train.standard import (
@@ -243,6 +244,10 @@ class PyTorchBackend:
     def _compile(self, model: nn.Module) -> None:
         """Compile in place, before any wrapper: block by block under FSDP2, whose hooks stand between the blocks."""
         mode = self._settings.compile
+        if (why := uncompilable(self._device)) is not None:
+            message = f"compile: {mode}: this host cannot compile, so the model is trained as it is ({why})"
+            self._log.event(Event.WARNING, {"message": message})
+            return
         blocks = self._case.checkpointed_blocks(model) if self._settings.parallelism == "fsdp2" else []
         for module in blocks or [model]:
             module.compile(mode=mode)

@@ -10,7 +10,7 @@ from typing import Final
 
 from accelmark.spec.errors import RequestError
 
-_FORM: Final = re.compile(r"^[A-Za-z0-9_-]{20,256}$")
+_FORM: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 
 
 def read_or_make(path: Path) -> str:
@@ -32,6 +32,6 @@ def read_or_make(path: Path) -> str:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path}: cannot be used for the token: {error}") from error
-    if not _FORM.match(token):
+    if not _FORM.fullmatch(token):
         raise RequestError(f"{path}: a token is 20 to 256 letters, digits, - and _ on one line")
     return token
