@@ -1,40 +1,58 @@
-"""Work of others that comes while a round runs shows in the time that tasks waited for a core."""
+"""Work of others that comes while a round runs shows in the time that a rank's threads waited for a core."""
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from accelmark.results.disturbance import is_disturbed, pressure_finding, waited_percent
-from accelmark.results.samples import Samples, read_samples
+import pytest
 
-SPANS = ((0.0, 20.0), (30.0, 50.0))
-"""Training, with an evaluation in between."""
-
-
-def sampled(path: Path, *percent: float | None) -> Samples:
-    """One sample of pressure every five seconds."""
-    lines = [{"t": 5.0 * number, "host": {"psi_cpu": value}} for number, value in enumerate(percent)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [{"header": {"interval_s": 5.0}}, *lines]))
-    return read_samples(path)
+from accelmark.results.disturbance import disturbances, is_disturbed
+from accelmark.spec.infer_events import InferFinished
+from accelmark.train.corewait import CoreWait
 
 
-def test_a_round_in_which_tasks_waited_for_cores_is_marked_and_says_how_long(tmp_path: Path) -> None:
-    samples = sampled(tmp_path / "t", *[30.0] * 11)
-    assert waited_percent(samples, SPANS) == 30
-    assert is_disturbed((), {"n1": (samples, SPANS)})
-    (found,) = pressure_finding("n1", samples, SPANS)
-    assert (found.severity, found.rule) == ("warning", "cpu-pressure")
-    assert found.actual.startswith("n1: 30 %: other work ran there")
+def ended(core_wait_s: float | None) -> InferFinished:
+    """The last word of a rank that took 100 s."""
+    return InferFinished(
+        state="completed", end_reason="completed", vendor="cpu", compiler=None, precision="fp32", batch_size=1,
+        flops=None, e2e_time=100.0, p_validation_whole=None, p_validation_core=None, p_inference_whole=None,
+        p_inference_core=None, val_average_acc=None, infer_average_acc=None, compile_time=None, valid=True,
+        invalid_reasons=(), core_wait_s=core_wait_s,
+    )  # fmt: skip
 
 
-def test_a_quiet_round_is_not_and_what_happens_between_its_spans_does_not_count(tmp_path: Path) -> None:
-    samples = sampled(tmp_path / "t", 2.0, 2.0, 2.0, 2.0, 2.0, 90.0, 2.0, 2.0, 2.0, 2.0, 2.0)
-    assert not is_disturbed((), {"n1": (samples, SPANS)})
-    assert list(pressure_finding("n1", samples, ((0.0, 20.0), (31.0, 50.0)))) == []
+def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
+    (found,) = disturbances((), {0: ended(0.4), 1: ended(31.0), 2: None})
+    assert (found.severity, found.rule) == ("warning", "cores-at-hand")
+    assert found.actual.startswith("rank 1: 31% of the time: other work ran there")
+    assert is_disturbed([found])
 
 
-def test_where_the_kernel_tells_no_pressure_nothing_is_claimed(tmp_path: Path) -> None:
-    samples = sampled(tmp_path / "t", *[None] * 11)
-    assert waited_percent(samples, SPANS) is None
-    assert not is_disturbed((), {"n1": (samples, SPANS)})
+def test_a_quiet_round_is_not_and_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
+    assert list(disturbances((), {0: ended(0.4), 1: ended(None)})) == []
+    assert CoreWait(tmp_path / "none").longest_s() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
+def test_work_of_others_on_the_same_core_shows_as_waiting() -> None:
+    """A process that has to share its core with two others waits for two thirds of the time, and says so."""
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    asked = (
+        f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
+        "from accelmark.train.corewait import CoreWait\n"
+        "wait, began = CoreWait(), time.monotonic()\n"
+        "while time.monotonic() - began < 1.5: pass\n"
+        "print(wait.longest_s())"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", busy], start_new_session=False) for _ in range(2)]
+    try:
+        told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert float(told) > 0.5

@@ -173,10 +173,12 @@ def test_the_start_of_the_process_is_taken_where_it_is_told(round_dir: Path) -> 
     assert round_result(round_dir).figures[F.E2E_TIME].value == pytest.approx(4.6)
 
 
-def test_a_busy_machine_is_marked(round_dir: Path) -> None:
+def test_a_machine_that_was_busy_before_is_marked_and_found(round_dir: Path) -> None:
     path = node(round_dir) / "sys_info.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"load1_at_start": 6.0}))
-    assert "busy_machine" in round_result(round_dir).marks
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
+    result = round_result(round_dir)
+    assert "busy_machine" in result.marks
+    assert any(found.actual.endswith(": 80% of the cores are busy") for found in result.findings)
 
 
 def test_a_foreign_process_on_a_device_is_marked_and_found(round_dir: Path) -> None:

@@ -35,7 +35,7 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.enough_duration,
     outcome.chip_identity,
     outcome.plausible_utilisation,
-    outcome.quiet_machine,
+    outcome.in_one_go,
     provenance.source_tree,
     provenance.case_folder,
     provenance.hooks,

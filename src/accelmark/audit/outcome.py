@@ -80,12 +80,9 @@ def plausible_utilisation(evidence: Evidence) -> Iterator[Finding]:
             yield finding("warning", "measured-ceiling", "at most the measured ceiling", actual, entry)
 
 
-def quiet_machine(evidence: Evidence) -> Iterator[Finding]:
-    """Check that nothing else used the machine."""
+def in_one_go(evidence: Evidence) -> Iterator[Finding]:
+    """Check that no round was interrupted."""
     for entry in evidence.rounds:
-        if "busy_machine" in entry.result.marks:
-            actual = "the machine was busy with something else: times and energy may be worse than it can do"
-            yield finding("warning", "quiet-machine", "an idle machine", actual, entry)
         if "resumed" in entry.result.marks:
             actual = "the run was resumed: work redone after the checkpoint counts as time"
             yield finding("warning", "one-go", "a round without interruption", actual, entry)

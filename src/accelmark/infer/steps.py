@@ -29,6 +29,7 @@ from accelmark.spec.infer_events import InferEndReason, InferFinished, Phase, Re
 from accelmark.spec.inference import InferJob, InferPrecision, InferStep, planned_steps
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
+from accelmark.train.corewait import CoreWait
 
 _FRESH_BATCHES: Final = 24
 """Batches that the repeat check may use."""
@@ -87,6 +88,7 @@ class SevenSteps:
         self.work_dir = node_dir / "engine"
         self.emit = emit
         self.started = started
+        self.core_wait = CoreWait()
         self.found = _Findings()
         self.place = setup.Place.of(job, infer.settings)
         self.step = InferStep.INITIALISE
@@ -308,6 +310,7 @@ class SevenSteps:
                 "compile_time": found.compile_s,
                 "valid": not reasons,
                 "invalid_reasons": reasons,
+                "core_wait_s": self.core_wait.longest_s(),
             }
         )
 

@@ -2,57 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from accelmark.results.consumption import HostSamples
-from accelmark.results.integrate import Spans, integrate, largest_gap_s
 from accelmark.results.round_state import NodeDir, read_json
-from accelmark.results.samples import Samples
 from accelmark.results.schema import Finding
+from accelmark.spec.events import Finished
+from accelmark.spec.infer_events import InferFinished
 
-BUSY_LOAD: Final = 0.5
-"""Load per core at the start above which a host counts as busy with something else."""
-MOST_WAITED_PERCENT: Final = 10.0
-"""Share of a round's time in which tasks waited for a core above which something took the cores from it."""
-
-
-def is_disturbed(nodes: Iterable[NodeDir], hosts: HostSamples) -> bool:
-    """Tell whether any host of a round had other work."""
-    return any(_was_busy(node) for node in nodes) or any(
-        foreign_notes(samples) or _waited_too_long(samples, spans) for samples, spans in hosts.values()
-    )
+MOST_WAITED: Final = 0.02
+"""Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""
+FOREIGN_PROCESS: Final = "foreign-process"
+_QUIET_START: Final = "quiet-start"
+_CORES_AT_HAND: Final = "cores-at-hand"
 
 
-def foreign_notes(samples: Samples) -> list[str]:
-    """Return what the sampler remarked of processes of others."""
-    return [note for note in samples.notes if note.startswith("foreign ")]
+def is_disturbed(findings: Iterable[Finding]) -> bool:
+    """Tell whether any finding of a round is of other work."""
+    return any(found.rule in (FOREIGN_PROCESS, _QUIET_START, _CORES_AT_HAND) for found in findings)
 
 
-def waited_percent(samples: Samples, spans: Spans) -> float | None:
-    """Return the mean share of time in which a task waited for a core (pressure); None if unknown."""
-    column = samples.host.get("psi_cpu")
-    return integrate(samples.t, column, spans, largest_gap_s(samples.interval_s)).mean if column else None
+def disturbances(
+    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
+) -> Iterable[Finding]:
+    """Tell of work that the hosts had before a round, and of ranks that waited for a core.
+
+    Args:
+        nodes: the round's hosts.
+        finished: the last word of each rank.
+    """
+    for node in nodes:
+        told = read_json(node.path / "sys_info.json").get("busy_at_start")
+        for reason in told if isinstance(told, list) else ():
+            yield _warning(_QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
+    for rank, end in finished.items():
+        if end is None or end.core_wait_s is None or end.e2e_time <= 0:
+            continue
+        share = end.core_wait_s / end.e2e_time
+        if share > MOST_WAITED:
+            expected = f"threads that wait for a core at most {MOST_WAITED:.0%} of the time"
+            actual = f"rank {rank}: {share:.0%} of the time: other work ran there, or more threads than cores"
+            yield _warning(_CORES_AT_HAND, expected, actual)
 
 
-def pressure_finding(host: str, samples: Samples, spans: Spans) -> Iterable[Finding]:
-    """Say so where the cores of a host were too few for all that wanted them."""
-    if _waited_too_long(samples, spans):
-        yield Finding(
-            severity="warning",
-            rule="cpu-pressure",
-            expected=f"tasks wait for a core at most {MOST_WAITED_PERCENT:.0f} % of the time",
-            actual=f"{host}: {waited_percent(samples, spans):.0f} %: other work ran there, or more threads than cores",
-        )
-
-
-def _waited_too_long(samples: Samples, spans: Spans) -> bool:
-    waited = waited_percent(samples, spans)
-    return waited is not None and waited > MOST_WAITED_PERCENT
-
-
-def _was_busy(node: NodeDir) -> bool:
-    info = read_json(node.path / "sys_info.json")
-    load, cpu = info.get("load1_at_start"), info.get("cpu")
-    cores = cpu.get("usable_cores") if isinstance(cpu, dict) else None
-    return isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load / cores > BUSY_LOAD
+def _warning(rule: str, expected: str, actual: str) -> Finding:
+    return Finding(severity="warning", rule=rule, expected=expected, actual=actual)

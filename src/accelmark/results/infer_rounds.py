@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from accelmark.results.consumption import HostSamples, consumption_figures
-from accelmark.results.disturbance import is_disturbed
+from accelmark.results.disturbance import disturbances, is_disturbed
 from accelmark.results.figures import INFER_FIGURES, FigureName
 from accelmark.results.infer_log import InferLog, read_infer_log
 from accelmark.results.inference import PhaseFigures, invalid_reasons, mfu, phase_figures
@@ -70,6 +70,7 @@ def infer_round(
     hosts, no_telemetry = read_telemetry(nodes, spans, findings)
     figures = _figures(job, infer, log, hosts, no_telemetry or "telemetry left no samples", phase)
     findings += _findings(infer, log, figures)
+    findings += disturbances(nodes, {0: log.finished})
     settings = infer.settings
     return RoundResult(
         key=job.key,
@@ -80,7 +81,7 @@ def infer_round(
         state=state,
         reason=reason,
         converged=None,
-        marks=_marks(job, infer, log, state, nodes, hosts),
+        marks=_marks(job, infer, log, state, findings),
         vendor=job.vendor,
         chip=job.chip,
         precision=settings.precision,
@@ -249,7 +250,7 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures) -> Iterable[Find
 
 
 def _marks(
-    job: JobSpec, infer: InferJob, log: InferLog, state: JobState, nodes: list[NodeDir], hosts: HostSamples
+    job: JobSpec, infer: InferJob, log: InferLog, state: JobState, findings: Iterable[Finding]
 ) -> tuple[Mark, ...]:
     created = log.stage(InferStep.CREATE)
     untrained = created is not None and created.details.get("trained") is False
@@ -259,7 +260,7 @@ def _marks(
         "partial": state != "succeeded",
         "partial_evaluation": not infer.settings.synthetic
         and (infer.settings.max_batches is not None or _is_partial(log)),
-        "busy_machine": is_disturbed(nodes, hosts),
+        "busy_machine": is_disturbed(findings),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from accelmark.results.consumption import HostSamples, consumption_figures
 from accelmark.results.curves import curves_of, histogram
-from accelmark.results.disturbance import is_disturbed, pressure_finding
+from accelmark.results.disturbance import FOREIGN_PROCESS, disturbances, is_disturbed
 from accelmark.results.figures import TRAIN_FIGURES, FigureName
 from accelmark.results.measure import (
     FLOPS_TOLERANCE,
@@ -59,6 +59,7 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
     figures = _figures(job, timeline, hosts, no_telemetry or "telemetry left no samples", findings)
     if timeline is not None:
         findings += _log_findings(job, timeline)
+        findings += disturbances(nodes, {end.rank: end.finished for end in timeline.ranks})
     settings = job.train.settings if job.train else None
     per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size if settings else 1
     return RoundResult(
@@ -71,7 +72,7 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
         reason=why,
         converged=converged(timeline, job.train),
         target=job.train.target.model_dump() if job.train and job.train.target else None,
-        marks=_marks(job, timeline, ended, nodes, hosts),
+        marks=_marks(job, timeline, ended, findings),
         vendor=job.vendor,
         chip=job.chip,
         precision=_precision(job, timeline),
@@ -139,7 +140,6 @@ def read_telemetry(
         samples.only(*_devices_of(node))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-        findings += pressure_finding(node.host, samples, spans)
     findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
@@ -185,9 +185,7 @@ def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     return rate.value, ""
 
 
-def _marks(
-    job: JobSpec, timeline: Timeline | None, state: JobState, nodes: list[NodeDir], hosts: HostSamples
-) -> tuple[Mark, ...]:
+def _marks(job: JobSpec, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]) -> tuple[Mark, ...]:
     settings = job.train.settings if job.train else None
     forced = any(setting.forced for setting in job.provenance.values())
     held: dict[Mark, bool] = {
@@ -195,7 +193,7 @@ def _marks(
         "synthetic": bool(settings and settings.loader.synthetic),
         "partial": state != "succeeded",
         "partial_evaluation": bool(settings and settings.evaluate.max_batches),
-        "busy_machine": is_disturbed(nodes, hosts),
+        "busy_machine": is_disturbed(findings),
         "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
@@ -213,7 +211,7 @@ def _finding(severity: Any, rule: str, expected: str, actual: str) -> Finding:
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
     for note in samples.notes:
-        rule = "foreign-process" if note.startswith("foreign ") else "telemetry-note"
+        rule = FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
         yield _finding("warning", rule, "no remark of the sampler", f"{host}: {note}")
     if samples.malformed:
         yield _finding("warning", "telemetry-readable", "samples only", f"{host}: {samples.malformed} bad lines")

@@ -12,6 +12,7 @@ import psutil
 import accelmark
 from accelmark.results.files import free_mib
 from accelmark.run.states import utc_now
+from accelmark.telemetry.host import busy_host
 from accelmark.telemetry.sysinfo import collect
 
 _TOLD: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
@@ -20,7 +21,10 @@ _SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def system_information(node_dir: Path, environment: dict[str, str], host: str, *told: str) -> dict[str, Any]:
-    """Describe this host; an entry that cannot be read is null. ``told`` are further variables to tell."""
+    """Describe this host, watching it for half a second; an entry that cannot be read is null.
+
+    ``told`` are further variables to tell.
+    """
     return {
         "host": host,
         "taken_at": utc_now(),
@@ -29,6 +33,7 @@ def system_information(node_dir: Path, environment: dict[str, str], host: str, *
         **collect(),
         "memory_available_mib": psutil.virtual_memory().available / 2**20,
         "load1_at_start": os.getloadavg()[0],
+        "busy_at_start": busy_host(),
         "disk_free_mib": free_mib(node_dir),
         "environment": _told(environment, told, node_dir),
     }

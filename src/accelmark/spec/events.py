@@ -119,6 +119,8 @@ class Finished(Spec):
     """Forward and backward, counted on the real model by ``torch.utils.flop_counter``."""
     flops_per_sample_formula: float | None
     """The same by the case's own formula, as a check."""
+    core_wait_s: float | None = None
+    """Longest time that a thread, ready to run, waited for a core; null where the kernel does not tell."""
 
 
 class Started(Spec):

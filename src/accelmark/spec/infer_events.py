@@ -147,3 +147,5 @@ class InferFinished(Spec):
     """Seconds."""
     valid: bool
     invalid_reasons: tuple[str, ...]
+    core_wait_s: float | None = None
+    """Longest time that a thread, ready to run, waited for a core; null where the kernel does not tell."""

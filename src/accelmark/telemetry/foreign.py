@@ -101,7 +101,5 @@ def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
         reasons.append(f"load over the last minute is {sample.load1:.1f} (limit {limit:.1f} on {num_cpus} cores)")
     for resource, value in (("CPU", sample.psi_cpu), ("memory", sample.psi_memory), ("disks", sample.psi_io)):
         if value is not None and value > BUSY_PRESSURE:
-            reasons.append(
-                f"tasks waited for the {resource} {value:.0f} % of the last 10 s (limit {BUSY_PRESSURE:.0f} %)"
-            )
+            reasons.append(f"tasks waited for the {resource} {value:.0f} % of the time (limit {BUSY_PRESSURE:.0f} %)")
     return tuple(reasons)

@@ -154,8 +154,24 @@ def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
     """
     sampler = HostSampler()
     sampler.sample(time.monotonic())
+    before, began = _waited_us(), time.monotonic()
     time.sleep(settle_s)
-    return busy_reasons(sampler.sample(time.monotonic()), psutil.cpu_count() or 1)
+    elapsed_us = 1e6 * (time.monotonic() - began)
+    waited = {f"psi_{name}": 100 * (us - before[name]) / elapsed_us for name, us in _waited_us().items()}
+    # The kernel's own averages would tell of what ran here before, such as a round of ours.
+    return busy_reasons(replace(sampler.sample(time.monotonic()), **waited), psutil.cpu_count() or 1)
+
+
+def _waited_us() -> dict[str, float]:
+    """Return for how long some task has waited for each resource so far; nothing where the kernel does not tell."""
+    waited: dict[str, float] = {}
+    for name in ("cpu", "memory", "io"):
+        try:
+            some = Path("/proc/pressure", name).read_text(encoding="ascii").splitlines()[0]
+            waited[name] = float(some.partition("total=")[2])
+        except (OSError, ValueError, IndexError):
+            continue
+    return waited
 
 
 def pressure_avg10(text: str) -> float:

@@ -9,6 +9,7 @@ from typing import final
 from accelmark.spec.events import Finished, StepWindow
 from accelmark.spec.job import TrainJob
 from accelmark.train.backend import Backend, Progress
+from accelmark.train.corewait import CoreWait
 from accelmark.train.ends import End, follows_reference
 from accelmark.train.window import first_nonfinite
 
@@ -32,6 +33,7 @@ class Account:
     peak_device_memory_mib: float | None = None
     backend: Backend | None = None
     job: TrainJob | None = None
+    core_wait: CoreWait = field(default_factory=CoreWait)
 
     def elapsed_s(self) -> float:
         """Raw training time up to now."""
@@ -97,6 +99,7 @@ class Account:
             num_parameters=backend.num_parameters if backend is not None else 0,
             flops_per_sample=backend.flops_per_sample if backend is not None else None,
             flops_per_sample_formula=backend.flops_per_sample_formula if backend is not None else None,
+            core_wait_s=self.core_wait.longest_s(),
         )
 
     def _units_per_sample(self) -> int:
