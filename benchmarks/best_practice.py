@@ -37,11 +37,13 @@ RESULTS: Final = Path(__file__).parent / "results" / "best_practice.json"
 WARM: Final = 1 / 3
 PLAIN: Final = "default, glibc's own allocation"
 """Without the variables that the vendor `cpu` starts ranks with."""
+HUGE: Final = "default, heap in huge pages"
 ASLEEP: Final = "default, waiting threads sleep at once"
 """In place of spinning for a moment, as libgomp does by itself."""
 TRIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     PLAIN: {},
+    HUGE: {},
     ASLEEP: {},
     "fp32": {"precision": "fp32"},
     "compiled": {"compile": "default"},
@@ -123,8 +125,8 @@ def variables(candidate: str) -> Mapping[str, str]:
     """Return what the ranks of a candidate are started with."""
     if candidate == PLAIN:
         return {}
-    asleep = {"OMP_WAIT_POLICY": "PASSIVE"} if candidate == ASLEEP else {}
-    return load_vendor("cpu").environment | asleep
+    more = {HUGE: {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, ASLEEP: {"OMP_WAIT_POLICY": "PASSIVE"}}
+    return load_vendor("cpu").environment | more.get(candidate, {})
 
 
 def late_windows_ms(attempt: Attempt) -> list[float]:
