@@ -31,7 +31,7 @@ def test_a_good_run_is_valid_with_intervals(tmp_path: Path) -> None:
 
 def test_a_wide_interval_is_warned_of_with_the_rounds_it_would_take(tmp_path: Path) -> None:
     case = measure_run(make_run(tmp_path / "run", Made(rounds=3, jitter=2.0))).cases[0]
-    assert any("rounds would bring it within 1 %" in warning for warning in case.warnings)
+    assert any("rounds would bring them within 1 %" in warning for warning in case.warnings)
 
 
 def test_one_round_is_told_to_have_no_spread(tmp_path: Path) -> None:

@@ -86,15 +86,18 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     warnings: list[str] = []
     if max((found.num_rounds for found in figures.values()), default=0) == 1:
         warnings.append("one round has no spread: repeat the case to learn how far its figures can be trusted")
+    wide: list[str] = []
+    most = rounds = 0
     for name in WATCHED:
         found = figures.get(name)
         if found is None or found.ci95 is None or not found.mean or found.rounds_needed is None:
             continue
         half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
         if half > NARROW:
-            wide = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
-            warnings.append(
-                f"{FIGURES[name].title.lower()}: the 95 % interval is ±{wide} % of the mean after "
-                f"{found.num_rounds} rounds; about {found.rounds_needed} rounds would bring it within 1 %"
-            )
+            digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
+            wide.append(f"{FIGURES[name].title.lower()} ±{digits} %")
+            most, rounds = max(most, found.rounds_needed), found.num_rounds
+    if wide:
+        told = f"95 % intervals after {rounds} rounds, of the mean: {'; '.join(wide)}"
+        warnings.append(f"{told}. About {most:,} rounds would bring them within 1 %")
     return warnings

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,8 +22,9 @@ from accelmark.run.wording import count, duration, percent
 from accelmark.spec.errors import RunError
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
-
-
+_NOTHING: Final = "-"
+_ALWAYS: Final = 3
+"""Columns of the table that are always shown."""
 _SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
 _TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
 
@@ -30,27 +32,38 @@ _TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
     """Print the table of what a run came to, with why anything is invalid, and where its page is."""
     console = console or Console(highlight=False)
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("case", overflow="fold")
-    for heading in ("verdict", "target", "throughput", "time", "power"):
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("verdict", "target") else "right")
-    for case in summary.cases:
-        table.add_row(*_row(case))
     console.print()
-    console.print(table)
+    console.print(_table(summary.cases))
     for line in scaling_lines(_curves(run_dir)):
         console.print(line, soft_wrap=True)
     for case in summary.cases:
+        if case.reasons or case.warnings:
+            console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
         for reason in (*case.reasons, *case.warnings):
             style = "red" if reason in case.reasons else "yellow"
-            where = f"{case.key} {case.variant}" if case.variant else f"{case.key}"
-            console.print(Text(f"  {where}: {reason}", style=style))
+            console.print(Padding(Text(reason, style=style), (0, 0, 0, 4), expand=False))
     for problem in summary.problems:
         console.print(Text(f"  {problem}", style="red"))
     console.print()
     console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
     if page is not None:
         console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+
+
+def _table(cases: Sequence[CaseResult]) -> Table:
+    """Lay the cases out; a column that tells nothing of any case is left out, and leaves its room to the names."""
+    rows = [_row(case) for case in cases]
+    headings = ("", "case", "verdict", "target", "throughput", "time", "power")
+    shown = [at for at in range(len(headings)) if at < _ALWAYS or any(row[at].plain != _NOTHING for row in rows)]
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for at in shown:
+        heading = headings[at]
+        wraps = heading == "case"
+        right = heading in ("throughput", "time", "power")
+        table.add_column(heading, no_wrap=not wraps, overflow="fold", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    return table
 
 
 def _curves(run_dir: Path) -> list[ScalingCurve]:
@@ -81,9 +94,10 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
     if case.variant:
         name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
     return (
-        Text.assemble((f"{sign} ", style), name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
+        Text(sign, style=style),
+        Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
         Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
-        Text({True: "reached", False: "missed", None: "-"}[case.converged]),
+        Text({True: "reached", False: "missed", None: _NOTHING}[case.converged]),
         Text(_figure(case, _SPEED[case.task], f" {case.unit}s/s")),
         Text(_time(case)),
         Text(_figure(case, FigureName.MEAN_POWER, " W")),
@@ -98,7 +112,7 @@ def _spread(case: CaseResult, name: FigureName) -> Spread | None:
 def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
     spread = _spread(case, name)
     if spread is None or spread.mean is None:
-        return "-"
+        return _NOTHING
     wide = ""
     if spread.ci95 is not None and spread.mean:
         wide = f" ±{percent((spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean))}"
@@ -107,7 +121,7 @@ def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
 
 def _time(case: CaseResult) -> str:
     spread = _spread(case, _TIME[case.task])
-    return "-" if spread is None or spread.mean is None else duration(spread.mean)
+    return _NOTHING if spread is None or spread.mean is None else duration(spread.mean)
 
 
 def _near(path: Path) -> str:
