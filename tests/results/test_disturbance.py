@@ -27,7 +27,7 @@ def ended(core_wait_s: float | None) -> InferFinished:
 def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
     (found,) = disturbances((), {0: ended(0.4), 1: ended(31.0), 2: None})
     assert (found.severity, found.rule) == ("warning", "cores-at-hand")
-    assert found.actual.startswith("rank 1: 31% of the time: other work ran there")
+    assert found.actual.startswith("rank 1: 31.0% of the time: other work ran there")
     assert is_disturbed([found])
 
 

@@ -12,6 +12,8 @@ from accelmark.spec.infer_events import InferFinished
 
 MOST_WAITED: Final = 0.02
 """Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""
+LEAST_WAIT_S: Final = 0.5
+"""A wait that counts at all: what is started beside a rank takes a moment of the cores too."""
 FOREIGN_PROCESS: Final = "foreign-process"
 _QUIET_START: Final = "quiet-start"
 _CORES_AT_HAND: Final = "cores-at-hand"
@@ -39,9 +41,9 @@ def disturbances(
         if end is None or end.core_wait_s is None or end.e2e_time <= 0:
             continue
         share = end.core_wait_s / end.e2e_time
-        if share > MOST_WAITED:
+        if share > MOST_WAITED and end.core_wait_s > LEAST_WAIT_S:
             expected = f"threads that wait for a core at most {MOST_WAITED:.0%} of the time"
-            actual = f"rank {rank}: {share:.0%} of the time: other work ran there, or more threads than cores"
+            actual = f"rank {rank}: {share:.1%} of the time: other work ran there, or more threads than cores"
             yield _warning(_CORES_AT_HAND, expected, actual)
 
 
