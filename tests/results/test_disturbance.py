@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.disturbance import disturbances, is_disturbed
+from accelmark.results.round_state import NodeDir
 from accelmark.spec.infer_events import InferFinished
+from accelmark.spec.job import NodeExit
 from accelmark.train.corewait import CoreWait
 
 
@@ -27,8 +29,25 @@ def ended(core_wait_s: float | None) -> InferFinished:
 def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
     (found,) = disturbances((), {0: ended(0.4), 1: ended(31.0), 2: None})
     assert (found.severity, found.rule) == ("warning", "cores-at-hand")
-    assert found.actual.startswith("rank 1: 31.0% of the time: other work ran there")
+    assert found.actual == "rank 1: 31.0% of the time: other work may have taken them"
     assert is_disturbed([found])
+
+
+@pytest.mark.parametrize(
+    ("others_cpu_s", "rule", "told"),
+    [(80.0, "cores-at-hand", "other work took up to 0.8 cores"), (2.0, "threads-fit", "more threads than cores")],
+)
+def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
+    tmp_path: Path, others_cpu_s: float, rule: str, told: str
+) -> None:
+    end = NodeExit(
+        host="n1", noderank=0, state="succeeded", reason=None, started_at="", duration_s=100.0, ranks=(),
+        others_cpu_s=others_cpu_s,
+    )  # fmt: skip
+    (found,) = disturbances([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
+    assert found.rule == rule
+    assert told in found.actual
+    assert is_disturbed([found]) == (rule == "cores-at-hand")
 
 
 def test_a_quiet_round_is_not_and_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:

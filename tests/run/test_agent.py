@@ -56,6 +56,17 @@ def test_a_rank_that_finishes_makes_the_node_succeed(make_task: MakeTask) -> Non
     assert not list(node_dir(task).glob(".*"))
 
 
+def test_the_work_of_others_is_counted(make_task: MakeTask) -> None:
+    task = make_task("steps=10", "pace=0.1")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            end = ended(task, start(task))
+        finally:
+            other.kill()
+    assert end.others_cpu_s is not None
+    assert end.others_cpu_s > 0.2, "a process beside it was busy all the time"
+
+
 def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: MakeTask) -> None:
     task = make_task("compile")
     assert ended(task, start(task)).state == "succeeded"

@@ -12,11 +12,14 @@ from accelmark.spec.infer_events import InferFinished
 
 MOST_WAITED: Final = 0.02
 """Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""
+LEAST_OTHERS: Final = 0.1
+"""Cores that other work has to have taken, in the mean, for a wait to be laid to it."""
 LEAST_WAIT_S: Final = 0.5
 """A wait that counts at all: what is started beside a rank takes a moment of the cores too."""
 FOREIGN_PROCESS: Final = "foreign-process"
 _QUIET_START: Final = "quiet-start"
 _CORES_AT_HAND: Final = "cores-at-hand"
+_TOO_MANY: Final = "threads-fit"
 
 
 def is_disturbed(findings: Iterable[Finding]) -> bool:
@@ -33,7 +36,10 @@ def disturbances(
         nodes: the round's hosts.
         finished: the last word of each rank.
     """
+    others: list[float] = []
     for node in nodes:
+        if node.exit is not None and node.exit.others_cpu_s is not None and node.exit.duration_s > 0:
+            others.append(node.exit.others_cpu_s / node.exit.duration_s)
         told = read_json(node.path / "sys_info.json").get("busy_at_start")
         for reason in told if isinstance(told, list) else ():
             yield _warning(_QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
@@ -43,8 +49,12 @@ def disturbances(
         share = end.core_wait_s / end.e2e_time
         if share > MOST_WAITED and end.core_wait_s > LEAST_WAIT_S:
             expected = f"threads that wait for a core at most {MOST_WAITED:.0%} of the time"
-            actual = f"rank {rank}: {share:.1%} of the time: other work ran there, or more threads than cores"
-            yield _warning(_CORES_AT_HAND, expected, actual)
+            waited = f"rank {rank}: {share:.1%} of the time"
+            if max(others, default=1.0) > LEAST_OTHERS:
+                taken = f"took up to {max(others):.1f} cores" if others else "may have taken them"
+                yield _warning(_CORES_AT_HAND, expected, f"{waited}: other work {taken}")
+            else:
+                yield _warning(_TOO_MANY, expected, f"{waited}: the job has more threads than cores")
 
 
 def _warning(rule: str, expected: str, actual: str) -> Finding:

@@ -27,6 +27,7 @@ from accelmark.results.files import write_atomic
 from accelmark.run.adaptation import SITE_DIRECTORY, carry_out
 from accelmark.run.environment import COMPILED_DIRECTORY, TELEMETRY_MODULE, rank_command, rank_environment
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
+from accelmark.run.otherwork import OtherWork
 from accelmark.run.processes import ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.ranklog import LastWords, last_words
 from accelmark.run.states import utc_now
@@ -64,6 +65,7 @@ class Agent:
         self._started_at = utc_now()
         self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment = rank_environment(task, node_dir, os.environ)
+        self._others = OtherWork()
         self._warnings: list[str] = []
         self._ranks: subprocess.Popen[bytes] | None = None
         self._telemetry: subprocess.Popen[bytes] | None = None
@@ -103,6 +105,7 @@ class Agent:
             duration_s=time.monotonic() - self._watch.started,
             ranks=ranks,
             warnings=tuple(self._warnings),
+            others_cpu_s=self._others.cpu_s(),
         )
 
     def _prepare_grounds(self) -> None:

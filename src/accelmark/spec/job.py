@@ -123,3 +123,5 @@ class NodeExit(Spec):
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
     """What went wrong without ending the job (a telemetry recorder that died, say)."""
+    others_cpu_s: float | None = None
+    """CPU time that other work took on this host meanwhile; null where the kernel does not tell."""
