@@ -39,6 +39,12 @@ def make_task(tmp_path: Path) -> Callable[..., AgentTask]:
 
 
 @pytest.fixture(autouse=True)
+def nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch leaves the place of what it compiled in the environment of the test process."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """After every test here: no process of any run below its directory is left."""
     yield

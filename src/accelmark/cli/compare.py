@@ -66,7 +66,8 @@ def _print(pair: Pair) -> None:
     if not console.is_terminal:
         console = Console(width=140, highlight=False)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
-        console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}"))
+        marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
+        console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}{marks}"))
     for reason in pair.not_comparable:
         console.print(Text(f"NOT COMPARABLE: {reason}", style="bold red"))
     console.print(figures_table(pair, narrow=console.width < _WIDE))

@@ -83,7 +83,10 @@ def trend_chart(
             parts.append(f'<path class="whisker" d="M{x(i):.1f},{y(value + half):.1f} V{y(value - half):.1f}"/>')
         parts.append(_point(x(i), y(value), f"{label}: {quantity(value, unit)}"))
     shown = range(0, count, max(1, math.ceil(count / 7)))
-    parts += [_text(x(i), _HEIGHT - 24, points[i][0][:10], "middle") for i in shown]
+    days = [points[i][0][:10] for i in shown]
+    several = len(set(days)) < len(days)
+    for i, day in zip(shown, days, strict=True):
+        parts.append(_text(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
     return _svg(parts, f"{title} over time; the figures stand in the table")
 
 

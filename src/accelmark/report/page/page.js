@@ -14,6 +14,7 @@
     return { ink: of("--ink"), soft: of("--soft"), paper: of("--paper"), grid: of("--grid"), accent: of("--accent"),
       rounds: Array.from({ length: COLOURS }, (_, i) => of(`--r${i + 1}`)) };
   };
+  const few = (values) => values.filter((value) => value !== null).length < 3; // a line of one point would not be seen
   const lineColour = (c, i) => c.rounds[i % COLOURS];
   const base = (c) => ({
     paper_bgcolor: c.paper, plot_bgcolor: c.paper, showlegend: false, hovermode: "x unified",
@@ -46,7 +47,7 @@
       const many = panel.lines.length > 1;
       const labels = panel.lines.map((line) => line.label).join("\n");
       panel.lines.forEach((line, i) => traces.push({
-        type: "scatter", mode: panel.markers ? "lines+markers" : "lines", x: line.x, y: line.y, xaxis: "x", yaxis: `y${suffix}`,
+        type: "scatter", mode: panel.markers || few(line.y) ? "lines+markers" : "lines", x: line.x, y: line.y, xaxis: "x", yaxis: `y${suffix}`,
         name: escape(line.label), text: line.text.length ? line.text : undefined, connectgaps: false,
         line: { color: lineColour(c, i), width: many ? 1.2 : 1.5 }, marker: { color: lineColour(c, i), size: 6 },
         hovertemplate: (line.text.length ? "%{y:,.5~g}  (%{text})" : "%{y:,.5~g}"),
