@@ -44,7 +44,8 @@ def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(sea
     assert all(record.reason == "the run was interrupted" for record in interrupted)
     scored = {(epoch.trial, epoch.attempt) for epoch in after.useful_epochs()}
     assert not scored & {(record.trial, record.attempt) for record in interrupted}
-    assert verify_run(search.run()).verdict == "VALID"
+    judged = verify_run(search.run())
+    assert judged.verdict == "VALID", judged.reasons
     assert "over" in search.finish(search.begin("resume", "latest"))[2]
     assert search.finish(search.begin("verify", "latest"))[0] == 0
 
@@ -64,7 +65,8 @@ def test_workers_that_die_or_hang_are_recorded_as_such_and_their_trials_tried_ag
     state = search.run().state()
     assert {record.status for record in state.attempts.values() if record.attempt == 1} == {"lost", "stalled"}
     assert {record.attempt for record in state.trials.values()} == {2}
-    assert verify_run(search.run()).verdict == "VALID"
+    judged = verify_run(search.run())
+    assert judged.verdict == "VALID", judged.reasons
 
 
 def test_more_workers_than_there_are_is_refused_before_anything_starts(search: Search) -> None:

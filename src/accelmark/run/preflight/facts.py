@@ -127,8 +127,7 @@ def judge_host(
         what = f"its clock is {clock_offset_s:+.1f} s off this machine's"
         found.append(HostProblem(name, what, "set it by NTP", "warning"))
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
-        what = f"had a load of {facts.load1:.1f} over the last minute, on {facts.cpus} cores"
-        found.append(HostProblem(name, what, "is anything running there?", "warning"))
+        found.append(HostProblem(name, f"is busy: load {facts.load1:.1f} on {facts.cpus} cores", "", "warning"))
     return found
 
 
