@@ -13,9 +13,10 @@ from math import log10
 from pathlib import Path
 
 import pytest
+from optuna.storages import journal
 
 from accelmark.automl.config import TrainingConfig, TuningConfig
-from accelmark.automl.tuning import StudyError, Tuner
+from accelmark.automl.tuning import JOURNAL_NAME, StudyError, Tuner
 
 SPACE = TuningConfig(kernel=(3, 5), batch_size=(16, 32), learning_rate=(1e-3, 1e-1), dropout=(0.0, 0.5))
 
@@ -178,3 +179,18 @@ def test_a_server_that_does_not_answer_is_told_without_its_password(tmp_path: Pa
 def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="cannot be opened"):
         tuner(tmp_path, TuningConfig(storage="nonsense://x"))
+
+
+def test_a_lock_that_a_killed_process_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / f"{JOURNAL_NAME}.lock"
+    lock.symlink_to(tmp_path / JOURNAL_NAME)
+    locked: list[bool] = []
+
+    class Opened(journal.JournalFileBackend):
+        def __init__(self, path: str) -> None:
+            locked.append(os.path.lexists(f"{path}.lock"))
+            super().__init__(path)
+
+    monkeypatch.setattr(journal, "JournalFileBackend", Opened)
+    assert tuner(tmp_path).ask(0).batch_size in (16, 32)
+    assert locked == [False]

@@ -157,6 +157,8 @@ def _storage(url: str | None, directory: Path) -> BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     if url is None:
+        # Whoever tunes holds the run: a lock that is here was left by a killed process; Optuna would wait 30 s for it.
+        (directory / f"{JOURNAL_NAME}.lock").unlink(missing_ok=True)
         return JournalStorage(JournalFileBackend(str(directory / JOURNAL_NAME)))
     if url.startswith("postgresql://"):  # a URL of PostgreSQL's own form names no driver; ours is psycopg
         url = f"postgresql+psycopg://{url.removeprefix('postgresql://')}"

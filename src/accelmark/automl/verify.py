@@ -40,7 +40,7 @@ def verify_run(run: RunDirectory) -> Verified:
             broken.append(f"trial {record.trial}: its operations are not those of its network")
         if latest and record.flops_per_image not in (None, counted.matrix):
             broken.append(f"trial {record.trial}: the driver saw another matrix work than is counted")
-    broken.extend(_broken_lineage(read_journal(run.path), state))
+    broken.extend(broken_lineage(read_journal(run.path), state))
     broken.extend(_overlaps(state))
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.of(epoch) for epoch in epochs)
@@ -77,7 +77,7 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
     return found
 
 
-def _broken_lineage(events: Iterable[Event], state: RunState) -> list[str]:
+def broken_lineage(events: Iterable[Event], state: RunState) -> list[str]:
     """Follow every network from its parent's morphs, and through the hyperparameters that were written into it.
 
     A child is proposed while its parent may be given its hyperparameters, so it may come of any form that the parent

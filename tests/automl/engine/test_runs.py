@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.verify import verify_run
+from accelmark.automl.engine.journal import read_journal
+from accelmark.automl.engine.state import RunState
+from accelmark.automl.verify import broken_lineage, verify_run
 from tests.automl.engine.searching import Search
 
 
@@ -46,6 +48,9 @@ def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(sea
     assert not scored & {(record.trial, record.attempt) for record in interrupted}
     judged = verify_run(search.run())
     assert judged.verdict == "VALID", judged.reasons
+    events = list(read_journal(search.run().path))
+    broken = [broken_lineage(events[:end], RunState.folded(events[:end])) for end in range(len(events) + 1)]
+    assert not any(broken), "wherever a run is killed, what it wrote explains its networks"
     assert "over" in search.finish(search.begin("resume", "latest"))[2]
     assert search.finish(search.begin("verify", "latest"))[0] == 0
 

@@ -191,15 +191,16 @@ class Coordinator:
             else default_hyperparameters(self._config.training)
         )
         one = self._proposals.family.individuals[assignment.individual]
-        network = executed_network(one.network, hyper)
-        if network != one.network:
-            one = one.model_copy(update={"network": network})
-            self._proposals.update(one)
+        given = one.network
+        one = one.model_copy(update={"network": executed_network(given, hyper)})
         weights, parent = self._starting_point(one)
         now = self._now()
         order = self._order(assignment, one, hyper, parent, self._scheduler.remaining_s(now))
         record = self._record(worker, assignment, one, hyper, weights is not None, tuned, now)
+        # The trial first: killed in between, no network is left whose hyperparameters no trial tells.
         self._write(Tried(trial=record))
+        if one.network != given:
+            self._proposals.update(one)
         self._idle.discard(worker)
         self._working[worker], self._orders[worker] = record, order
         self._seen[worker] = (0, now)
