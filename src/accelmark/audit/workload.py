@@ -147,9 +147,8 @@ def precision(evidence: Evidence) -> Iterator[Finding]:
         if started.precision != declared:
             actual = f"it computed in {started.precision}, which the device has instead"
             yield finding("warning", "precision", declared, actual, entry)
-        if started.compute_type is not None and TYPE_OF_PRECISION[started.precision] not in started.compute_type.split(
-            "+"
-        ):
+        computed = started.compute_type.split("+") if started.compute_type is not None else None
+        if computed is not None and TYPE_OF_PRECISION[started.precision] not in computed:
             actual = f"the forward pass computed in {started.compute_type}"
             yield breach("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
 

@@ -28,7 +28,8 @@ def load_config(path: Path) -> Loaded:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecError([Problem(str(path), "", f"cannot be read: {why}")]) from error
     if is_aiperf(text):
         config, unused = read_aiperf(text, str(path))
         return Loaded(config, "aiperf", unused)

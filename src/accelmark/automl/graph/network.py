@@ -126,7 +126,8 @@ def load_network(path: Path) -> Network:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise NetworkError([Problem(str(path), "", f"cannot be read: {error}")]) from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise NetworkError([Problem(str(path), "", f"cannot be read: {why}")]) from error
     return parse_network(text, where=str(path))
 
 
