@@ -35,7 +35,10 @@ def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
 
 @pytest.mark.parametrize(
     ("others_cpu_s", "rule", "told"),
-    [(80.0, "cores-at-hand", "other work took up to 0.8 cores"), (2.0, "threads-fit", "more threads than cores")],
+    [
+        (20.0, "cores-at-hand", "other work took up to 20.0 s of CPU time"),
+        (2.0, "threads-fit", "more threads than cores"),
+    ],
 )
 def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
     tmp_path: Path, others_cpu_s: float, rule: str, told: str

@@ -12,8 +12,8 @@ from accelmark.spec.infer_events import InferFinished
 
 MOST_WAITED: Final = 0.02
 """Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""
-LEAST_OTHERS: Final = 0.1
-"""Cores that other work has to have taken, in the mean, for a wait to be laid to it."""
+LEAST_OTHERS: Final = 0.5
+"""CPU time of others over a wait from which it is laid to them: they delay a thread no longer than they run."""
 LEAST_WAIT_S: Final = 0.5
 """A wait that counts at all: what is started beside a rank takes a moment of the cores too."""
 FOREIGN_PROCESS: Final = "foreign-process"
@@ -38,8 +38,8 @@ def disturbances(
     """
     others: list[float] = []
     for node in nodes:
-        if node.exit is not None and node.exit.others_cpu_s is not None and node.exit.duration_s > 0:
-            others.append(node.exit.others_cpu_s / node.exit.duration_s)
+        if node.exit is not None and node.exit.others_cpu_s is not None:
+            others.append(node.exit.others_cpu_s)
         told = read_json(node.path / "sys_info.json").get("busy_at_start")
         for reason in told if isinstance(told, list) else ():
             yield _warning(_QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
@@ -50,8 +50,8 @@ def disturbances(
         if share > MOST_WAITED and end.core_wait_s > LEAST_WAIT_S:
             expected = f"threads that wait for a core at most {MOST_WAITED:.0%} of the time"
             waited = f"rank {rank}: {share:.1%} of the time"
-            if max(others, default=1.0) > LEAST_OTHERS:
-                taken = f"took up to {max(others):.1f} cores" if others else "may have taken them"
+            if not others or max(others) >= LEAST_OTHERS * end.core_wait_s:
+                taken = f"took up to {max(others):.1f} s of CPU time" if others else "may have taken them"
                 yield _warning(_CORES_AT_HAND, expected, f"{waited}: other work {taken}")
             else:
                 yield _warning(_TOO_MANY, expected, f"{waited}: the job has more threads than cores")
