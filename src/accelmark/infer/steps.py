@@ -239,10 +239,11 @@ class SevenSteps:
         case, batches = self._case_and_batches()
         situation = self._situation(phase)
         iterator = iter(batches)
-        warmed = warm_up(forward, next(iterator), self.settings.warmup_batches, phase, situation, self.emit)
+        first = next(iterator)
+        warmed = warm_up(forward, first, self.settings.warmup_batches, phase, situation, self.emit)
         if phase == "inference" and self.settings.repeat_check:
             fresh = _full_batches(iterator, self.settings.batch_size)
-            self.found.check = repeat_check(forward, fresh)
+            self.found.check = repeat_check(forward, first, fresh)
             self.emit(Event.REPEAT_CHECK, self.found.check)
         evaluated = case.trained and not self.settings.synthetic
         measured = measure(

@@ -165,7 +165,10 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
     FigureName.INFERENCE_TIME: _info("Inference step", "s", "lower", "the sixth step, scenarios included"),
     FigureName.FLOPS_PER_ITEM: _info("Model FLOPs per item", "FLOP", "neither", "forward pass, as the case states it"),
     FigureName.REPEAT_SPEEDUP: _info(
-        "Same items over fresh", "ratio", "neither", "how much faster the same items again run; above 1.1 is suspicious"
+        "Same items over fresh",
+        "ratio",
+        "neither",
+        "how much faster the same items again run; above 1.1 in most batches is suspicious",
     ),
     FigureName.DEVICE_MEMORY_TOTAL: _info("Device memory", "MiB", "neither", "what the device has, from telemetry"),
     FigureName.OFFLINE_RATE: _info("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),

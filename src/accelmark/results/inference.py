@@ -106,6 +106,6 @@ def invalid_reasons(
     if repeat_check is not None and repeat_check.suspicious:
         reasons.append(
             f"the same items again run {repeat_check.speedup:.2f} times as fast as fresh ones "
-            f"(limit {repeat_check.limit:g}): outputs seem to be cached"
+            f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs seem to be cached"
         )
     return tuple(reasons)

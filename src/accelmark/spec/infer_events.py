@@ -91,11 +91,14 @@ class RepeatCheck(Spec):
     fresh_ms: float | None
     """Median latency of batches never seen before."""
     same_ms: float | None
-    """Median latency of one batch over and over."""
+    """Median latency of the same batches again."""
     speedup: float | None
-    """``fresh_ms / same_ms``."""
+    """Median over batches of a batch's first latency over its further ones'."""
+    num_faster: int | None = None
+    """Batches whose first call took beyond ``limit`` times as long as each of their further ones."""
     limit: float
     suspicious: bool
+    """True where ``speedup`` is beyond ``limit`` and ``num_faster`` is more than chance gives."""
     num_batches: int
     reason: str | None = None
     """Why it was not done."""
