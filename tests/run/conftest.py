@@ -49,7 +49,7 @@ def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """After every test here: no process of any run below its directory is left."""
     yield
     needle = f"{RUN_MARKER}={tmp_path}".encode()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while left := processes_with(needle):
         if time.monotonic() > deadline:
             names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}

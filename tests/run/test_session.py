@@ -74,7 +74,7 @@ def test_a_run_of_two_rounds_succeeds_and_leaves_all_its_files(tmp_path: Path) -
 
 def test_other_cases_go_on_after_a_failure(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=0.8)))
+    code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=3.0)))
     assert (code, states(run)) == (1, ["failed", "succeeded", "timed_out"])
     assert statuses(run)[0].reason == "rank 0: killed by SIGKILL (often the kernel's out-of-memory killer: see dmesg)"
     assert "killed by SIGKILL" in out
@@ -111,7 +111,7 @@ def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     code, *_ = done(process)
     assert (code, states(run)) == (130, ["cancelled"])
-    assert time.monotonic() - began < 20, "the grace of 45 s was not cut short"
+    assert time.monotonic() - began < 40, "the grace of 45 s was not cut short"
     assert left_running(run) == []
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from accelmark.run.task import Limits
 from accelmark.run.watch import Breach, LimitWatch
@@ -12,17 +15,26 @@ from accelmark.spec.events import PERFLOG_PREFIX
 FINISHED = PERFLOG_PREFIX + '{"event": "FINISHED", "value": {"state": "completed"}, "metadata": {"rank": 0}}\n'
 
 
-def watched(node_dir: Path, *writing: int, seconds: float = 0.5) -> Breach | None:
-    """Look for a while, during which the ranks ``writing`` go on with their logs."""
-    watch = LimitWatch(Limits(stall_timeout_s=0.2, min_free_mib=0.0), node_dir, range(2), "start_pytorch_task.log")
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The watch's clock, which a busy machine does not put forward."""
+    stands = SimpleNamespace(at=0.0)
+    monkeypatch.setattr("accelmark.run.watch.time", SimpleNamespace(monotonic=lambda: stands.at))
+    yield stands
+
+
+def watched(clock: SimpleNamespace, node_dir: Path, *writing: int) -> Breach | None:
+    """Look for half a second, during which the ranks ``writing`` go on with their logs."""
+    watch = LimitWatch(
+        Limits(stall_timeout_s=0.2, min_free_mib=0.0), node_dir, range(2), "start_pytorch_task.log", started=clock.at
+    )
+    for _ in range(50):
         for rank in writing:
             say(node_dir, rank, "a step\n")
         breach = watch.look()
         if breach is not None:
             return breach
-        time.sleep(0.01)
+        clock.at += 0.01
     return None
 
 
@@ -31,26 +43,25 @@ def say(node_dir: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_a_rank_that_hangs_is_seen_while_another_still_writes(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_seen_while_another_still_writes(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 1, "a step\n")
-    assert watched(tmp_path, 0) == Breach("stalled", "rank 1 wrote nothing for 0.2 s")
+    assert watched(clock, tmp_path, 0) == Breach("stalled", "rank 1 wrote nothing for 0.2 s")
 
 
-def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(tmp_path: Path) -> None:
+def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 0, FINISHED)
-    assert watched(tmp_path, 1) is None
+    assert watched(clock, tmp_path, 1) is None
 
 
-def test_where_all_fall_silent_the_first_is_named(tmp_path: Path) -> None:
-    found = watched(tmp_path)
+def test_where_all_fall_silent_the_first_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
+    found = watched(clock, tmp_path)
     assert found == Breach("stalled", "rank 0 wrote nothing for 0.2 s, nor did 1 more of this host's 2 ranks")
 
 
-def test_a_launcher_that_still_prepares_the_ranks_is_a_sign_of_life(tmp_path: Path) -> None:
+def test_a_launcher_that_still_prepares_the_ranks_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
     watch = LimitWatch(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    for _ in range(50):
         with (tmp_path / "start_pytorch_task.log").open("a") as file:
             file.write("building\n")
         assert watch.look() is None
-        time.sleep(0.01)
+        clock.at += 0.01

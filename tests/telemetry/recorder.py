@@ -114,7 +114,7 @@ def run(node_dir: Path) -> subprocess.Popen[str]:
     )
 
 
-def until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + patience_s
     while not condition():
@@ -131,7 +131,7 @@ def num_lines(node_dir: Path, having: str = '"t"') -> int:
 def stop(process: subprocess.Popen[str], node_dir: Path) -> Recording:
     """End the recorder as the agent does, and read what it wrote."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0, process.stderr.read() if process.stderr else ""
+    assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
     if process.stderr is not None:
         process.stderr.close()
     return read_recording(node_dir / "telemetry.jsonl")
