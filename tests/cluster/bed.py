@@ -132,7 +132,7 @@ class Bed:
             self._wire(number)
             self.sshd(number)
         (self.root / "known_hosts").write_text("\n".join(known) + "\n")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not all((self.home(number) / "sshd.pid").exists() for number in range(1, self.num_hosts + 1)):
             if time.monotonic() > deadline:
                 raise RuntimeError("sshd does not start: " + (self.home(1) / "sshd.log").read_text())

@@ -81,7 +81,7 @@ def nothing_left_on_any_host(request: pytest.FixtureRequest) -> Iterator[None]:
     if "bed" not in request.fixturenames:
         return
     bed: Bed = request.getfixturevalue("bed")
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 60
     while left := bed.processes():
         if time.monotonic() > deadline:
             pytest.fail(f"left running: {left}")

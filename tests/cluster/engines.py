@@ -26,7 +26,7 @@ def dockerd(bed: Bed, number: int) -> Iterator[str]:
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(bed.inside(number, *command), stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while subprocess.run(["docker", "-H", address, "info"], capture_output=True, check=False).returncode:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("dockerd does not start: " + (home / "log").read_text()[-2000:])

@@ -101,7 +101,7 @@ def slurm(home: Path) -> Iterator[dict[str, str]]:
 
 def _wait(condition: object, home: Path) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not condition():
         if time.monotonic() > deadline:
             found = [path for path in (home / "output", home / "slurmctld.log") if path.exists()]

@@ -58,7 +58,7 @@ def test_binary_noise_comes_home_byte_for_byte(plan: MakePlan, tmp_path: Path) -
 
 def test_a_short_loss_of_the_link_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=250", "pace=0.05"), on={"reconnect_s": 12.0}))
+    process = drive("start", run, plan=plan(("steps=250", "pace=0.05"), on={"reconnect_s": 60.0}))
     wait_for(lambda: stepping(run), "a step that came home")
     bed.link(1, "down")
     try:
