@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,11 @@ FINISHED = PERFLOG_PREFIX + '{"event": "FINISHED", "value": {"state": "completed
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The watch's clock, which a busy machine does not put forward."""
     stands = SimpleNamespace(at=0.0)
     monkeypatch.setattr("accelmark.run.watch.time", SimpleNamespace(monotonic=lambda: stands.at))
-    yield stands
+    return stands
 
 
 def watched(clock: SimpleNamespace, node_dir: Path, *writing: int) -> Breach | None:
