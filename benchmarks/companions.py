@@ -1,14 +1,20 @@
-"""What runs beside training, and how much of a core it takes: telemetry, node agent, coordinator with display.
+"""What runs beside training, and what it costs: telemetry, node agent, coordinator with display.
 
-Run ``python benchmarks/companions.py`` (``--seconds 30``): starts ``accelmark train resnet_mini`` on made-up data, on a
+Run ``python -m benchmarks.companions`` (``--seconds 30``): starts ``accelmark train resnet_mini`` on made-up data, on a
 terminal so that the live display draws, waits until it trains, and reads each process's CPU time over a while.
+
+``--pauses 60 --threads 2`` goes on to hold all of them for a few seconds (SIGSTOP) and to let them go on for as long,
+in pairs of random order, and compares the training steps of the one with those of the other: what everything that runs
+beside training costs a step, in one run and on the very model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pty
+import random
 import signal
 import subprocess
 import sys
@@ -21,11 +27,14 @@ from typing import Final
 import psutil
 
 from accelmark.spec.events import PERFLOG_PREFIX
+from benchmarks.turns import Cost
 
 START_S: Final = 120.0
+PAUSE_S: Final = 4.0
+TRAINING: Final = "training itself"
 
 
-def started(runs: Path, program: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+def started(runs: Path, program: list[str], model: str, threads: int) -> tuple[subprocess.Popen[bytes], int]:
     """Start the run on a terminal of its own, which somebody reads."""
     ours, theirs = pty.openpty()
     settings = [
@@ -34,11 +43,11 @@ def started(runs: Path, program: list[str]) -> tuple[subprocess.Popen[bytes], in
         "--set",
         "log_every_steps=20",
         "--set",
-        "threads=1",
+        f"threads={threads}",
         "--synthetic",
         "--open",
     ]
-    command = [*program, "train", "resnet_mini", *settings, "--out", str(runs / "run")]
+    command = [*program, "train", model, *settings, "--out", str(runs / "run")]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
 
@@ -72,9 +81,7 @@ def name_of(process: psutil.Process) -> str:
     """Say what a process of the run is."""
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words else "coordinator and display"
-    return {"accelmark.telemetry.record": "telemetry recorder", "accelmark.train": "training itself"}.get(
-        module, module
-    )
+    return {"accelmark.telemetry.record": "telemetry recorder", "accelmark.train": TRAINING}.get(module, module)
 
 
 def shares(root: psutil.Process, seconds: float) -> dict[str, float]:
@@ -91,18 +98,58 @@ def shares(root: psutil.Process, seconds: float) -> dict[str, float]:
     return found
 
 
+def paused(root: psutil.Process, pairs: int) -> list[tuple[int, bool, float, float]]:
+    """Hold and release everything beside training in turns; return pair, whether it was held, begin and end."""
+    beside = [one for one in (root, *root.children(recursive=True)) if name_of(one) != TRAINING]
+    chance = random.Random(1)
+    spans = []
+    try:
+        for pair in range(pairs):
+            for held in chance.sample((True, False), 2):
+                for process in beside:
+                    process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
+                begun = time.monotonic()
+                time.sleep(PAUSE_S)
+                spans.append((pair, held, begun, time.monotonic()))
+    finally:
+        for process in beside:
+            process.send_signal(signal.SIGCONT)
+    return spans
+
+
+def cost(runs: Path, spans: list[tuple[int, bool, float, float]]) -> Cost:
+    """Compare the steps of the windows that lie within each span."""
+    (log,) = runs.rglob("rank0.out.log")
+    windows = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith(PERFLOG_PREFIX) and '"STEP_END"' in line:
+            record = json.loads(line.removeprefix(PERFLOG_PREFIX))
+            closed_s, value = record["metadata"]["mono_ms"] / 1e3, record["value"]
+            windows.append((closed_s - value["wall_ms"] / 1e3, closed_s, value["wall_ms"], len(value["step_ms"])))
+    step_us: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for pair, held, begun, ended in spans:
+        within = [(wall_ms, steps) for opened, closed, wall_ms, steps in windows if begun <= opened and closed <= ended]
+        step_us[held][pair] = 1e3 * sum(wall for wall, _ in within) / sum(steps for _, steps in within)
+    return Cost.of(step_us[True], step_us[False])
+
+
 def main() -> None:
     """Measure and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--model", default="resnet_mini")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pauses", type=int, default=0, help=f"pairs of {PAUSE_S:g} s held and {PAUSE_S:g} s not")
     options = parser.parse_args()
     program = [sys.executable, "-c", "from accelmark.cli import main; main()"]
     with tempfile.TemporaryDirectory() as name:
-        process, terminal = started(Path(name), program)
+        process, terminal = started(Path(name), program, options.model, options.threads)
         try:
             wait_for_training(Path(name))
             time.sleep(2)
             found = shares(psutil.Process(process.pid), options.seconds)
+            spans = paused(psutil.Process(process.pid), options.pauses)
+            beside = cost(Path(name), spans) if spans else None
         finally:
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=60)
@@ -110,6 +157,12 @@ def main() -> None:
     print("| Process | Share of a core |\n|---|---:|")
     for what, share in sorted(found.items(), key=lambda item: -item[1]):
         print(f"| {what} | {share:.2%} |")
+    if beside is not None:
+        (low_us, high_us), (low, high) = beside.extra_us_interval, beside.relative_interval
+        print(
+            f"\nWith all of them a step takes {beside.step_us:,.0f} us, {beside.extra_us:+,.1f} us more than while they"
+            f" are held (95 %: {low_us:+,.1f} to {high_us:+,.1f}), {beside.relative:+.2%} ({low:+.2%} to {high:+.2%})."
+        )
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class Comparison:
 
     model: str
     batch_size: int
+    threads: int
     bare_us: float
     """Median of a step of the bare loop, CPU time."""
     turns: int
@@ -104,17 +105,17 @@ def make_job(name: str, ref: FolderRef, settings: TrainSettings, directory: Path
     )
 
 
-def micro_job(steps: int, directory: Path) -> JobSpec:
-    own = {"end.max_steps": steps, "log_every_steps": LOG_EVERY, "threads": 1, "loader.synthetic": True}
+def micro_job(steps: int, directory: Path, threads: int = 1) -> JobSpec:
+    own = {"end.max_steps": steps, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
     settings = TrainSettings.model_validate(nest({**MICRO, **own}))
     return make_job("micro", FolderRef(name="tiny", path=TINY, sha256=""), settings, directory)
 
 
-def case_job(name: str, steps: int, directory: Path) -> JobSpec:
+def case_job(name: str, steps: int, directory: Path, threads: int) -> JobSpec:
     spec = load_case(name)
     if spec.train is None:
         raise ValueError(f"{name} has no training side")
-    own = {"end.max_steps": steps, "log_every_steps": LOG_EVERY, "threads": 1, "loader.synthetic": True}
+    own = {"end.max_steps": steps, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
     layers = [Layer("benchmark", own)]
     resolved = resolve(Layer.of("case", spec.train.settings), layers, mutable=spec.train.mutable, is_open=True)
     return make_job(name, folders("cases")[name].ref(), resolved.settings, directory)
@@ -180,16 +181,16 @@ class Plan:
     """How a model is measured."""
 
     name: str
-    make: Callable[[int, Path], JobSpec]
+    make: Callable[[int, Path, int], JobSpec]
     steps_per_turn: int
     settling: int
     seconds: float
 
 
-def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Comparison:
+def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float, threads: int) -> Comparison:
     """Let the loops take turns on one model."""
     with tempfile.TemporaryDirectory() as directory:
-        job = plan.make(10**9, Path(directory))
+        job = plan.make(10**9, Path(directory), threads)
         if job.train is None:
             raise ValueError("no training side")
         backend = PyTorchBackend(job, job.train, Ranks(), log)
@@ -212,6 +213,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float) -> Compa
     return Comparison(
         plan.name,
         job.train.settings.batch_size,
+        threads,
         round(statistics.median(bare.cpu_us.values()), 2),
         len(bare.cpu_us),
         plan.steps_per_turn,
@@ -295,9 +297,10 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the usual time")
     parser.add_argument("--peers", action="store_true", help="Trainer and Lightning too (benchmarks/peers.txt)")
     parser.add_argument("--only", nargs="*", choices=[plan.name for plan in PLANS], help="these models")
+    parser.add_argument("--threads", type=int, default=1, help="of each loop; beyond one the wall clock tells its cost")
     options = parser.parse_args()
     as_a_rank()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryFile() as file:
         log = PerfLog(0, file.fileno())
         own = alone(5 if options.quick else 21, log)
@@ -310,7 +313,8 @@ def main() -> None:
         for plan in PLANS:
             if options.only and plan.name not in options.only:
                 continue
-            one = compare(plan, options.peers, log, plan.seconds * (0.1 if options.quick else options.share))
+            seconds = plan.seconds * (0.1 if options.quick else options.share)
+            one = compare(plan, options.peers, log, seconds, options.threads)
             found.append(one)
             show(one)
             if not options.quick:
@@ -350,13 +354,12 @@ def write(own: Alone, found: list[Comparison], path: Path) -> None:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
         "torch": torch.__version__,
-        "threads": 1,
         "cores_used": len(os.sched_getaffinity(0)),
     }
-    entries = {item.model: {**asdict(item), "machine": machine} for item in found}
+    entries = {(item.model, item.threads): {**asdict(item), "machine": machine} for item in found}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        entries = {entry["model"]: entry for entry in before["comparisons"]} | entries
+        entries = {(entry["model"], entry["threads"]): entry for entry in before["comparisons"]} | entries
     record = {"alone": asdict(own), "comparisons": list(entries.values())}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
