@@ -52,6 +52,13 @@ def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     deadline = time.monotonic() + 60
     while left := processes_with(needle):
         if time.monotonic() > deadline:
-            names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
-            pytest.fail(f"left running: {names}")
+            pytest.fail(f"left running: {[command_of(pid) for pid in left]}")
         time.sleep(0.05)
+
+
+def command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return f"{pid}: ended just now"
+    return f"{pid}: {b' '.join(words).decode(errors='replace')}"

@@ -36,6 +36,16 @@ CONFIG = {
 }
 
 
+def workers_below(ancestor: psutil.Process) -> list[psutil.Process]:
+    """Return the processes of Ray that do trials; those that end meanwhile are none of them."""
+    found = []
+    for one in ancestor.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ray::TrialWorker" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
+
+
 class Search:
     """One search in a folder of its own, driven through the command line in processes of their own."""
 
@@ -84,8 +94,7 @@ class Search:
             return 0
 
     def workers(self) -> list[psutil.Process]:
-        everyone = psutil.Process(self.started[-1].pid).children(recursive=True)
-        return [one for one in everyone if "ray::TrialWorker" in " ".join(one.cmdline())]
+        return workers_below(psutil.Process(self.started[-1].pid))
 
     def end(self) -> None:
         """Kill whatever was started and still runs."""

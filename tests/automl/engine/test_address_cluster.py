@@ -16,7 +16,7 @@ import pytest
 
 import accelmark
 from accelmark.automl.verify import verify_run
-from tests.automl.engine.searching import Search
+from tests.automl.engine.searching import Search, workers_below
 from tests.automl.engine.test_ssh_cluster import free_port
 
 CORES = 2
@@ -50,7 +50,7 @@ def head() -> Iterator[tuple[str, psutil.Process]]:
         parts = psutil.Process(server.pid).children(recursive=True)
         yield address, psutil.Process(server.pid)
         server.terminate()
-        server.wait(30)
+        server.wait(60)
         server.stdout.close()
         for part in psutil.wait_procs(parts, timeout=20)[1]:
             part.kill()
@@ -72,10 +72,6 @@ def asked(search: Search, address: str, concurrency: int = CORES) -> tuple[int, 
     return search.finish(search.begin("run", "-c", str(path), "--json", environment={"RAY_AUTH_TOKEN": TOKEN}))
 
 
-def workers_of(head: psutil.Process) -> list[psutil.Process]:
-    return [one for one in head.children(recursive=True) if "ray::TrialWorker" in " ".join(one.cmdline())]
-
-
 def test_a_search_runs_on_a_cluster_by_its_address_and_leaves_it_as_it_was(
     search: Search, head: tuple[str, psutil.Process]
 ) -> None:
@@ -85,10 +81,10 @@ def test_a_search_runs_on_a_cluster_by_its_address_and_leaves_it_as_it_was(
     assert summary["trials"] == {"finished": 3}
     assert "own monitors" in summary["consumption"]["reasons"]["mean_power_w"]
     assert verify_run(search.run()).verdict == "VALID"
-    deadline = time.monotonic() + 20
-    while workers_of(head[1]) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while workers_below(head[1]) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert workers_of(head[1]) == []
+    assert workers_below(head[1]) == []
     assert head[1].is_running()
 
 

@@ -57,7 +57,7 @@ def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(sea
 
 def test_workers_that_die_or_hang_are_recorded_as_such_and_their_trials_tried_again(search: Search) -> None:
     schedule = {"concurrency": 2, "max_trials": 2, "round_epochs": [60], "early_stop": False}
-    training = {"batch_size": 32, "learning_rate": 0.01, "stall": "4s"}
+    training = {"batch_size": 32, "learning_rate": 0.01, "stall": "8s"}
     search.begin("run", "-c", str(search.configure(schedule=schedule, training=training)), "--json")
     search.wait_for(lambda: search.epochs() >= 2)
     one, other = search.workers()
