@@ -31,7 +31,7 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
 from accelmark.train.corewait import CoreWait
 
-_FRESH_BATCHES: Final = 24
+_FRESH_BATCHES: Final = 12
 """Batches that the repeat check may use."""
 
 
