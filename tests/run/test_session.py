@@ -85,6 +85,9 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
     code, *_ = done(drive("start", run, plan=make_plan(("raise",), (), fail_fast=True)))
     assert (code, states(run)) == (1, ["failed", "cancelled"])
     assert "fail_fast" in (statuses(run)[1].reason or "")
+    summary = json.loads((run / "summary.json").read_text())
+    assert [case["state"] for case in summary["cases"]] == ["failed", "cancelled"]
+    assert any("fail_fast" in reason for reason in summary["cases"][1]["reasons"])
 
 
 def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) -> None:
