@@ -44,7 +44,7 @@ def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: P
     run = tmp_path / "run"
     done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)))
     status, other = statuses(run)
-    assert (status.state, status.reason) == ("timed_out", "n2: rank 1 wrote nothing for 5 s")
+    assert (status.state, status.reason) == ("timed_out", "n2: rank 1 wrote no event for 5 s")
     assert other.state == "succeeded"
 
 
