@@ -127,3 +127,33 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):
         convert(write(tmp_path, cluster_conf__py=text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"X = 1{'0' * 400} / 3",
+        "X = 1e308 * 10",
+        f"X = 1{'0' * 200} * 1{'0' * 200}",
+        "X = " + "+".join(["1"] * 700),
+        "X = Y" + "+1" * 700,
+        "X = " + "+".join(["1"] * 5000),
+        "X = " + "-" * 20000 + "1",
+    ],
+    ids=["quotient", "infinite", "product", "long sum", "long sum of a name", "longer sum", "signs"],
+)
+def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "test_conf.py"
+    path.write_text(f"SSH_PORT = 22\nif SSH_PORT:\n    pass\n{text}\nMASTER_PORT = 29501\n")
+    with pytest.raises(SpecError) as refused:
+        convert([path])
+    (problem,) = refused.value.problems
+    assert (problem.where, problem.key) == (str(path), "line 4")
+
+
+def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(tmp_path: Path) -> None:
+    (tmp_path / "bytes.py").write_bytes(b"\0X = 1")
+    (tmp_path / "deep.yaml").write_text("HOSTS: " + "[" * 3000 + "]" * 3000)
+    for name in ("bytes.py", "deep.yaml"):
+        with pytest.raises(SpecError, match=name):
+            convert([tmp_path / name])
