@@ -24,6 +24,8 @@ class Parsed:
     values: dict[str, Any]
     skipped: dict[str, str] = field(default_factory=dict)
     """Name (or ``line N``) -> why it could not be read as data."""
+    taken_whole: dict[str, str] = field(default_factory=dict)
+    """``line N`` -> the module that everything is taken from there (``from M import *``)."""
 
 
 def parse_file(path: Path) -> Parsed:
@@ -99,7 +101,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
     if isinstance(statement, ast.ImportFrom):
         names = ", ".join(alias.name for alias in statement.names)
         if names == "*":
-            parsed.skipped[line] = f"takes everything from {statement.module or '.'}, which is not read"
+            parsed.taken_whole[line] = statement.module or "."
         else:
             parsed.skipped[line] = f"takes {names} from {statement.module or '.'}, which is not read"
         return
