@@ -142,9 +142,9 @@ def _resolving(address: str) -> Callable[..., object]:
 def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     evil = "a b;touch /var/tmp/accelmark/pwned $(id) 'q' \"d\" *"
     work = f"/var/tmp/accelmark/{evil.replace('/', '-')}"
-    made = plan((), on={"environment": {"EVIL": evil}, "work_directory": work})
+    made = plan((), on={"environment": {"EVIL": evil, "PYTHONPATH": "/opt/lib"}, "work_directory": work})
     job = made.jobs[0]
-    script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1]]))"
+    script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1], os.environ['PYTHONPATH']]))"
     node = job.nodes[0].model_copy(update={"command": ("python", "-c", script, evil)})
     hosts = (made.cluster.hosts[0].model_copy(update={"label": evil}),)
     node = node.model_copy(update={"host": evil})
@@ -160,7 +160,10 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
     ]
     done(drive("start", run, plan=made))
     log = next(run.glob("*/round1/*/start_pytorch_task.log"))
-    assert json.loads(log.read_text()) == [evil, evil]
+    variable, argument, path = json.loads(log.read_text())
+    assert (variable, argument) == (evil, evil)
+    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the code that was brought is found, and first"
+    assert "telemetry recorder" not in (log.parent / "exit.json").read_text()
     assert not list(bed.root.rglob("pwned"))
 
 
