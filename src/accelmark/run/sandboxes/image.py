@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
@@ -19,6 +19,10 @@ from accelmark.spec.key import CaseKey
 IMAGE_LOG: Final = "image.log"
 """What the engine said while it made the image, in the directory of the job that needed it first."""
 _LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
+_DENIED: Final = re.compile(r"no such manifest|manifest unknown|not found|unauthorized|denied", re.IGNORECASE)
+"""A registry's own word, whichever way it was reached."""
+_DAEMON_PULLS: Final = {"docker"}
+"""Engines whose images are pulled by a daemon, through proxies and mirrors of which its client knows nothing."""
 RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
 """Runs a command on a host; gives its exit code and all that it said."""
 
@@ -32,9 +36,24 @@ class ImageRecipe:
     present: list[str]
     """The command that ends with 0 where the image is there."""
     make: list[str]
-    """The command that builds or loads it; empty where it has to be there already."""
+    """The command that builds, loads or pulls it."""
     archive: Path | None = None
-    """The file that it is loaded from, where it is not built."""
+    """The file that it is loaded from, where it is."""
+    seek: list[str] = field(default_factory=list)
+    """The command that ends with 0 where a registry has it; empty where it is not pulled."""
+    is_sought_as_pulled: bool = True
+    """Whether that command goes the way that pulling does, so that its failure foretells the other's."""
+
+    @property
+    def origin(self) -> str:
+        """How it is made, for errors."""
+        if self.archive is not None:
+            return f"loaded from {self.archive}"
+        return "pulled" if self.seek else "built"
+
+    def is_denied(self, told: str) -> bool:
+        """Tell whether it cannot be pulled, from what a failed :attr:`seek` said."""
+        return self.is_sought_as_pulled or _DENIED.search(told) is not None
 
 
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
@@ -52,8 +71,12 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     """
     engine, archive = container.engine, container.image_file
     if container.image is not None:
-        load = [engine, "load", "--input", str(archive)] if archive is not None else []
-        return ImageRecipe(container.image, _present(engine, container.image), load, archive)
+        present = _present(engine, container.image)
+        if archive is not None:
+            return ImageRecipe(container.image, present, [engine, "load", "--input", str(archive)], archive)
+        pull, seek = [engine, "pull", container.image], [engine, "manifest", "inspect", container.image]
+        is_same_way = engine not in _DAEMON_PULLS
+        return ImageRecipe(container.image, present, pull, seek=seek, is_sought_as_pulled=is_same_way)
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
@@ -93,16 +116,13 @@ async def have_image(recipe: ImageRecipe, host: str, run: RunCommand, directory:
     """
     if (await run(recipe.present))[0] == 0:
         return
-    if not recipe.make:
-        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
     code, told = await run(recipe.make)
     make_directory(directory)
     with naming_the_disk(directory / IMAGE_LOG):
         (directory / IMAGE_LOG).write_text(told, encoding="utf-8", errors="replace")
-    origin = f"loaded from {recipe.archive}" if recipe.archive is not None else "built"
     if code != 0:
         why = telling_lines(told) or f"exit code {code}"
-        raise RunError(f"{host}: the image {recipe.name} could not be {origin}: {why}")
+        raise RunError(f"{host}: the image {recipe.name} could not be {recipe.origin}: {why}")
     if recipe.archive is not None and (await run(recipe.present))[0] != 0:
         held = ", ".join(_LOADED.findall(told)) or "something without a name"
         what = f"{recipe.archive} holds no image {recipe.name} (container.image): what it holds was loaded as {held}"
