@@ -91,7 +91,8 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_with_what_the_engine_said(s
 @pytest.mark.parametrize(
     ("engine", "said", "severity"),
     [
-        ("podman", "Error: no such host", "error"),
+        ("podman", "Error: pinging container registry registry.example.com: no such host", "error"),
+        ("podman", "Error: something else", "warning"),
         ("docker", "no such manifest: registry.example.com/gone:1", "error"),
         ("docker", "error pinging v2 registry: no such host", "warning"),
     ],
@@ -117,3 +118,9 @@ def test_a_dry_run_shows_what_looks_for_an_image_and_what_pulls_it(store: Path, 
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
     (work,) = node_works(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
     assert launcher.describe(work)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
+
+
+def test_an_image_of_one_architecture_is_found_by_an_older_podman_too(store: Path, tmp_path: Path) -> None:
+    said = 'parsing manifest blob "{}": Treating single images as manifest lists is not implemented'
+    (store / "refusal").write_text(f"Error: {said}\n")
+    assert look(plan_in(GONE), tmp_path / "run") == []

@@ -9,7 +9,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import recipe_of
 from accelmark.run.preflight.facts import HostProblem, Severity
-from accelmark.run.sandboxes.image import ImageRecipe
+from accelmark.run.sandboxes.image import ImageRecipe, sought
 from accelmark.run.ssh.connection import HostError, UnreachableError
 
 _REGISTRY_TIMEOUT_S: Final = 60.0
@@ -25,7 +25,7 @@ def pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
 async def look_for_images(place: Place, plan: Plan, jobs: Sequence[PlannedJob]) -> list[HostProblem]:
     """Return what is wrong with the images of ``jobs`` on a host: neither there nor to be had from a registry.
 
-    Where only the engine's client did not find an image that its daemon would pull, it is a warning.
+    Where it cannot be told whether pulling would fail too, it is a warning.
 
     Raises:
         UnreachableError: the host was lost.
@@ -42,7 +42,8 @@ async def look_for_images(place: Place, plan: Plan, jobs: Sequence[PlannedJob]) 
         except HostError as error:
             found.append(HostProblem(place.host.name, f"{what}: {error.what}", _HINT, "warning"))
             continue
-        if done.code != 0:
-            severity: Severity = "error" if recipe.is_denied(done.said) else "warning"
+        answer = sought(done.code, done.said)
+        if answer != "found":
+            severity: Severity = "error" if answer == "absent" else "warning"
             found.append(HostProblem(place.host.name, f"{what}: {done.said}", _HINT, severity))
     return found

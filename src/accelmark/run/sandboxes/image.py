@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Literal, final
 
 from accelmark.results.files import make_directory, naming_the_disk
 from accelmark.run.telling import telling_lines
@@ -19,10 +19,15 @@ from accelmark.spec.key import CaseKey
 IMAGE_LOG: Final = "image.log"
 """What the engine said while it made the image, in the directory of the job that needed it first."""
 _LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
-_DENIED: Final = re.compile(r"no such manifest|manifest unknown|not found|unauthorized|denied", re.IGNORECASE)
-"""A registry's own word, whichever way it was reached."""
-_DAEMON_PULLS: Final = {"docker"}
-"""Engines whose images are pulled by a daemon, through proxies and mirrors of which its client knows nothing."""
+_ABSENT: Final = re.compile(
+    r"no such manifest|manifest unknown|not found|unauthorized|denied|pinging container registry|did not resolve",
+    re.IGNORECASE,
+)
+"""A registry's own word; or podman's, which pulls by the same way. Docker's client is not who pulls: its daemon may
+know a proxy or mirror where the client reaches nothing."""
+_FOUND: Final = re.compile("single image")
+"""What older podman ends with where a registry has the image, but for one architecture alone."""
+Sought = Literal["found", "absent", "unsure"]
 RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
 """Runs a command on a host; gives its exit code and all that it said."""
 
@@ -40,9 +45,7 @@ class ImageRecipe:
     archive: Path | None = None
     """The file that it is loaded from, where it is."""
     seek: list[str] = field(default_factory=list)
-    """The command that ends with 0 where a registry has it; empty where it is not pulled."""
-    is_sought_as_pulled: bool = True
-    """Whether that command goes the way that pulling does, so that its failure foretells the other's."""
+    """The command that asks a registry whether it has it; empty where it is not pulled."""
 
     @property
     def origin(self) -> str:
@@ -51,9 +54,12 @@ class ImageRecipe:
             return f"loaded from {self.archive}"
         return "pulled" if self.seek else "built"
 
-    def is_denied(self, told: str) -> bool:
-        """Tell whether it cannot be pulled, from what a failed :attr:`seek` said."""
-        return self.is_sought_as_pulled or _DENIED.search(told) is not None
+
+def sought(code: int, told: str) -> Sought:
+    """Return what :attr:`ImageRecipe.seek` found, from its exit code and what it said."""
+    if code == 0 or _FOUND.search(told):
+        return "found"
+    return "absent" if _ABSENT.search(told) else "unsure"
 
 
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
@@ -75,8 +81,7 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
         if archive is not None:
             return ImageRecipe(container.image, present, [engine, "load", "--input", str(archive)], archive)
         pull, seek = [engine, "pull", container.image], [engine, "manifest", "inspect", container.image]
-        is_same_way = engine not in _DAEMON_PULLS
-        return ImageRecipe(container.image, present, pull, seek=seek, is_sought_as_pulled=is_same_way)
+        return ImageRecipe(container.image, present, pull, seek=seek)
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
