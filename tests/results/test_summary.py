@@ -91,6 +91,21 @@ def test_an_edited_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
     assert [problem.split(":")[0].rsplit("/", 1)[-1] for problem in problems] == ["plan.json", "rank0.out.log"]
 
 
+def test_what_the_coordinator_writes_after_all_is_summed_up_is_not_covered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "slurm.job").write_text("7")
+    measure_run(run)
+    assert "slurm.job" not in (run / "MANIFEST.sha256").read_text()
+    (run / "slurm.job").unlink()
+    (run / "coordinator.log").write_text("closed a connection")
+    assert check_manifest(run) == []
+    with (run / "MANIFEST.sha256").open("a") as manifest:  # as those were that covered them
+        manifest.write(f"{'0' * 64}  coordinator.log\n{'0' * 64}  slurm.job\n")
+    assert check_manifest(run) == []
+    (run / "toy-pytorch-X1x1x1" / "coordinator.log").write_text("of nobody")
+    assert check_manifest(run) == ["toy-pytorch-X1x1x1/coordinator.log: was added (the manifest does not name it)"]
+
+
 def test_the_manifest_is_one_that_sha256sum_reads(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     measure_run(run)

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from accelmark.results.files import write_atomic
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
+from accelmark.spec.evidence import ALLOCATION_FILE, COORDINATOR_LOG
 
 RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -23,6 +24,8 @@ SCHEMA_VERSION: Final = 1
 
 _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
 """Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+_COORDINATORS: Final = {COORDINATOR_LOG, ALLOCATION_FILE}
+"""The coordinator's own files, not covered: they change or go as it lets go of the hosts, after all is summed up."""
 
 _DRAWN: Final = ("curves", "telemetry", "step_ms_histogram")
 """Parts of a round's result that are only drawn; they are most of it."""
@@ -181,6 +184,8 @@ def check_manifest(run_dir: Path) -> list[str]:
         file = run_dir / name
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
             problems.append(f"{path}: line {number} is no line of a manifest")
+        elif name in _COORDINATORS:
+            continue  # a manifest that was written before these were left out
         elif not file.is_file():
             problems.append(f"{name}: is missing")
         elif _sha256(file) != expected:
@@ -199,6 +204,8 @@ def _files(run_dir: Path) -> Iterator[Path]:
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _LEFT_OUT]
         for file in files:
+            if Path(directory) == run_dir and file in _COORDINATORS:
+                continue
             if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
                 path = Path(directory, file)
                 if path.is_file() and not path.is_symlink():
