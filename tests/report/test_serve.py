@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -254,3 +256,26 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_show(tmp_path: Path)
     assert len(told["results"]) == 999
     assert len(told["problems"]) == 1
     assert told["problems"][0].startswith("0500/summary.json: is not JSON")
+
+
+def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "runs" / "good", rounds=1)
+    (tmp_path / "runs" / "locked").mkdir()
+    (tmp_path / "runs" / os.fsdecode(b"bad\xff")).mkdir()
+    stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "locked":  # what the kernel says of a directory with mode 000
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with serving(tmp_path / "runs") as found:
+        for path in ("/", "/live", "/scaling", "/trend", "/metrics", "/run/good"):
+            assert Asked(found, path).status == 200
+        text = Asked(found, "/").text
+        problems = json.loads(Asked(found, "/results.json").text)["problems"]
+    assert "/run/good" in text
+    assert problems == ["bad\\xff: its name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from accelmark.results.bundled import SUFFIX
 from accelmark.results.compare import compare
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
-from accelmark.results.table import rows_of
+from accelmark.results.table import COLUMNS, rows_of, to_csv
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 
@@ -119,3 +122,41 @@ def test_a_search_of_another_version_or_without_a_report_is_named(tmp_path: Path
     (newer / "report.json").unlink()
     with pytest.raises(RunError, match="search without a report"):
         load_source(newer)
+
+
+WITHOUT_ROOTS_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+"""Root reads what nobody may: without these two rights it minds the modes of directories, as everybody else does."""
+
+
+def test_a_directory_that_cannot_be_entered_is_named_and_the_others_show(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "run", rounds=1)
+    for name, mode in (("locked", 0o000), ("unlisted", 0o111), ("listed", 0o444)):
+        made(tmp_path / "runs" / name / "run", rounds=1)
+        (tmp_path / "runs" / name).chmod(mode)
+    code = "import sys; from accelmark.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "results", str(tmp_path / "runs"), "--json"]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root without setpriv reads everything")
+        command = [*WITHOUT_ROOTS_RIGHTS, *command]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    finally:
+        for name in ("locked", "unlisted", "listed"):
+            (tmp_path / "runs" / name).chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [row["run"] for row in told["results"]] == ["run"]
+    assert [problem.partition(": ")[2] for problem in told["problems"]] == ["cannot be read: Permission denied"] * 3
+
+
+def test_a_name_that_is_no_text_is_named_and_the_others_show(tmp_path: Path) -> None:
+    made(tmp_path / "run", rounds=1)
+    try:
+        made(tmp_path / "other", rounds=1).rename(tmp_path / os.fsdecode(b"bad\xff"))
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    runs, problems = open_sources([tmp_path])
+    assert [run.summary.run for run in runs] == ["run"]
+    assert problems == [f"{tmp_path}/bad\\xff: its name is not UTF-8: rename it"]
+    to_csv(list(COLUMNS), [list(row.values()) for row in rows_of(runs)]).encode()
