@@ -42,6 +42,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     run = loaded(tmp_path / "run", rounds=1)
     uri = (tmp_path / "ml").as_uri()
+    (run.path / "plan.json").write_bytes(b"{\xff}")
     [run_id] = to_mlflow(run, uri)
     client = tracking.MlflowClient(tracking_uri=uri)
     found = client.get_run(run_id)
@@ -50,7 +51,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     assert found.data.metrics["figures/mfu"] == pytest.approx(result.figures["mfu"].value)  # type: ignore[index]
     assert found.data.tags["accelmark.verdict"] == "VALID"
     assert len(client.get_metric_history(run_id, "loss")) == len(result.curves["loss"])
-    assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
+    assert {"result.json", "summary.json", "plan.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
 
 
 def test_an_unreachable_store_is_told(tmp_path: Path) -> None:

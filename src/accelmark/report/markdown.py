@@ -131,7 +131,8 @@ def machine(hardware: str, first: RoundResult | None) -> str:
     hosts = first.environment.hosts if first else ()
     if not hosts or hosts[0].get("devices"):
         return hardware
-    cpu: dict[str, Any] = hosts[0].get("cpu") or {}
+    found = hosts[0].get("cpu")
+    cpu: dict[str, Any] = found if isinstance(found, dict) else {}
     parts = [str(cpu["model"])] if cpu.get("model") else []
     parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
     return f"{hardware} ({', '.join(parts)})" if parts else hardware

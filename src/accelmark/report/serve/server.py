@@ -128,9 +128,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(Reply(fill("sign_in.html", served=True, title="Sign in", wrong=False), status=401))
         else:
             try:
-                reply = self.pages.reply(path, parse_qs(split.query, max_num_fields=200))
+                query = parse_qs(split.query, max_num_fields=200)
             except ValueError:
-                reply = message("This cannot be shown", "The address is malformed.", 400)
+                self._send(message("This cannot be shown", "The address is malformed.", 400))
+                return
+            try:
+                reply = self.pages.reply(path, query)
             except Exception as error:  # noqa: BLE001 - one page that fails must not end the server
                 print(f"serve: {path!r}: {type(error).__name__}: {error}", file=sys.stderr)
                 reply = message("This page failed", "The server's terminal says why.", 500)

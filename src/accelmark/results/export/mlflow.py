@@ -65,7 +65,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, metrics=some)
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
-            client.log_text(run_id, run.files.read(name).decode("utf-8"), name.rpartition("/")[2])
+            client.log_text(run_id, run.files.read(name).decode("utf-8", errors="replace"), name.rpartition("/")[2])
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
     return run_id
