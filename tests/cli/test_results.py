@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from accelmark.results import compare as comparing
 from accelmark.results.bundle import write_bundle
 from accelmark.results.bundled import SUFFIX
 from accelmark.results.sources import open_sources
-from accelmark.results.table import rows_of
+from accelmark.results.store import LoadedRun
+from accelmark.results.table import matching, rows_of
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
@@ -63,6 +65,42 @@ def test_rows_are_filtered_and_grouped(runs: Path) -> None:
         ask("results", runs, "--where", "scal=1x1")
     with pytest.raises(RequestError, match="COLUMN=VALUE"):
         ask("results", runs, "--where", "scale")
+
+
+def with_case(run: LoadedRun, name: str, **changes: object) -> LoadedRun:
+    """A run whose case is otherwise: GENERATED."""
+    case = run.summary.cases[0].model_copy(update=changes)
+    return replace(run, path=Path(name), summary=run.summary.model_copy(update={"run": name, "cases": (case,)}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["marks=open"], ["both", "open"]),
+        (["marks=open,busy_machine"], ["both", "busy", "open"]),
+        (["marks=open", "marks=BUSY_MACHINE"], ["both"]),
+        (["marks="], ["none"]),
+        (["variant=small, two branches fp32"], ["none"]),
+        (["variant=small, two branches fp32", "marks=open"], []),
+    ],
+)
+def test_marks_are_found_one_by_one_and_texts_with_commas_whole(
+    runs: Path, wanted: list[str], found: list[str]
+) -> None:
+    [run], _ = open_sources([runs / "base"])
+    many = [
+        with_case(run, "none", variant="small, two branches fp32"),
+        with_case(run, "open", marks=("open",)),
+        with_case(run, "busy", marks=("busy_machine",)),
+        with_case(run, "both", marks=("open", "busy_machine")),
+    ]
+    pairs = [(name, value) for name, _, value in (text.partition("=") for text in wanted)]
+    assert sorted(row["run"] for row in rows_of(matching(many, pairs)) if isinstance(row["run"], str)) == found
+
+
+def test_a_column_that_is_wanted_twice_is_refused(runs: Path) -> None:
+    with pytest.raises(RequestError, match="write chip=A,B for either"):
+        ask("results", runs, "--where", "chip=CPU", "--where", "hardware=H100")
 
 
 def test_sql_is_answered(runs: Path) -> None:

@@ -32,7 +32,8 @@ def results(
         list[Path] | None, typer.Argument(metavar="[DIR …]", help="Directories of runs, runs, bundles; else runs/.")
     ] = None,
     where: Annotated[
-        list[str] | None, typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200.")
+        list[str] | None,
+        typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200; all of several."),
     ] = None,
     group_by: Annotated[
         str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group by columns: chip, case, scale, …")
@@ -48,7 +49,7 @@ def results(
 ) -> None:
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
     from accelmark.results.sources import open_sources
-    from accelmark.results.table import filtered, rows_of
+    from accelmark.results.table import matching, rows_of
     from accelmark.spec.errors import RequestError
 
     runs, problems = open_sources(places or [Path("runs")])
@@ -57,8 +58,7 @@ def results(
     if readme:
         _renew(readme, runs)
         return
-    wanted = dict(_assignment(text) for text in where or ())
-    rows = filtered(rows_of(runs), wanted)
+    rows = rows_of(matching(runs, [_assignment(text) for text in where or ()]))
     if sql is not None:
         _answer(rows, sql, output_format, output, as_json=as_json)
     elif as_json:
