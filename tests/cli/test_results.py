@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,6 +177,43 @@ def test_the_readme_of_a_case_is_written_between_its_markers(runs: Path, tmp_pat
     other.write_text(text)
     with pytest.raises(RequestError, match="no run of other"):
         ask("results", runs, "--readme", other)
+
+
+def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_path: Path) -> None:
+    for name in ("base", "two"):
+        shutil.copytree(runs / name, tmp_path / "runs" / name)
+    summary = tmp_path / "runs" / "two" / "summary.json"
+    summary.write_text(summary.read_text().replace('"hardware": "X1"', '"hardware": "<script>alert(1)</script>"'))
+    readme = tmp_path / "toy" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=1x1")
+    assert readme.read_text().count("| 2026-11-21 |") == 1
+    ask("results", tmp_path / "runs", "--readme", readme)
+    text = readme.read_text()
+    assert text.count("| 2026-11-21 |") == 2
+    assert "&lt;script>" in text
+    assert "<script" not in text
+    with pytest.raises(RequestError, match="no run of toy"):
+        ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=4x4")
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--json", "--format", "csv"], "--format does nothing together with --json"),
+        (["--json", "--group-by", "chip"], "--group-by does nothing together with --json"),
+        (["--format", "csv", "--group-by", "chip"], "--group-by does nothing together with this --format"),
+        (["--sql", "SELECT 1", "--group-by", "chip"], "--group-by does nothing together with --sql"),
+        (["--readme", "README.md", "--json"], "--json does nothing together with --readme"),
+        (["--readme", "README.md", "--sql", "SELECT 1"], "--sql does nothing together with --readme"),
+        (["--group-by", "colour", "--where", "run=nothing"], "'colour' is not a column"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(runs: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        ask("results", runs, *flags)
 
 
 def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, figure, percent
+from accelmark.report.runs_table import escaped
 from accelmark.report.view import half_interval
 from accelmark.results.figures import FigureName
 from accelmark.results.files import write_atomic
@@ -161,4 +162,4 @@ def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
