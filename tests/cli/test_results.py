@@ -18,6 +18,7 @@ from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
 from accelmark.results import compare as comparing
+from accelmark.results import query
 from accelmark.results.bundle import write_bundle
 from accelmark.results.bundled import SUFFIX
 from accelmark.results.sources import open_sources
@@ -134,6 +135,25 @@ def test_sql_that_is_wrong_writes_or_reaches_for_files_is_refused(
     with pytest.raises(RequestError, match=said):
         ask("results", runs, "--sql", sql.format(file=file))
     assert file.read_text() == "a\n1\n"
+
+
+def test_an_answer_as_json_keeps_every_column_and_holds_only_numbers(runs: Path) -> None:
+    sql = (
+        "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a, 'nan'::DOUBLE AS b, ['inf'::DOUBLE, 1.5] AS c, {'x': 'nan'::FLOAT} d"
+    )
+    told = ask("results", runs, "--json", "--sql", sql)
+    [row] = json.loads(told.splitlines()[-1])["results"]
+    assert row == {"a": 1, "a_3": 2, "a_2": 3, "a_4": 4, "b": None, "c": [None, 1.5], "d": {"x": None}}
+
+
+def test_sql_that_takes_too_much_memory_is_told_and_leaves_no_file(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(query, "_MEMORY_LIMIT", "16MB")
+    with pytest.raises(RequestError, match="takes more than 16MB of memory"):
+        ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_csv_holds_every_column_and_no_formula(runs: Path, tmp_path: Path) -> None:

@@ -140,8 +140,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
 
     answer = ask(rows, sql)
     if as_json:
-        found = [dict(zip(answer.heads, row, strict=True)) for row in answer.rows]
-        _emit(json.dumps({"results": found}, default=str), output)
+        _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
     elif output_format is Format.CSV:
         from accelmark.results.table import to_csv
 
