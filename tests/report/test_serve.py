@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,7 +191,7 @@ def running(root: Path) -> Path:
     place.mkdir(parents=True)
     window = {"global_steps": 5, "num_trained_samples": 40, "wall_ms": 1000.0, "loss": 1.25, "epoch": 0}
     (place / "rank0.out.log").write_text(perflog("TRAIN_START", {}, 0, 0) + perflog("STEP_END", window, 1, 0))
-    sample = {"t": 1.0, "wall": 2.5, "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
+    sample = {"t": 1.0, "wall": time.time(), "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
     (place / "telemetry.jsonl").write_text(json.dumps({"header": {}}) + "\n" + json.dumps(sample) + "\n")
     return run
 
@@ -203,7 +204,7 @@ def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
         assert "running" in page.text
         assert "its page appears here" in Asked(found, "/run/running").text.lower()
         metrics = Asked(found, "/metrics").text
-    assert 'accelmark_device_power_watts{device="0",node=' in metrics
+    assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
 
 
