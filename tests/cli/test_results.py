@@ -17,6 +17,7 @@ from accelmark.cli.compare import compare, figures_table
 from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
+from accelmark.report.printable import printable
 from accelmark.results import compare as comparing
 from accelmark.results import query
 from accelmark.results.bundle import write_bundle
@@ -278,3 +279,27 @@ def test_rows_too_wide_for_a_terminal_stand_in_two_lines(runs: Path, capsys: pyt
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("base  toy:pytorch  X1  1x1")
     assert "Throughput" in second
+
+
+def test_a_terminal_is_told_names_and_obeys_none(runs: Path, tmp_path: Path) -> None:
+    for name in ("base", "fast"):
+        shutil.copytree(runs / name, tmp_path / name)
+        for file in tmp_path.glob(f"{name}/**/*.json"):
+            for word in ("run", "model", "framework_version", "name"):
+                odd = rf'"{word}": "\\u001b[31m\\u202e[red]'
+                file.write_text(re.sub(rf'"{word}": ?"', odd, file.read_text()))
+    for arguments in (
+        ["results", tmp_path],
+        ["results", tmp_path, "--format", "markdown"],
+        ["results", tmp_path, "--group-by", "run"],
+        ["results", tmp_path, "--sql", 'SELECT run AS "\x1b[31m" FROM results'],
+        ["compare", tmp_path / "base", tmp_path / "fast"],
+    ):
+        text = ask(*arguments)
+        assert "\\x1b[31m" in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    with pytest.raises(RequestError, match="no case in common") as caught:
+        ask("compare", tmp_path / "base", runs / "fast")
+    assert "\x1b" in str(caught.value)
+    assert "\x1b" not in printable(str(caught.value))

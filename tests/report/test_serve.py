@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,34 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
         assert Asked(guarded, "/", Cookie=cookie.partition(";")[0]).status == 200
         assert Asked(guarded, "/sign-in", "POST", "x" * 5000).status == 413
     assert TOKEN not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "other", ["a=1", 'prefs={"theme":"dark"}', "x y=1", "_xsrf=2|a|b", "a[b]=1", "n=café", "accelmark_token_old=x", ""]
+)
+def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
+    with serving(runs, TOKEN) as guarded:
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}; z=1").status == 200
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}x").status == 401
+
+
+@pytest.mark.parametrize(
+    ("request_line", "length", "status"),
+    [
+        ("POST /sign-in", b"\xb2", 413), ("POST /sign-in", b"-1", 413), ("POST /sign-in", b"9" * 5000, 413),
+        ("POST /sign-in", b"", 413), ("GET http://[", b"0", 400), ("POST http://[", b"0", 400),
+        ("HEAD http://[", b"0", 400),
+    ],
+)  # fmt: skip
+def test_odd_requests_are_answered_before_anything_fails(
+    runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
+) -> None:
+    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
+        head = f"{request_line} HTTP/1.0\r\nHost: localhost\r\nContent-Length: ".encode()
+        connection.sendall(head + length + b"\r\n\r\n")
+        first = connection.recv(100)
+    assert first.split(b" ")[1] == str(status).encode()
+    assert capfd.readouterr().err == ""
 
 
 def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def results(
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
+    from accelmark.report.printable import printable
     from accelmark.results.sources import open_sources
     from accelmark.results.table import column, matching, rows_of
     from accelmark.spec.errors import RequestError
@@ -70,7 +71,7 @@ def results(
     wanted = [_assignment(text) for text in where or ()]
     runs, problems = open_sources(places or [Path("runs")])
     for problem in problems:
-        typer.secho(f"warning: {problem}", fg="yellow", err=True)
+        typer.secho(f"warning: {printable(problem)}", fg="yellow", err=True)
     runs = matching(runs, wanted)
     if readme:
         _renew(readme, runs)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from accelmark.report.numbers import NOTHING, figure, percent
+from accelmark.report.printable import printable
 from accelmark.results.figures import FIGURES, FigureName
 from accelmark.results.table import HALF, Cell, Row, grouped
 
@@ -81,5 +82,5 @@ def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a cell of Markdown: on one line, and nothing in it is HTML."""
-    return " ".join(text.splitlines()).replace("|", "\\|").replace("<", "&lt;")
+    """Return a cell of Markdown: on one line, and nothing in it is HTML or obeyed by a terminal."""
+    return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
