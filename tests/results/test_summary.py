@@ -147,12 +147,12 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_load(tmp_path: Path)
         measure_run(make_run(tmp_path / "runs" / f"run{number}", Made(windows=2, eval_windows=(2,), metrics=(0.95,))))
     (tmp_path / "runs" / "run2" / "summary.json").write_text("{broken")
     (tmp_path / "runs" / "run3" / "toy-pytorch-X1x1x1" / "round1" / "result.json").write_text("")
-    runs, problems = load_runs(find_sources(tmp_path))
+    runs, problems = load_runs(find_sources(tmp_path)[0])
     assert [run.path.name for run in runs] == ["run0", "run1", "run3"]
     assert len(problems) == 2
     assert "run2/summary.json" in problems[0]
     assert "run3" in problems[1]
-    assert len(list(find_sources(tmp_path / "runs" / "run1"))) == 1
+    assert len(find_sources(tmp_path / "runs" / "run1")[0]) == 1
 
 
 def test_a_corrupt_round_is_a_problem_of_the_summary(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -223,7 +224,7 @@ def _sha256(path: Path) -> str:
 def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = ()) -> R:
     path = files.where(name)
     try:
-        loaded = from_json(files.read(name))
+        loaded = from_json(files.read(name), allow_inf_nan=False)
     except ValueError as error:
         raise RunError(f"{path}: is not JSON: {error}") from error
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None
@@ -233,8 +234,25 @@ def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = 
     for field in left_out:
         loaded.pop(field, None)
     try:
-        return model.model_validate(loaded)
+        result = model.model_validate(loaded)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
+    for figure, value in _numbers(result):
+        if not math.isfinite(value):  # written as 1e999: JSON has no word for it
+            raise RunError(f"{path}: does not follow schema version {version}: figures.{figure}: is not finite")
+    return result
+
+
+def _numbers(result: RoundResult | Summary) -> Iterator[tuple[str, float]]:
+    if isinstance(result, RoundResult):
+        for name, figure in result.figures.items():
+            if figure.value is not None:
+                yield name.value, figure.value
+        return
+    for case in result.cases:
+        for name, spread in case.figures.items():
+            for value in (spread.mean, spread.stdev, *(spread.ci95 or ())):
+                if value is not None:
+                    yield name.value, value
