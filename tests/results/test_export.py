@@ -106,8 +106,8 @@ def test_a_bundle_and_a_search_are_exported_as_runs_are(tmp_path: Path) -> None:
     read.Reload()
     assert len(read.Scalars("loss")) == len(next(iter(run.rounds.values())).curves["loss"])
     uri = (tmp_path / "ml").as_uri()
-    client = tracking.MlflowClient(tracking_uri=uri)
     [packed] = to_mlflow(load_source(bundle), uri)
+    client = tracking.MlflowClient(tracking_uri=uri)
     assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(packed)}
     [searched] = to_mlflow(load_source(RECORDED), uri)
     assert client.get_run(searched).data.params["network"] == "small28"

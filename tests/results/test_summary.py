@@ -63,11 +63,16 @@ def test_a_failed_round_spoils_the_case_but_not_the_others_figures(tmp_path: Pat
     assert case.figures[F.THROUGHPUT_TRAIN].num_rounds == 1
 
 
-def test_rounds_that_never_started_are_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "state"), [(None, "queued"), ("queued", "queued"), ("cancelled", "cancelled"), ("succeeded", "lost")]
+)
+def test_rounds_that_never_started_are_missed(tmp_path: Path, told: str | None, state: str) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     (run / "toy-pytorch-X1x1x1" / "round2" / "job.json").unlink()
+    event = {"kind": "state", "job": "toy-pytorch-X1x1x1/round2", "state": told, "reason": "as it came"}
+    (run / "events.jsonl").write_text("" if told is None else json.dumps(event) + "\n")
     case = measure_run(run).cases[0]
-    assert (case.state, case.verdict) == ("queued", "INVALID")
+    assert (case.state, case.verdict) == (state, "INVALID")
     assert any("1 of 2 rounds have a result" in reason for reason in case.reasons)
 
 

@@ -193,10 +193,16 @@ def _case(
 
 
 def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobState, str | None]]:
-    """Return what the coordinator wrote of rounds that left nothing: they wait, or were cancelled, and why."""
+    """Return what the coordinator wrote of rounds that left nothing: they wait, or were cancelled, and why.
+
+    One that it saw begin has lost its files.
+    """
     told = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    return [told.get(name, ("queued", None)) for name in missing]
+    found = [told.get(name, ("queued", None)) for name in missing]
+    return [
+        (state, why) if state in ("queued", "cancelled") else ("lost", "its files are gone") for state, why in found
+    ]
 
 
 def _variant(result: RoundResult) -> str | None:
