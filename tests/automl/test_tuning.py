@@ -122,6 +122,20 @@ def test_a_study_of_another_experiment_is_refused(tmp_path: Path) -> None:
         tuner(tmp_path, experiment="other data")
 
 
+def test_a_shared_study_with_another_list_of_values_is_refused_and_one_with_another_range_is_not(
+    tmp_path: Path,
+) -> None:
+    space = shared(tmp_path)
+    tuner(tmp_path, space).ask(0)
+    tuner(tmp_path, space.model_copy(update={"dropout": (0.0, 0.3)}), run="two").ask(0)
+    late = tuner(tmp_path, shared(tmp_path).model_copy(update={"study": "other"}), run="three")
+    with pytest.raises(StudyError, match=r"searched kernel in .*\(3, 5\).*, tuning.kernel says .*\(3, 5, 7\)"):
+        tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7)}), run="two")
+    tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7), "study": "other"}), run="two").ask(0)
+    with pytest.raises(StudyError, match="by another run otherwise"):
+        late.ask(0)
+
+
 @pytest.fixture
 def postgresql() -> Iterator[str]:
     """A real PostgreSQL server of our own, on a socket in a folder of its own; gives its URL."""

@@ -98,7 +98,12 @@ class Tuner:
 
     def ask(self, trial: int) -> Hyperparameters:
         """Return what TPE proposes for this trial number; what is not searched stays as configured."""
-        asked = self._study.ask(self.distributions)
+        try:
+            asked = self._study.ask(self.distributions)
+        except ValueError as error:  # a run that shares the study searched another space after we had looked
+            raise StudyError(
+                f"study {self._study.study_name!r} is searched by another run otherwise: {error}"
+            ) from error
         asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self.defaults().model_copy(update=dict(asked.params))
@@ -138,6 +143,8 @@ class Tuner:
             self._storage.engine.dispose()
 
     def _check_space(self) -> None:
+        from optuna.distributions import check_distribution_compatibility
+
         known = self.distributions
         for trial in self.trials:
             if trial.params and set(trial.distributions) != set(known):
@@ -145,6 +152,14 @@ class Tuner:
                     f"study {self._study.study_name!r} searched {sorted(trial.distributions)}, this run searches"
                     f" {sorted(known)}: it is of another experiment"
                 )
+            for name, distribution in trial.distributions.items():
+                try:
+                    check_distribution_compatibility(distribution, known[name])
+                except ValueError as error:
+                    raise StudyError(
+                        f"study {self._study.study_name!r} searched {name} in {distribution}, tuning.{name} says"
+                        f" {known[name]}: it is of another experiment; name another tuning.study"
+                    ) from error
 
 
 def default_hyperparameters(training: TrainingConfig) -> Hyperparameters:
