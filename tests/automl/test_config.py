@@ -143,6 +143,10 @@ def test_all_problems_of_our_own_form_are_told_at_once(tmp_path: Path) -> None:
         assert part in told
 
 
+def test_a_kernel_that_would_stick_is_refused(tmp_path: Path) -> None:
+    assert "a kernel of 1 cannot be searched" in problems(tmp_path, OURS + "tuning: {kernel: [1, 3]}\n")
+
+
 def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from accelmark.automl.graph import resnet50, small
+from accelmark.automl.graph import INPUT, Convolution, GlobalPool, Layer, Network, Node, Softmax, resnet50, small
 from accelmark.cli.automl import app
 from accelmark.spec.errors import AccelmarkError, RequestError, SpecError
-from tests.automl.pictures import SIDE, tiny_dataset, tiny_network
+from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
 def said(*words: str) -> str:
@@ -63,12 +63,26 @@ def test_counting_loads_no_framework() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def without_dense() -> Network:
+    """Convolutions alone, the classes' scores pooled out of the last one."""
+    layers: list[tuple[str, Layer]] = [
+        ("first", Convolution(filters=4, kernel=3, padding=1)),
+        ("second", Convolution(filters=CLASSES, kernel=3, padding=1)),
+        ("pool", GlobalPool()),
+        ("softmax", Softmax()),
+    ]
+    before = [INPUT, *(name for name, _ in layers)]
+    nodes = tuple(Node(name=name, layer=layer, inputs=(before[index],)) for index, (name, layer) in enumerate(layers))
+    return Network(name="pooled", input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=nodes)
+
+
 def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = {
         "network": "net.json",
         "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
         "schedule": {"concurrency": 3, "max_trials": 5},
+        "training": {"batch_size": 64},
     }
     path = tmp_path / "search.yaml"
     path.write_text(json.dumps(config))
@@ -87,6 +101,13 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
         ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
         ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
         ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
+        ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 pictures"),
+        ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 pictures"),
+        ({"network": "first.json"}, r"tuning.kernel: network 'first' has no convolution .* write tuning.kernel: \[\]"),
+        (
+            {"network": "pooled.json", "tuning": {"dropout": [0.0, 0.5]}},
+            r"tuning.dropout: network 'pooled' has neither dropout nor a dense layer .*: null",
+        ),
     ],
 )
 def test_a_wrong_request_is_one_message_before_anything_starts(
@@ -97,11 +118,14 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
     (tmp_path / "classes.json").write_text(small((1, SIDE, SIDE), 7, filters=(4, 6), name="tiny").to_json())
     whole["nodes"][0]["layer"]["kernel"] = 99
     (tmp_path / "shapes.json").write_text(json.dumps(whole))
+    (tmp_path / "first.json").write_text(small((1, SIDE, SIDE), CLASSES, filters=(4,), name="first").to_json())
+    (tmp_path / "pooled.json").write_text(without_dense().to_json())
     np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
     request = {
         "network": "net.json",
         "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
         "schedule": {"concurrency": 1, "max_trials": 1},
+        "training": {"batch_size": 64},
     }
     path = tmp_path / "search.json"
     path.write_text(json.dumps(request | broken))

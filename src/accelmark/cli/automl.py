@@ -191,9 +191,12 @@ def _tell_unused(loaded: Loaded) -> None:
 def _check_only(loaded: Loaded) -> None:
     from accelmark.automl.config import resolve_network
     from accelmark.automl.data import open_dataset
+    from accelmark.automl.engine.checks import check_batches, check_hyperparameters
 
     network = resolve_network(loaded.config)
+    check_hyperparameters(loaded.config, network)
     dataset = open_dataset(loaded.config.dataset, network)
+    check_batches(loaded.config, len(dataset.training))
     typer.echo(loaded.config.model_dump_json(indent=2))
     sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
     typer.echo(f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out pictures", err=True)

@@ -127,6 +127,11 @@ class TuningConfig(Spec):
             raise ValueError("study names a study that runs share: give storage, where it lives, too")
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, or their output would shift")
+        if 1 in self.kernel:
+            raise ValueError(
+                "a kernel of 1 cannot be searched: a convolution that has it sees no neighbours and is like those that"
+                " only mix channels, so no later trial could make it larger again"
+            )
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
             raise ValueError("learning_rate must be a range of positive numbers, low before high")
         if self.dropout and not 0 <= self.dropout[0] < self.dropout[1] < 1:

@@ -13,6 +13,7 @@ from types import FrameType
 
 from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, SshCluster, resolve_network
 from accelmark.automl.data import open_dataset
+from accelmark.automl.engine.checks import check_batches, check_hyperparameters
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_access import check_answers, guarded, showing_what_is_there
@@ -43,7 +44,7 @@ def start_run(
     Raises RequestError, DataError or RunError before any trial when something is wrong with the request.
     """
     network = resolve_network(config)
-    fingerprint = _checked_data(config, network)
+    fingerprint = _checked(config, network)
     with _crew(config, network, fingerprint) as crew:
         run = RunDirectory.created(root, config, network)
         if announce is not None:
@@ -59,7 +60,7 @@ def resume_run(run: RunDirectory, *, observer: Observer | None = None) -> Sessio
         state = run.state()
         if state.ended is not None and state.ended.over:
             raise RequestError(f"{run.path}: this run is over ({state.ended.reason}); there is nothing to resume")
-        fingerprint = _checked_data(config, network)
+        fingerprint = _checked(config, network)
         with _crew(config, network, fingerprint) as crew:
             known = {session.dataset_fingerprint for session in state.sessions}
             if known and known != crew.fingerprints:
@@ -68,11 +69,17 @@ def resume_run(run: RunDirectory, *, observer: Observer | None = None) -> Sessio
             return Session(run, _worked(run, config, crew, observer))
 
 
-def _checked_data(config: AutomlConfig, network: Network) -> str | None:
-    """Open the data here where trials run here; hosts of a cluster have their own, and their workers check it."""
+def _checked(config: AutomlConfig, network: Network) -> str | None:
+    """Check the request; open the data here where trials run here, since a cluster's hosts have and check their own.
+
+    Returns the fingerprint of the data that was opened.
+    """
+    check_hyperparameters(config, network)
     if not isinstance(config.cluster, LocalCluster):
         return None
-    return open_dataset(config.dataset, network).fingerprint
+    dataset = open_dataset(config.dataset, network)
+    check_batches(config, len(dataset.training))
+    return dataset.fingerprint
 
 
 @contextmanager
@@ -83,6 +90,7 @@ def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> It
         try:
             if len(crew.fingerprints | ({fingerprint} if fingerprint else set())) != 1:
                 raise RequestError("the workers' hosts hold different data under the same name")
+            check_batches(config, crew.training_pictures)
             yield crew
         finally:
             crew.close()

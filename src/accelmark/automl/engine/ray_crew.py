@@ -37,6 +37,7 @@ class RayCrew:
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self.identities: Final[set[str]] = set()
+        self.training_pictures = 0
         self._hired = False
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
@@ -156,6 +157,7 @@ class RayCrew:
         if kind is self._starting:
             self.fingerprints.add(value[1])
             self.identities.add(value[2])
+            self.training_pictures = value[3]
             return [Ready(worker)]
         if kind is self._running:
             return [*self._last_reports(worker), Ended(worker, TrialResult.model_validate_json(value[0]), value[1])]
