@@ -147,6 +147,13 @@ def test_a_kernel_that_would_stick_is_refused(tmp_path: Path) -> None:
     assert "a kernel of 1 cannot be searched" in problems(tmp_path, OURS + "tuning: {kernel: [1, 3]}\n")
 
 
+def test_a_searched_kernel_above_the_search_s_own_bound_is_refused(tmp_path: Path) -> None:
+    text = OURS + "search: {max_kernel: 5}\n"
+    assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
+    untuned = text.replace("concurrency: 2", "concurrency: 2, tuning_round: null")
+    assert load_config(written(tmp_path, untuned)).config.search.max_kernel == 5
+
+
 def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
 

@@ -207,6 +207,16 @@ class AutomlConfig(Spec):
     rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
 
     @model_validator(mode="after")
+    def _kernels_within_bounds(self) -> Self:
+        above = [kernel for kernel in self.tuning.kernel if kernel > self.search.max_kernel]
+        if above and self.schedule.tuning_round is not None:
+            raise ValueError(
+                f"tuning.kernel: {', '.join(map(str, above))} is above search.max_kernel, {self.search.max_kernel}:"
+                " take it out, or allow it there"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _dealt_out_evenly(self) -> Self:
         devices = self.training.devices_per_trial
         for batch in (self.training.batch_size, *self.tuning.batch_size):
