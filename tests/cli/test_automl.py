@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from accelmark.automl.graph import INPUT, Convolution, GlobalPool, Layer, Network, Node, Softmax, resnet50, small
 from accelmark.cli.automl import app
-from accelmark.spec.errors import AccelmarkError, RequestError, SpecError
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError, SpecError
 from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
@@ -133,6 +133,15 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
         with pytest.raises(AccelmarkError, match=told):
             said("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_given_on_the_command_line_win_over_the_configurations_folders(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(
+        "trialConcurrency: 1\ntrial:\n command: python3 x.py --train_data_dir /a/train --val_data_dir /a/val\n"
+    )
+    with pytest.raises(DataError, match=rf"{tmp_path}/other/train: a split is missing"):
+        said("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
 
 
 def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def run(
 
     loaded = load_config(config)
     if data is not None:
-        dataset = loaded.config.dataset.model_copy(update={"directory": data.resolve()})
+        given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
+        dataset = loaded.config.dataset.model_copy(update=given)
         loaded = type(loaded)(loaded.config.model_copy(update={"dataset": dataset}), loaded.form, loaded.unused)
     _tell_unused(loaded)
     if dry_run:
