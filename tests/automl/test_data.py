@@ -189,11 +189,13 @@ def test_a_file_that_is_no_whole_npz_is_told(tmp_path: Path, read: Callable[[Pat
     np.savez(tmp_path / "cut.npz", **arrays())  # type: ignore[arg-type]
     np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-100])
+    (tmp_path / "words.npz").write_text("hello")
     with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
         archive.writestr("train_images", "hello")
     for name, told in {
         "cut.npz": "zip",
         "one.npy": "one array",
+        "words.npz": r"it is no \.npz file",
         "text.npz": "is no array",
         "no.npz": "No such",
     }.items():

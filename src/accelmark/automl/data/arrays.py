@@ -14,12 +14,18 @@ from accelmark.automl.data.pictures import ArrayPictures
 from accelmark.spec.errors import DataError
 
 _AXES: Final = 4
+_MAGIC: Final = (b"PK", b"\x93NUMPY")
+"""How .npz and .npy files begin."""
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file, never objects; raises DataError when it is missing, broken or something else."""
     try:
         with path.open("rb") as file:
+            magic = file.read(max(map(len, _MAGIC)))
+            file.seek(0)
+            if not magic.startswith(_MAGIC):  # numpy would take it for a pickle, and say how to load that unsafely
+                raise DataError(f"{path}: cannot be read as {what}: it is no .npz file")
             opened = np.load(file, allow_pickle=False)
             if isinstance(opened, np.ndarray):
                 raise DataError(f"{path}: cannot be read as {what}: it is one array, an .npz file of named ones is due")
