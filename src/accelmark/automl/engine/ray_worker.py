@@ -27,9 +27,9 @@ class TrialWorker:
         self._images = 0
         self._cancelled = threading.Event()
 
-    def ready(self) -> tuple[int, str, str]:
-        """Return the process id, and the fingerprint and the identity of the data that this worker holds."""
-        return os.getpid(), self._data.fingerprint, self._data.identity
+    def ready(self) -> tuple[int, str, str, int]:
+        """Return the process id, and of the data that this worker holds fingerprint, identity and training pictures."""
+        return os.getpid(), self._data.fingerprint, self._data.identity, len(self._data.training)
 
     def run(self, order: str, weights: dict[str, Array] | None) -> tuple[str, dict[str, Array] | None]:
         """Carry out one trial; return its result as JSON, and the best epoch's weights."""
