@@ -113,7 +113,13 @@ class RunState:
 
     def scoreboard(self) -> Scoreboard:
         """Return the figures of the run. Work of attempts that gave no result is time spent, not work done."""
-        return Scoreboard(self.trials, self.useful_epochs())
+        failed = {key: record for key, record in self.attempts.items() if record.status in FAILURES}
+        return Scoreboard(
+            trials=self.trials,
+            epochs=self.useful_epochs(),
+            failed_attempts=list(failed.values()),
+            failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
+        )
 
     def utilisation(self) -> Utilisation:
         """Return how the workers' time was spent, all attempts included, until the last trial ended."""
