@@ -12,29 +12,45 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accelmark.automl.records import EpochRecord, Record, TrialRecord
+from accelmark.automl.records import EpochRecord, NonNegative, Record, TrialRecord
 from accelmark.automl.search import Individual, Standing
 from accelmark.spec.errors import RunError
 
 NAME: Final = "journal.jsonl"
 
 
+class Splits(Record):
+    """How many pictures each split of the data holds, as the workers found them, and of how many classes."""
+
+    training: Annotated[int, Field(ge=1)]
+    validation: Annotated[int, Field(ge=1)]
+    held_out: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]
+
+    @staticmethod
+    def of(sizes: tuple[int, int, int, int]) -> Splits:
+        """Take what a worker says of itself when it is ready."""
+        return Splits(**dict(zip(("training", "validation", "held_out", "classes"), sizes, strict=True)))
+
+
 class SessionBegan(Record):
     """A coordinator took up the run, at ``clock_s`` of the run's clock.
 
     ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that moment, which telemetry is stamped with.
+    ``splits`` is None in journals of older versions.
     """
 
     event: Literal["session-began"] = "session-began"
     at: str
-    clock_s: float
+    clock_s: NonNegative
     monotonic_s: float = 0.0
     host: str
     pid: int
     experiment: str
     dataset_fingerprint: str
     dataset_identity: str | None = None
-    workers: int
+    splits: Splits | None = None
+    workers: Annotated[int, Field(ge=1)]
 
 
 class Proposed(Record):
@@ -73,14 +89,14 @@ class Beat(Record):
     """The run was alive at this time of its clock."""
 
     event: Literal["beat"] = "beat"
-    clock_s: float
+    clock_s: NonNegative
 
 
 class Note(Record):
     """Something that a reader should know: a worker lost, a trial retried."""
 
     event: Literal["note"] = "note"
-    clock_s: float
+    clock_s: NonNegative
     text: str
 
 
@@ -88,7 +104,7 @@ class SessionEnded(Record):
     """The coordinator put the run down in order; ``over`` when it is done for good."""
 
     event: Literal["session-ended"] = "session-ended"
-    clock_s: float
+    clock_s: NonNegative
     reason: str
     over: bool
 
@@ -155,5 +171,8 @@ def read_journal(directory: Path) -> list[Event]:
             events.append(_EVENTS.validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
-            raise JournalError(f"{path}: line {number} is no event of a run: {first['msg']}") from error
+            where = ".".join(str(part) for part in first["loc"])
+            raise JournalError(
+                f"{path}: line {number} is no event of a run: {where + ': ' if where else ''}{first['msg']}"
+            ) from error
     return events
