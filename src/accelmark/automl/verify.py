@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
+from accelmark.automl.checks import against_clock, against_data, against_request
 from accelmark.automl.counting import count
 from accelmark.automl.engine.journal import Event, Proposed, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
@@ -16,8 +16,6 @@ from accelmark.automl.rules import judge, preset
 from accelmark.automl.summary import JudgementRecord, facts_of
 from accelmark.automl.trial.order import executed_network
 
-_CLOCK_SLACK_S = 0.5
-
 
 class Verified(JudgementRecord):
     """A judgement with what was checked again."""
@@ -26,8 +24,12 @@ class Verified(JudgementRecord):
 
 
 def verify_run(run: RunDirectory) -> Verified:
-    """Recompute what can be recomputed and judge the run; a contradiction makes it INVALID."""
-    config, state = run.config(), run.state()
+    """Recompute what can be recomputed and judge the run; a contradiction makes it INVALID.
+
+    Raises RunError or JournalError when the run cannot be read.
+    """
+    config, events = run.config(), read_journal(run.path)
+    state = RunState.folded(events)
     judged = judge(preset(config.rules), facts_of(config, state))
     broken: list[str] = []
     for record in state.attempts.values():
@@ -40,8 +42,10 @@ def verify_run(run: RunDirectory) -> Verified:
             broken.append(f"trial {record.trial}: its operations are not those of its network")
         if latest and record.flops_per_image not in (None, counted.matrix):
             broken.append(f"trial {record.trial}: the driver saw another matrix work than is counted")
-    broken.extend(broken_lineage(read_journal(run.path), state))
-    broken.extend(_overlaps(state))
+    broken.extend(broken_lineage(events, state))
+    broken.extend(against_data(config, state))
+    broken.extend(against_clock(config, events, state))
+    broken.extend(against_request(config, state))
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.of(epoch) for epoch in epochs)
     return Verified(
@@ -49,12 +53,21 @@ def verify_run(run: RunDirectory) -> Verified:
         version=judged.version,
         verdict="INVALID" if broken or judged.reasons else "VALID",
         reasons=(*judged.reasons, *broken),
-        disclosures=judged.disclosures,
+        disclosures=(*judged.disclosures, *_not_checked(state)),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
         ),
     )
+
+
+def _not_checked(state: RunState) -> list[str]:
+    if all(session.splits is not None for session in state.sessions):
+        return []
+    return [
+        "written by an older version, which did not write down how the data are split: images, steps and accuracies"
+        " could not be held against the data"
+    ]
 
 
 def _contradictions(record: TrialRecord, network: Network, state: RunState) -> list[str]:
@@ -67,13 +80,11 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
         found.append(
             f"trial {record.trial}: its epochs hold {recorded} images, the driver trained {record.trained_images}"
         )
-    for epoch in epochs:
-        if epoch.ended_s < epoch.begun_s or epoch.begun_s < record.started_s - _CLOCK_SLACK_S:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: its times contradict each other")
-        if epoch.training_s + epoch.evaluating_s > epoch.ended_s - epoch.begun_s + _CLOCK_SLACK_S:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: worked longer than it lasted")
-        if epoch.steps * record.hyperparameters.batch_size < epoch.trained_images:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: more images than its steps hold")
+    found.extend(
+        f"trial {record.trial}, epoch {epoch.epoch}: more images than its steps hold"
+        for epoch in epochs
+        if epoch.steps * record.hyperparameters.batch_size < epoch.trained_images
+    )
     return found
 
 
@@ -111,17 +122,3 @@ def _morphed(network: Network, morphs: Iterable[Morph]) -> Network | None:
     except MorphError:
         return None
     return network
-
-
-def _overlaps(state: RunState) -> list[str]:
-    """Two trials on one worker at the same time would count the same accelerator twice."""
-    found: list[str] = []
-    by_worker: dict[int, list[TrialRecord]] = {}
-    for record in state.attempts.values():
-        by_worker.setdefault(record.worker, []).append(record)
-    for records in by_worker.values():
-        ordered = sorted(records, key=lambda record: record.started_s)
-        for one, other in pairwise(ordered):
-            if one.ended_s is not None and other.started_s < one.ended_s - _CLOCK_SLACK_S:
-                found.append(f"trials {one.trial} and {other.trial} ran on worker {one.worker} at the same time")
-    return found
