@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from accelmark.automl.checks import against_clock, against_data, against_request
 from accelmark.automl.counting import count
-from accelmark.automl.engine.journal import Event, Proposed, read_journal
+from accelmark.automl.engine.journal import Chain, Event, Proposed, read_chain, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.graph import Network, find_problems
@@ -28,10 +28,10 @@ def verify_run(run: RunDirectory) -> Verified:
 
     Raises RunError or JournalError when the run cannot be read.
     """
-    config, events = run.config(), read_journal(run.path)
+    config, events, chain = run.config(), read_journal(run.path), read_chain(run.path)
     state = RunState.folded(events)
     judged = judge(preset(config.rules), facts_of(config, state))
-    broken: list[str] = []
+    broken = _broken_chain(chain)
     for record in state.attempts.values():
         network = state.individuals[record.individual].network
         broken.extend(_contradictions(record, network, state))
@@ -53,21 +53,39 @@ def verify_run(run: RunDirectory) -> Verified:
         version=judged.version,
         verdict="INVALID" if broken or judged.reasons else "VALID",
         reasons=(*judged.reasons, *broken),
-        disclosures=(*judged.disclosures, *_not_checked(state)),
+        disclosures=(*judged.disclosures, *_not_checked(state, chain)),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
+            f"{chain.lines - chain.unhashed} of {chain.lines} lines of the journal carry the hash of the one before",
         ),
     )
 
 
-def _not_checked(state: RunState) -> list[str]:
-    if all(session.splits is not None for session in state.sessions):
-        return []
-    return [
-        "written by an older version, which did not write down how the data are split: images, steps and accuracies"
-        " could not be held against the data"
-    ]
+def _broken_chain(chain: Chain) -> list[str]:
+    match chain.broken:
+        case None:
+            return []
+        case 1:
+            return ["line 1 of the journal does not follow from the configuration and the network: they were changed"]
+        case line:
+            return [
+                f"line {line} of the journal does not follow from line {line - 1}: one of them was changed, or lines"
+                " were put in or taken out between them"
+            ]
+
+
+def _not_checked(state: RunState, chain: Chain) -> list[str]:
+    told: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        told.append(
+            "an older version wrote the journal and did not say how the data are split: images, steps and accuracies"
+            " could not all be held against the data"
+        )
+    if chain.unhashed:
+        what = "no line" if chain.unhashed == chain.lines else f"none of the first {chain.unhashed} lines"
+        told.append(f"{what} of the journal carries a hash of the one before: a change there leaves no trace")
+    return told
 
 
 def _contradictions(record: TrialRecord, network: Network, state: RunState) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
+from accelmark.automl.engine.journal import CONFIG, NAME, Chain, Journal, Note, SessionEnded, read_chain
 from accelmark.automl.verify import verify_run
 from tests.automl.engine.made_run import Lines, forge, made_config, made_run
 
@@ -199,7 +201,61 @@ def test_a_journal_of_an_older_version_stays_readable_and_what_could_not_be_chec
     forge(run, session(splits=None))
     verified = verify_run(run)
     assert verified.verdict == "VALID"
-    assert "could not be held against the data" in " ".join(verified.disclosures)
+    assert "could not all be held against the data" in " ".join(verified.disclosures)
+
+
+def test_a_line_that_was_changed_put_in_or_taken_out_is_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / NAME
+    honest = path.read_bytes()
+    lines = honest.splitlines(keepends=True)
+    beat = next(number for number, line in enumerate(lines) if b'"beat"' in line)
+    for forged, line in (
+        ([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]], beat + 2),
+        ([*lines[:beat], *lines[beat + 1 :]], beat + 1),
+        ([*lines[: beat + 1], *lines[beat:]], beat + 2),
+        ([*lines[:beat], b'{"event":"note","clock_s":0.0,"text":"put in"}\n', *lines[beat:]], beat + 1),
+        (lines[1:], 1),
+    ):
+        path.write_bytes(b"".join(forged))
+        assert read_chain(run.path) == Chain(len(forged), 0, line)
+    path.write_bytes(b"".join([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]]))
+    assert f"line {beat + 2} of the journal does not follow from line {beat + 1}" in verify_run(run).reasons[0]
+    path.write_bytes(honest)
+    assert verify_run(run).verdict == "VALID"
+    config = run.path / CONFIG
+    config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+    assert "line 1 of the journal does not follow from the configuration" in verify_run(run).reasons[0]
+
+
+def test_a_chain_goes_on_over_a_line_that_a_kill_tore(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / NAME
+    honest = path.read_bytes()
+    lines = honest.splitlines(keepends=True)
+    for cut in (0, 1, len(lines[-1]) // 2, len(lines[-1]) - 1):
+        path.write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
+        assert read_chain(run.path) == Chain(len(lines) - 1, 0, None)
+        with Journal(run.path) as journal:
+            journal.write(SessionEnded(clock_s=86.0, reason="trials", over=True))
+        assert path.read_bytes() == honest
+
+
+def test_a_journal_without_hashes_is_told_so_and_can_be_taken_up(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / NAME
+    bare = [re.sub(rb'"after":"[0-9a-f]{64}",', b"", line) for line in path.read_bytes().splitlines(keepends=True)]
+    path.write_bytes(b"".join(bare))
+    verified = verify_run(run)
+    assert verified.verdict == "VALID"
+    assert "no line of the journal carries a hash" in " ".join(verified.disclosures)
+    with Journal(run.path) as journal:
+        journal.write(Note(clock_s=86.0, text="taken up"))
+        journal.write(Note(clock_s=86.0, text="again"))
+    assert read_chain(run.path) == Chain(len(bare) + 2, len(bare), None)
+    assert f"none of the first {len(bare)} lines" in " ".join(verify_run(run).disclosures)
+    path.write_bytes(path.read_bytes().replace(b"taken up", b"put down"))
+    assert read_chain(run.path).broken == len(bare) + 2
 
 
 def _told(folder: Path, change: Change) -> str:
