@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accelmark.automl.checks import against_clock, against_data, against_request
 from accelmark.automl.counting import count
 from accelmark.automl.engine.journal import Chain, Event, Proposed, read_chain, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
+from accelmark.automl.evidence import against_clock, against_data, against_request
 from accelmark.automl.graph import Network, find_problems
 from accelmark.automl.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.records import FAILURES, Hyperparameters, TrialRecord

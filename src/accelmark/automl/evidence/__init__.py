@@ -3,8 +3,8 @@
 Each check returns the contradictions that it found, as sentences for people.
 """
 
-from accelmark.automl.checks.request import against_request
-from accelmark.automl.checks.times import against_clock
-from accelmark.automl.checks.work import against_data
+from accelmark.automl.evidence.request import against_request
+from accelmark.automl.evidence.times import against_clock
+from accelmark.automl.evidence.work import against_data
 
 __all__ = ["against_clock", "against_data", "against_request"]
