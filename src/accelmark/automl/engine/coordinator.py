@@ -14,16 +14,7 @@ from accelmark.automl.counting import count
 from accelmark.automl.curve import predicted_accuracy
 from accelmark.automl.engine.crew import Crew, Ended, EpochReported, Lost, Progressed, Ready
 from accelmark.automl.engine.hyperparameters import Settled, open_hyperparameters
-from accelmark.automl.engine.journal import (
-    Beat,
-    EpochDone,
-    Event,
-    Journal,
-    Note,
-    SessionBegan,
-    SessionEnded,
-    Tried,
-)
+from accelmark.automl.engine.journal import Beat, EpochDone, Event, Journal, Note, SessionBegan, SessionEnded, Tried
 from accelmark.automl.engine.proposals import Proposals
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
@@ -121,6 +112,7 @@ class Coordinator:
                 experiment=self._run.name,
                 dataset_fingerprint=self._fingerprint,
                 dataset_identity=self._identity,
+                splits=self._crew.splits,
                 workers=self._crew.size,
             )
         )

@@ -77,7 +77,7 @@ def _crew(config: AutomlConfig, network: Network, dataset: Dataset | None) -> It
         try:
             if len(crew.fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
                 raise RequestError("the workers' hosts hold different data under the same name")
-            check_batches(config, crew.training_pictures)
+            check_batches(config, crew.splits.training)
             yield crew
         finally:
             crew.close()

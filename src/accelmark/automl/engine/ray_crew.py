@@ -10,6 +10,7 @@ from typing import Any, Final
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.engine.checks import check_places
 from accelmark.automl.engine.crew import Ended, EpochReported, Lost, Message, Progressed, Ready
+from accelmark.automl.engine.journal import Splits
 from accelmark.automl.engine.ray_worker import as_actor
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
@@ -38,7 +39,7 @@ class RayCrew:
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self.identities: Final[set[str]] = set()
-        self.training_pictures = 0
+        self._splits: Splits | None = None
         self._hired = False
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
@@ -98,6 +99,13 @@ class RayCrew:
             self.listen(_START_S)
         self._hired = True
 
+    @property
+    def splits(self) -> Splits:
+        """How the data are split; the same on all workers."""
+        if self._splits is None:
+            raise RunError("no worker has opened the data yet")
+        return self._splits
+
     def _hire(self, worker: int) -> None:
         actor = self._class.remote(*self._arguments)
         self._actors[worker] = actor
@@ -152,7 +160,7 @@ class RayCrew:
         if kind is self._starting:
             self.fingerprints.add(value[1])
             self.identities.add(value[2])
-            self.training_pictures = value[3]
+            self._splits = Splits.of(value[3])
             return [Ready(worker)]
         if kind is self._running:
             return [*self._last_reports(worker), Ended(worker, TrialResult.model_validate_json(value[0]), value[1])]
