@@ -17,12 +17,13 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from accelmark.results.bundled import SUFFIX
-from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, covered_files
+from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, check_manifest, covered_files
 from accelmark.spec.errors import RequestError, RunError
 
 SECRET_NAME: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 LEFT_OUT: Final = "(left out)"
 
+_MOST_NAMED: Final = 5
 _MAX_FILES: Final = 100_000
 _MAX_BYTES: Final = 16 * 2**30
 
@@ -36,15 +37,17 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     """Pack the run at ``run_dir`` into ``output``.
 
     Values of variables whose names look like secrets are replaced everywhere; the manifest in the bundle is over what
-    is in it.
+    is in it. It vouches for nothing that the run's own manifest does not: where there is one, every file has to match.
 
     Raises:
-        RunError: ``run_dir`` is not a finished run, or ``output`` cannot be written.
+        RunError: ``run_dir`` is not a finished run, a file is not as its manifest says, or ``output`` cannot be
+            written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         raise RunError(
             f"{run_dir}: is not a finished run (it has no {SUMMARY_FILE}): run 'accelmark report' on it first"
         )
+    _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
     files: dict[str, bytes] = {}
     for path in covered_files(run_dir):
@@ -55,6 +58,23 @@ def write_bundle(run_dir: Path, output: Path) -> None:
         output.write_bytes(packed)
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _refuse_changed(run_dir: Path, output: Path) -> None:
+    """Raise RunError where a file is not as the run's manifest says; without a manifest there is nothing to say."""
+    if not (run_dir / MANIFEST_FILE).is_file():
+        return
+    place, root = output.resolve(), run_dir.resolve()
+    # A bundle that was written into the run before is no part of it.
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
+    changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
+    if changed:
+        more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        raise RunError(
+            f"{run_dir}: is not bundled, as a new manifest would hide that it was changed: "
+            f"{'; '.join(changed[:_MOST_NAMED])}{more}. See 'accelmark verify {run_dir}', and bring back the files as "
+            "they were"
+        )
 
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
