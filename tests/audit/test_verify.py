@@ -113,10 +113,13 @@ def test_a_run_without_a_manifest_is_still_bundled(run: Path, tmp_path: Path) ->
 
 def test_secrets_do_not_leave_the_machine(run: Path, tmp_path: Path) -> None:
     plan = json.loads((run / "plan.json").read_text())
-    plan["cluster"] = {"environment": {"HF_TOKEN": "hunter2hunter2", "OMP_NUM_THREADS": "1"}}
+    plan["cluster"] = {
+        "environment": {"HF_TOKEN": "hunter2hunter2", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        "container": {"pip_source": "https://bob:hunter2@host/simple", "options": ["--env=A_KEY=hunter2too"]},
+    }
     (run / "plan.json").write_text(json.dumps(plan))
     with (run / LOG).open("a") as log:
-        log.write("a print of hunter2hunter2\n")
+        log.write("a print of hunter2hunter2, hunter2 and https://token2hunter2@host\n")
     write_manifest(run)
     write_bundle(run, tmp_path / "a.tar")
     packed = (tmp_path / "a.tar").read_bytes()

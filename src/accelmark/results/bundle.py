@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from pydantic_core import from_json
 
 from accelmark.results.bundled import SUFFIX
+from accelmark.results.secret_list import SECRETS_FILE, HiddenSecrets
 from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, check_manifest, covered_files
 from accelmark.spec.errors import RequestError, RunError
-
-SECRET_NAME: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-LEFT_OUT: Final = "(left out)"
+from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
 _MOST_NAMED: Final = 5
 _MAX_FILES: Final = 100_000
@@ -36,7 +34,8 @@ def bundle_name(run_dir: Path) -> str:
 def write_bundle(run_dir: Path, output: Path) -> None:
     """Pack the run at ``run_dir`` into ``output``.
 
-    Values of variables whose names look like secrets are replaced everywhere; the manifest in the bundle is over what
+    Values of variables whose names look like secrets, of the plan and of the hosts, and the user parts of addresses are
+    replaced everywhere; the manifest in the bundle is over what
     is in it. It vouches for nothing that the run's own manifest does not: where there is one, every file has to match.
 
     Raises:
@@ -49,10 +48,12 @@ def write_bundle(run_dir: Path, output: Path) -> None:
         )
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
+    covered = covered_files(run_dir)
+    hidden = HiddenSecrets(path for path in covered if path.name == SECRETS_FILE)
     files: dict[str, bytes] = {}
-    for path in covered_files(run_dir):
-        if path.resolve() != output.resolve():
-            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets)
+    for path in covered:
+        if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
+            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets, hidden)
     packed = pack(run_dir.resolve().name, files)
     try:
         output.write_bytes(packed)
@@ -135,31 +136,19 @@ def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _secrets(run_dir: Path) -> list[bytes]:
-    """Return the values of variables in plan and tasks whose names look like secrets."""
+    """Return the secrets that plan and tasks name, longest first."""
     found: set[str] = set()
     for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
         try:
-            found |= set(_secret_values(from_json(path.read_bytes())))
+            found |= set(secrets_in(from_json(path.read_bytes())))
         except (OSError, ValueError):
             continue
-    return sorted((value.encode() for value in found if len(value) >= 4), key=len, reverse=True)
+    return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
-def _secret_values(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if name == "environment" and isinstance(item, dict):
-                yield from (
-                    str(text) for key, text in item.items() if SECRET_NAME.search(str(key)) and text != LEFT_OUT
-                )
-            else:
-                yield from _secret_values(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _secret_values(item)
-
-
-def _without(content: bytes, secrets: list[bytes]) -> bytes:
+def _without(content: bytes, secrets: list[bytes], hidden: HiddenSecrets) -> bytes:
+    if b"\0" not in content:  # a text
+        content = without_userinfo(content.decode("latin-1")).encode("latin-1")
     for secret in secrets:
         content = content.replace(secret, LEFT_OUT.encode())
-    return content
+    return hidden.without(content)

@@ -32,8 +32,10 @@ def naming_the_disk(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: cannot be written: {advice}") from error
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
     """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
+
+    What is ``private`` only its owner can read.
 
     Raises:
         RunError: it cannot be written; the reason and what to do are named.
@@ -42,6 +44,8 @@ def write_atomic(path: Path, text: str) -> None:
     with naming_the_disk(path):
         try:
             with beside.open("w", encoding="utf-8") as file:
+                if private:
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
