@@ -58,6 +58,8 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     assert not status(tmp_path / "logs").running
     assert read_recording(tmp_path / "logs" / "telemetry.jsonl").footer is not None
     assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
+    (earlier,) = (tmp_path / "logs").glob("telemetry-*Z.jsonl")
+    assert earlier.read_text().count('{"t"') >= first["samples"]
     assert "no monitor writes" in _call("monitor", "stop", "-l", logs).output
     assert "not running" in _call("monitor", "status", "-l", logs).output
 
