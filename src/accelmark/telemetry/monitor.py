@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find
+from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
+from accelmark.telemetry.source import telemetry_of
 
 PID_FILE: Final = "monitor.json"
 _ERRORS: Final = "monitor.err"
@@ -36,6 +37,18 @@ class MonitorStatus:
     """Lines in the record so far."""
 
 
+def check_vendor(vendor: str) -> Path:
+    """Return the folder of a vendor whose devices can be asked for.
+
+    Raises:
+        RequestError: the vendor is unknown.
+        SpecError: its description or how it is read is wrong; every problem is named.
+    """
+    folder = find("vendors", vendor, "--vendor").path
+    telemetry_of(load_vendor(vendor), str(folder / "vendor.yaml"))
+    return folder
+
+
 def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus:
     """Start a monitor that writes to ``log_path`` and goes on when this process ends.
 
@@ -43,9 +56,10 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
 
     Raises:
         RequestError: the vendor is unknown, or a monitor already writes there.
+        SpecError: the vendor's folder is wrong: nothing of its devices would be recorded.
         RunError: it did not start; its own words are in the message.
     """
-    folder = find("vendors", vendor).path
+    folder = check_vendor(vendor)
     now = status(log_path)
     if now.running:
         raise RequestError(f"a monitor (process {now.pid}) already writes to {log_path}; stop it or restart")
