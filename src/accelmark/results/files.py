@@ -35,7 +35,7 @@ def naming_the_disk(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
     """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
 
-    What is ``private`` only its owner can read.
+    What is ``private`` only the owner of the directory can read: from within a container that is not who writes.
 
     Raises:
         RunError: it cannot be written; the reason and what to do are named.
@@ -45,7 +45,7 @@ def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
         try:
             with beside.open("w", encoding="utf-8") as file:
                 if private:
-                    os.fchmod(file.fileno(), 0o600)
+                    _keep_private(file.fileno(), path.parent)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -53,6 +53,17 @@ def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
         except OSError:
             beside.unlink(missing_ok=True)
             raise
+
+
+def _keep_private(descriptor: int, directory: Path) -> None:
+    """Give an open file to the owner of ``directory`` alone; where that cannot be, it stays as readable as others."""
+    owner = directory.stat()
+    try:
+        if owner.st_uid != os.geteuid():
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    except OSError:
+        return
+    os.fchmod(descriptor, 0o600)
 
 
 def make_directory(path: Path) -> None:
