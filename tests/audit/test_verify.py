@@ -90,12 +90,37 @@ def test_a_bundle_is_the_same_each_time_and_verifies_elsewhere(run: Path, tmp_pa
     assert verify_run(unpacked).is_intact
 
 
+def test_a_run_that_was_changed_is_not_bundled(run: Path, tmp_path: Path) -> None:
+    inside = run / "own.tar"
+    write_bundle(run, inside)
+    write_bundle(run, inside)
+    inside.unlink()
+    with (run / LOG).open("a") as log:
+        log.write("more\n")
+    (run / "events.jsonl").unlink()
+    with pytest.raises(RunError, match="is not bundled") as caught:
+        write_bundle(run, tmp_path / "a.tar")
+    assert "rank0.out.log: was changed" in str(caught.value)
+    assert "events.jsonl: is missing" in str(caught.value)
+    assert not (tmp_path / "a.tar").exists()
+
+
+def test_a_run_without_a_manifest_is_still_bundled(run: Path, tmp_path: Path) -> None:
+    (run / "MANIFEST.sha256").unlink()
+    write_bundle(run, tmp_path / "a.tar")
+    assert verify_run(unpack(tmp_path / "a.tar", tmp_path / "there")[0]).is_intact
+
+
 def test_secrets_do_not_leave_the_machine(run: Path, tmp_path: Path) -> None:
     plan = json.loads((run / "plan.json").read_text())
-    plan["cluster"] = {"environment": {"HF_TOKEN": "hunter2hunter2", "OMP_NUM_THREADS": "1"}}
+    plan["cluster"] = {
+        "environment": {"HF_TOKEN": "hunter2hunter2", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        "container": {"pip_source": "https://bob:hunter2@host/simple", "options": ["--env=A_KEY=hunter2too"]},
+    }
     (run / "plan.json").write_text(json.dumps(plan))
     with (run / LOG).open("a") as log:
-        log.write("a print of hunter2hunter2\n")
+        log.write("a print of hunter2hunter2, hunter2 and https://token2hunter2@host\n")
+    write_manifest(run)
     write_bundle(run, tmp_path / "a.tar")
     packed = (tmp_path / "a.tar").read_bytes()
     assert b"hunter2" not in packed

@@ -15,9 +15,12 @@ from typer.testing import CliRunner, Result
 
 from accelmark.cli.doctor import doctor, report
 from accelmark.cli.monitor import monitor
+from accelmark.cli.request import Overrides, plan_for
 from accelmark.cli.vendors import vendors
 from accelmark.spec.catalog import PLUGINS_VARIABLE
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, SpecError
+from accelmark.spec.model import parse
+from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry import inventory
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
@@ -58,6 +61,8 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     assert not status(tmp_path / "logs").running
     assert read_recording(tmp_path / "logs" / "telemetry.jsonl").footer is not None
     assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
+    (earlier,) = (tmp_path / "logs").glob("telemetry-*Z.jsonl")
+    assert earlier.read_text().count('{"t"') >= first["samples"]
     assert "no monitor writes" in _call("monitor", "stop", "-l", logs).output
     assert "not running" in _call("monitor", "status", "-l", logs).output
 
@@ -112,6 +117,25 @@ def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkey
     rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
     assert "did you mean 'title'" in rows["acme"]["problem"]
     assert "acme" in _call("doctor").output
+
+
+def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_by_doctor_and_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = make_vendor(tmp_path / "vendors")
+    (folder / "vendor.yaml").write_text((folder / "vendor.yaml").read_text().replace("timeout_s", "timeout"))
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    logs = tmp_path / "logs"
+    for operation in ("start", "restart"):
+        error = _call("monitor", operation, "--vendor", "acme", "-l", str(logs)).exception
+        assert isinstance(error, SpecError)
+        assert "telemetry.tool.timeout" in str(error)
+    assert not logs.exists()
+    assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
+    assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
+    request = parse(RunSpec, {"cases": [{"key": "resnet_mini"}]}, "here")
+    plan = plan_for(request, Overrides(vendor="acme", synthetic=True), where="here", beside=tmp_path)
+    assert [what for what in plan.warnings if "telemetry.tool.timeout" in what and "no device is going" in what]
 
 
 def test_doctor_tells_what_would_run_and_why_not() -> None:

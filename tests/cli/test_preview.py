@@ -147,3 +147,19 @@ def test_what_runs_is_what_was_shown(plugins: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     done(process)
     assert seen == shown
+
+
+def test_a_dry_run_shows_no_secrets(plugins: Path, tmp_path: Path) -> None:
+    images = plugins / "vendors" / "acme" / "images" / "pytorch"
+    images.mkdir(parents=True)
+    (images / "Dockerfile").write_text("FROM scratch\n")
+    container = {
+        "engine": "podman",
+        "pip_source": "https://bob:hunter2@mirror/simple",
+        "options": ["-e", "A_KEY=open5ame"],
+    }
+    cluster = {"launcher": "ssh", "hosts": TWO, "container": container, "environment": {"HF_TOKEN": "it's hidden"}}
+    shown = json.dumps(dry_run(plugins, tmp_path, cluster, "toy:pytorch:X1:2:1"))
+    for secret in ("hunter2", "open5ame", "hidden"):
+        assert secret not in shown
+    assert "https://(left out)@mirror/simple" in shown

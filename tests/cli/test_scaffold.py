@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.cli.conformance import HOOKS, Check, case_checks, vendor_checks
-from accelmark.spec.catalog import PLUGINS_VARIABLE
-from accelmark.spec.errors import RequestError
+from accelmark.cli.check_line import Check
+from accelmark.cli.conformance import HOOKS, case_checks, vendor_checks
+from accelmark.cli.trial import trial
+from accelmark.spec.catalog import PLUGINS_VARIABLE, load_case
+from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.scaffold import new_folder
 from accelmark.train.hooks import ALLOWED_HOOKS
 
@@ -19,8 +21,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def missing(checks: list[object]) -> str:
-    return " ".join(f"{check.what} {check.do}" for check in checks if check.state == "missing")  # type: ignore[attr-defined]
+def missing(checks: list[Check]) -> str:
+    return " ".join(f"{check.what} {check.do}" for check in checks if check.state == "missing")
 
 
 def test_the_hooks_that_are_checked_are_those_that_are_allowed() -> None:
@@ -30,14 +32,18 @@ def test_the_hooks_that_are_checked_are_those_that_are_allowed() -> None:
 def test_a_new_vendor_passes_its_checks(bench: Path) -> None:
     folder = new_folder("vendors", "acme1", bench)
     assert (folder / "cases" / "resnet_mini-pytorch" / "extern" / "__init__.py").is_file()
-    assert missing([*vendor_checks("acme1")]) == ""
+    assert missing(vendor_checks("acme1")) == ""
 
 
 def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     new_folder("cases", "line", bench)
     checks = case_checks("line", run=True)
-    assert missing([*checks]) == ""
-    assert checks[-1].what == "line trains three steps on made-up data"
+    assert missing(checks) == ""
+    assert [check.what for check in checks][-3:] == [
+        "line trains three steps on made-up data",
+        "line: the audit finds nothing against it",
+        "line: evaluation gives accuracy",
+    ]
 
 
 def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path) -> None:
@@ -47,7 +53,9 @@ def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path
     (adaptation / "csrc").mkdir()
     (adaptation / "extern" / "__init__.py").write_text("class Extern:\n    def metrics(self): ...\n")
     (folder / "README.md").unlink()
-    told = missing([*vendor_checks("acme2")])
+    checks = vendor_checks("acme2")
+    assert not any("replaces nothing" in check.what for check in checks)
+    told = missing(checks)
     assert "unknown setting log_every_step did you mean 'log_every_steps'?" in told
     assert "the case fixes optimizer.name" in told
     assert "csrc cannot be built" in told
@@ -58,14 +66,60 @@ def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path
 def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
     file = new_folder("vendors", "acme3", bench) / "vendor.yaml"
     file.write_text(file.read_text().replace("device_type:", "device_typ:"))
-    assert "device_typ" in missing([*vendor_checks("acme3")])
+    assert "device_typ" in missing(vendor_checks("acme3"))
 
 
 def test_a_case_that_lacks_methods_is_told_which(bench: Path) -> None:
     folder = new_folder("cases", "line2", bench)
     code = (folder / "pytorch.py").read_text()
     (folder / "pytorch.py").write_text(code.replace("def eval_sums", "def eval_sum"))
-    assert "no eval_sums()" in missing([*case_checks("line2", run=False)])
+    assert "no eval_sums()" in missing(case_checks("line2", run=False))
+
+
+def test_a_case_that_fails_in_training_or_evaluation_is_told_why(bench: Path) -> None:
+    code = new_folder("cases", "line3", bench) / "pytorch.py"
+    good = code.read_text()
+    told = good.replace('"label"])\n\n    def eval_sums', '"label"]) * float("nan")\n\n    def eval_sums')
+    assert told != good
+    code.write_text(told)
+    said = missing(case_checks("line3", run=True))
+    assert "does not train" in said
+    assert "not finite" in said
+    assert "cores-at-hand" not in said
+    assert "report.html" not in said
+    code.write_text(good.replace('sums["count"]', 'sums["number"]'))
+    assert "KeyError: 'number'" in missing(case_checks("line3", run=True))
+
+
+def test_a_target_that_evaluation_does_not_give_and_a_setting_that_is_none_are_named(bench: Path) -> None:
+    file = new_folder("cases", "line4", bench) / "case.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("metric: accuracy", "metric: acuracy"))
+    assert "'acuracy', which metrics() does not give: accuracy" in missing(case_checks("line4", run=True))
+    file = new_folder("cases", "line5", bench) / "case.yaml"
+    file.write_text(text.replace("name: line4", "name: line5").replace("threads,", "treads,"))
+    with pytest.raises(SpecError, match=r"(?s)line5.*train.mutable.*'treads'.*'threads'"):
+        load_case("line5")
+    assert "'treads'" in missing(case_checks("line5", run=False))
+
+
+def test_another_network_or_optimizer_of_a_vendor_is_found_by_its_trial(bench: Path) -> None:
+    new_folder("cases", "line6", bench)
+    folder = new_folder("vendors", "acme7", bench)
+    (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "line6-pytorch")
+    (folder / "cases" / "line6-pytorch" / "extern" / "__init__.py").write_text(
+        "import torch\nfrom accelmark.train.hooks import Hooks\n\n\nclass Extern(Hooks):\n"
+        "    def convert_model(self, model):\n        return torch.nn.Linear(2, 2)\n"
+        "    def create_optimizer(self, model):\n        return torch.optim.RMSprop(model.parameters(), lr=0.5)\n"
+    )
+    told = missing(vendor_checks("acme7", run=True))
+    assert "[model-structure]" in told
+    assert "[optimizer-type]" in told
+
+
+def test_a_trial_that_takes_too_long_is_ended_and_told(bench: Path) -> None:
+    new_folder("cases", "line7", bench)
+    assert "did not train three steps on cpu within 0.2 s" in missing([*trial("line7", "cpu", patience_s=0.2)])
 
 
 def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
@@ -78,15 +132,17 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
 def test_a_vendors_device_that_cannot_be_read_is_told_when_the_folder_is_tried(
     bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelmark.cli.conformance._trial", lambda model, vendor: Check("good", f"{model} on {vendor}"))
+    monkeypatch.setattr(
+        "accelmark.cli.conformance.trial", lambda model, vendor: [Check("good", f"{model} on {vendor}")]
+    )
     new_folder("vendors", "acme4", bench)
-    assert missing([*vendor_checks("acme4", run=True)]) == ""
+    assert missing(vendor_checks("acme4", run=True)) == ""
     assert [check.what for check in vendor_checks("acme4", run=True)][-1] == "resnet_mini on acme4"
     file = new_folder("vendors", "acme5", bench) / "vendor.yaml"
     form = "{header: [ID], rows: ['(?P<index>\\d+)'], source: made up for tests}"
     tool = f"  tool: {{command: [acme5-smi], forms: [{form}]}}\n"
     file.write_text(file.read_text().replace("telemetry:\n", "telemetry:\n" + tool))
-    assert "acme5-smi is not installed" in missing([*vendor_checks("acme5", run=True)])
+    assert "acme5-smi is not installed" in missing(vendor_checks("acme5", run=True))
     file = new_folder("vendors", "acme6", bench) / "vendor.yaml"
     file.write_text(file.read_text().replace("always: true", "device_files: [nothing-of-the-kind]"))
     advice = [check.what for check in vendor_checks("acme6", run=True) if check.state == "advice"]
@@ -94,4 +150,4 @@ def test_a_vendors_device_that_cannot_be_read_is_told_when_the_folder_is_tried(
 
 
 def test_a_vendor_that_nothing_runs_on_says_why_in_its_checks() -> None:
-    assert "no PyTorch backend for Zixiao is public" in missing([*vendor_checks("zixiao", run=True)])
+    assert "no PyTorch backend for Zixiao is public" in missing(vendor_checks("zixiao", run=True))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,40 @@ def test_a_probe_of_two_ranks_measures_and_is_remembered(tmp_path: Path, monkeyp
     assert found.matmul["tf32"].reason == "a CPU has no tf32"
     assert found.memory == {}
     assert remembered("cpu", "CPU") == found
+
+
+def test_a_probe_on_a_busy_host_says_so_and_replaces_no_quiet_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
+    spinning = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spinning]) for _ in range(len(os.sched_getaffinity(0)))]
+    try:
+        found = probe(load_vendor("cpu"), "CPU", 1, ["matmul"], 0.5)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert "of the cores are busy" in found.disturbed[0]
+    assert remembered("cpu", "CPU") == found
+    (path,) = (tmp_path / "cache").rglob("x1.json")
+    quiet = found.model_copy(update={"disturbed": (), "measured_at": "before"})
+    path.with_name("x2.json").write_text(quiet.model_dump_json())
+    assert remembered("cpu", "CPU") == quiet
+
+
+def test_ceilings_of_a_busy_host_give_no_mfu(tmp_path: Path) -> None:
+    job = make_round(tmp_path / "run" / "toy" / "round1", Made())
+    rate = Rate(value=80.0, unit="TFLOP/s")
+    ceilings = Ceilings(
+        device_type="acme", device_name="X1", world_size=1, framework="pytorch", measured_at="", matmul={"bf16": rate},
+        disturbed=("99% of the cores are busy",),
+    )  # fmt: skip
+    changed = job.model_copy(update={"ceilings": ceilings})
+    (tmp_path / "run" / "toy" / "round1" / "job.json").write_text(changed.model_dump_json())
+    measured = round_result(tmp_path / "run" / "toy" / "round1").figures[FigureName.MFU_MEASURED]
+    assert measured.value is None
+    assert "busy when it was probed (99% of the cores are busy)" in (measured.reason or "")
 
 
 def test_mfu_against_the_probe_is_achieved_over_measured(tmp_path: Path) -> None:

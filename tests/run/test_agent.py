@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.results.bundle import unpack, write_bundle
+from accelmark.results.secret_list import SECRETS_FILE
+from accelmark.results.store import SUMMARY_FILE
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.run.task import AgentTask, VisibleDevices
 from accelmark.spec.job import NodeExit
@@ -223,3 +226,32 @@ def test_threads_and_visible_devices_are_the_launchers(make_task: MakeTask, monk
     end = ended(task, start(task))
     assert end.state == "failed"
     assert (node_dir(task) / "start_pytorch_task.log").read_text() == str(["3", "0,1", "$(touch x); 'y'"]) + "\n"
+
+
+def test_what_a_rank_prints_of_the_hosts_secrets_does_not_leave_in_a_bundle(
+    make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    values = {
+        "HF_TOKEN": "hf_Ab/cdef0123", "MY_PASSWORD": 'p"q,hunter2', "PIP_INDEX_URL": "https://bob:hunter3@host/simple",
+        "TOKENIZERS_PARALLELISM": "false", "SSH_AUTH_SOCK": str(tmp_path),
+    }  # fmt: skip
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    program = (
+        "import json, os; t = os.environ['HF_TOKEN']; p = os.environ['MY_PASSWORD']; u = os.environ['PIP_INDEX_URL'];"
+        "open('rank0.out.log', 'w').write(f'token={t}.\\n{p}\\n{u} hunter3 false\\n' + json.dumps(['\\n' + t, p]))"
+    )
+    task = make_task().model_copy(update={"command": ("python", "-c", program)})
+    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
+    ended(task, start(task))
+    assert said(task, "hf_Ab/cdef0123")
+    kept = (node_dir(task) / SECRETS_FILE).read_text()
+    assert not [value for value in (*values.values(), "hunter") if value in kept]
+    assert (node_dir(task) / SECRETS_FILE).stat().st_mode & 0o077 == 0
+    (node_dir(task).parent / SUMMARY_FILE).write_text("{}")
+    write_bundle(node_dir(task).parent, tmp_path / "bundle.tar")
+    unpacked, _ = unpack(tmp_path / "bundle.tar", tmp_path / "there")
+    log = (unpacked / node_dir(task).name / "rank0.out.log").read_text()
+    out = "(left out)"
+    assert log == f'token={out}.\n{out}\nhttps://{out}@host/simple {out} false\n["\\n{out}", "{out}"]'
+    assert not (unpacked / node_dir(task).name / SECRETS_FILE).exists()

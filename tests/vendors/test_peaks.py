@@ -131,3 +131,11 @@ def test_a_vendor_that_cannot_run_says_why_and_claims_no_device_type() -> None:
         spec = load_vendor(name)
         assert (spec.device_type == "cpu") == (name == "cpu"), name
         assert (spec.device_type == "unknown") == (name in unready)
+
+
+@pytest.mark.parametrize(("memory_gib", "chip"), [(128.0, "Max1550"), (64.0, None), (None, None)])
+def test_half_an_intel_card_does_not_get_the_whole_cards_peak(memory_gib: float | None, chip: str | None) -> None:
+    vendor = load_vendor("intel")
+    found = vendor.chip_of("Intel(R) Data Center GPU Max 1550", memory_gib)
+    assert (found.name if found else None) == chip
+    assert vendor.environment["ZE_FLAT_DEVICE_HIERARCHY"] == "COMPOSITE"

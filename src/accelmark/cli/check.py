@@ -10,7 +10,7 @@ import typer
 from accelmark.cli import options
 
 if TYPE_CHECKING:
-    from accelmark.cli.conformance import Check
+    from accelmark.cli.check_line import Check
 
 app = typer.Typer(help="Say what a vendor's or case's folder still lacks.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal
 
+from accelmark.cli.check_line import Check
+from accelmark.cli.trial import trial
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
@@ -27,18 +25,6 @@ _CASE_METHODS: Final = (
     "flops_per_sample",
 )  # fmt: skip
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
-_PATIENCE_S: Final = 600.0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise of a folder."""
-
-    state: Literal["good", "missing", "advice"]
-    what: str
-    do: str = ""
-    """What to do where it is not kept."""
 
 
 def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
@@ -98,7 +84,7 @@ def _vendor_trials(name: str, folder: Path, *, reads: bool) -> Iterator[Check]:
     adapted = [path.name.rpartition("-")[0] for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
     for model in adapted or ["resnet_mini"]:
         if load_case(model).train is not None:
-            yield _trial(model, name)
+            yield from trial(model, name)
 
 
 def _adaptation_checks(folder: Path) -> Iterator[Check]:
@@ -153,10 +139,12 @@ def _extern_checks(extern: Path, where: str) -> Iterator[Check]:
         yield Check("missing", f"{where}/extern/__init__.py has no class Extern", do)
         return
     names = [node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)]
-    for name in (name for name in names if not name.startswith("_") and name not in HOOKS):
+    forbidden = [name for name in names if not name.startswith("_") and name not in HOOKS]
+    for name in forbidden:
         yield Check("missing", f"{where}/extern replaces {name!r}, which is no hook", nearest(name, HOOKS))
     hooks = [name for name in names if name in HOOKS]
-    yield Check("good", f"{where}/extern replaces {', '.join(hooks) or 'nothing'}")
+    if hooks or not forbidden:
+        yield Check("good", f"{where}/extern replaces {', '.join(hooks) or 'nothing'}")
 
 
 def case_checks(name: str, *, run: bool) -> list[Check]:
@@ -178,7 +166,7 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
     if lacking:
         checks.append(Check("advice", "README.md lacks headings", f"add ## {', ## '.join(lacking)}"))
     if run and case.train is not None and all(check.state != "missing" for check in checks):
-        checks.append(_trial(name, "cpu"))
+        checks += trial(name, "cpu", evaluate=True)
     return checks
 
 
@@ -202,21 +190,3 @@ def _code_checks(file: Path) -> Iterator[Check]:
         yield Check("missing", f"class Case has no {method}()", "docs/case.md shows all methods there are to write")
     if not lacking:
         yield Check("good", f"{file.name}: class Case has every method")
-
-
-def _trial(name: str, vendor: str) -> Check:
-    """Train a few steps on made-up data, as a person would."""
-    with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
-        command = [sys.executable, "-c", "from accelmark.cli import main; main()", "train", name, "--vendor", vendor]
-        command += ["--synthetic", "--open", "--set", "end.max_steps=3", "--out", str(Path(directory) / "run")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
-        if list(Path(directory).glob("run/*/round1/result.json")) and "succeeded" in _state(Path(directory) / "run"):
-            return Check("good", f"{name} trains three steps on made-up data")
-        last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        return Check("missing", f"{name} does not train on made-up data", "; ".join(last[-3:]))
-
-
-def _state(run_dir: Path) -> str:
-    from accelmark.results.store import load_summary
-
-    return str(load_summary(run_dir / "summary.json").state)

@@ -34,6 +34,8 @@ def monitor(
         from accelmark.spec.catalog import find
 
         find("vendors", vendor, "--vendor")
+        if operation in (Operation.START, Operation.RESTART):
+            recorder.check_vendor(vendor)  # before anything is stopped
     if operation in (Operation.STOP, Operation.RESTART):
         stopped = recorder.stop(log_path)
         if operation is Operation.STOP and not as_json:

@@ -18,17 +18,22 @@ from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.describe import preflight_commands
+from accelmark.spec.secret import secrets_in, shown
 
 
 def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
-    """Print what carrying out ``plan`` at ``path`` would do; nothing is written or started."""
+    """Print what carrying out ``plan`` at ``path`` would do, without secrets; nothing is written or started."""
     directory = RunDirectory(path.absolute(), plan)
     launcher = launcher_for(plan, directory.path)
     commands = {job.directory: _commands(directory, job, launcher) for job in plan.jobs}
     first, looks = launcher.first(), preflight_commands(plan, launcher, plan.jobs)
+    raw = plan.model_dump(mode="json")
+    secrets = set(secrets_in(raw))
+    secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
+    first, looks, commands = (shown(value, secrets) for value in (first, looks, commands))
     if as_json:
         shown_commands = {"first": first, "preflight": looks, "commands": commands}
-        typer.echo(json.dumps({"directory": str(path), "plan": plan.model_dump(mode="json"), **shown_commands}))
+        typer.echo(json.dumps({"directory": str(path), "plan": shown(raw, secrets), **shown_commands}))
         return
     rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
     typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, into {path}", bold=True)
@@ -38,13 +43,13 @@ def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
     for line in first:
         typer.echo(f"  here: {shlex.join(line)}")
     _print_commands(looks)
-    shown: set[str] = set()
+    seen: set[str] = set()
     for job in plan.jobs:
         typer.secho(f"\n{job.directory}", bold=True)
         _print_commands(commands[job.directory])
-        if job.job.key.slug in shown:
+        if job.job.key.slug in seen:
             continue
-        shown.add(job.job.key.slug)
+        seen.add(job.job.key.slug)
         _settings(job)
 
 

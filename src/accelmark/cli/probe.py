@@ -37,6 +37,10 @@ def probe(
     if here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
     found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget)
+    if found.disturbed:
+        busy = "; ".join(found.disturbed)
+        told = f"the host was busy: {busy}. MFU against these ceilings stays null, and earlier ones of a quiet host are"
+        typer.secho(f"warning: {told} kept: probe again while it is quiet", fg="yellow", err=True)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return

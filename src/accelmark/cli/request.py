@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Final, final
 from accelmark.plan import Detected, Plan, build_plan
 from accelmark.run.data import data_dirs
 from accelmark.run.probe import remembered
+from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import parse
@@ -75,7 +76,7 @@ def plan_for(request: RunSpec, overrides: Overrides, *, where: str, beside: Path
     """
     request = overrides.on(request)
     cluster = _cluster(request.cluster, beside)
-    return build_plan(
+    plan = build_plan(
         request,
         cluster=cluster,
         detected=detected(request.vendor or cluster.vendor),
@@ -84,6 +85,18 @@ def plan_for(request: RunSpec, overrides: Overrides, *, where: str, beside: Path
         where=where,
         command_line=overrides.layer(),
     )
+    return plan.model_copy(update={"warnings": (*plan.warnings, *_unreadable(plan.vendor))})
+
+
+def _unreadable(vendor: str) -> Iterator[str]:
+    """Tell of a vendor's folder by which no device can be read; ranks run all the same."""
+    from accelmark.telemetry.source import telemetry_of
+
+    try:
+        telemetry_of(load_vendor(vendor), str(find("vendors", vendor).path / "vendor.yaml"))
+    except SpecError as error:
+        for problem in error.problems:
+            yield f"no device is going to be read for telemetry: {problem}"
 
 
 def detected(vendor: str | None) -> Detected:

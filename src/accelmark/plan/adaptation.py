@@ -7,6 +7,7 @@ from typing import Final
 
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.evidence import AdaptationFiles
+from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"
 REQUIREMENTS_FILE: Final = "requirements.txt"
@@ -43,4 +44,5 @@ def _requirements(path: Path) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return tuple(line for line in lines if line)
+    # They are only told: what is installed is read from the file itself.
+    return tuple(without_userinfo(line) for line in lines if line)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from pydantic_core import from_json
 
 from accelmark.results.bundled import SUFFIX
-from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, covered_files
+from accelmark.results.secret_list import SECRETS_FILE, HiddenSecrets
+from accelmark.results.store import MANIFEST_FILE, SUMMARY_FILE, check_manifest, covered_files
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
-SECRET_NAME: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-LEFT_OUT: Final = "(left out)"
-
+_MOST_NAMED: Final = 5
 _MAX_FILES: Final = 100_000
 _MAX_BYTES: Final = 16 * 2**30
 
@@ -35,26 +34,48 @@ def bundle_name(run_dir: Path) -> str:
 def write_bundle(run_dir: Path, output: Path) -> None:
     """Pack the run at ``run_dir`` into ``output``.
 
-    Values of variables whose names look like secrets are replaced everywhere; the manifest in the bundle is over what
-    is in it.
+    Values of variables whose names look like secrets, of the plan and of the hosts, and the user parts of addresses are
+    replaced everywhere; the manifest in the bundle is over what
+    is in it. It vouches for nothing that the run's own manifest does not: where there is one, every file has to match.
 
     Raises:
-        RunError: ``run_dir`` is not a finished run, or ``output`` cannot be written.
+        RunError: ``run_dir`` is not a finished run, a file is not as its manifest says, or ``output`` cannot be
+            written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         raise RunError(
             f"{run_dir}: is not a finished run (it has no {SUMMARY_FILE}): run 'accelmark report' on it first"
         )
+    _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
+    covered = covered_files(run_dir)
+    hidden = HiddenSecrets(path for path in covered if path.name == SECRETS_FILE)
     files: dict[str, bytes] = {}
-    for path in covered_files(run_dir):
-        if path.resolve() != output.resolve():
-            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets)
+    for path in covered:
+        if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
+            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets, hidden)
     packed = pack(run_dir.resolve().name, files)
     try:
         output.write_bytes(packed)
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _refuse_changed(run_dir: Path, output: Path) -> None:
+    """Raise RunError where a file is not as the run's manifest says; without a manifest there is nothing to say."""
+    if not (run_dir / MANIFEST_FILE).is_file():
+        return
+    place, root = output.resolve(), run_dir.resolve()
+    # A bundle that was written into the run before is no part of it.
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
+    changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
+    if changed:
+        more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        raise RunError(
+            f"{run_dir}: is not bundled, as a new manifest would hide that it was changed: "
+            f"{'; '.join(changed[:_MOST_NAMED])}{more}. See 'accelmark verify {run_dir}', and bring back the files as "
+            "they were"
+        )
 
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
@@ -115,31 +136,19 @@ def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _secrets(run_dir: Path) -> list[bytes]:
-    """Return the values of variables in plan and tasks whose names look like secrets."""
+    """Return the secrets that plan and tasks name, longest first."""
     found: set[str] = set()
     for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
         try:
-            found |= set(_secret_values(from_json(path.read_bytes())))
+            found |= set(secrets_in(from_json(path.read_bytes())))
         except (OSError, ValueError):
             continue
-    return sorted((value.encode() for value in found if len(value) >= 4), key=len, reverse=True)
+    return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
-def _secret_values(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if name == "environment" and isinstance(item, dict):
-                yield from (
-                    str(text) for key, text in item.items() if SECRET_NAME.search(str(key)) and text != LEFT_OUT
-                )
-            else:
-                yield from _secret_values(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _secret_values(item)
-
-
-def _without(content: bytes, secrets: list[bytes]) -> bytes:
+def _without(content: bytes, secrets: list[bytes], hidden: HiddenSecrets) -> bytes:
+    if b"\0" not in content:  # a text
+        content = without_userinfo(content.decode("latin-1")).encode("latin-1")
     for secret in secrets:
         content = content.replace(secret, LEFT_OUT.encode())
-    return content
+    return hidden.without(content)

@@ -32,8 +32,10 @@ def naming_the_disk(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: cannot be written: {advice}") from error
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
     """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
+
+    What is ``private`` only the owner of the directory can read: from within a container that is not who writes.
 
     Raises:
         RunError: it cannot be written; the reason and what to do are named.
@@ -42,6 +44,8 @@ def write_atomic(path: Path, text: str) -> None:
     with naming_the_disk(path):
         try:
             with beside.open("w", encoding="utf-8") as file:
+                if private:
+                    _keep_private(file.fileno(), path.parent)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -49,6 +53,17 @@ def write_atomic(path: Path, text: str) -> None:
         except OSError:
             beside.unlink(missing_ok=True)
             raise
+
+
+def _keep_private(descriptor: int, directory: Path) -> None:
+    """Give an open file to the owner of ``directory`` alone; where that cannot be, it stays as readable as others."""
+    owner = directory.stat()
+    try:
+        if owner.st_uid != os.geteuid():
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    except OSError:
+        return
+    os.fchmod(descriptor, 0o600)
 
 
 def make_directory(path: Path) -> None:

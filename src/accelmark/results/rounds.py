@@ -179,6 +179,9 @@ def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     """Return the measured rate of a device for the precision that ran, or the reason why there is none."""
     if job.ceilings is None:
         return None, "this device was not probed: 'accelmark probe' measures its ceilings"
+    if job.ceilings.disturbed:
+        busy = "; ".join(job.ceilings.disturbed)
+        return None, f"the host was busy when it was probed ({busy}): 'accelmark probe' again while it is quiet"
     rate = job.ceilings.matmul.get(precision)
     if rate is None or rate.value is None:
         return None, (rate.reason if rate is not None else None) or f"the probe measured no {precision}"

@@ -25,6 +25,7 @@ from accelmark.run.environment import keep_ours_first
 from accelmark.run.telling import telling_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
+from accelmark.spec.secret import told
 
 LOG_FILE: Final = "adaptation.log"
 SITE_DIRECTORY: Final = "site"
@@ -37,7 +38,6 @@ _SHELL_PATIENCE_S: Final = 120.0
 _BUILD_PATIENCE_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-_SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSW")
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
@@ -114,7 +114,7 @@ def carry_out(
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
     installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
     record = AdaptationRecord(
-        environment={name: _told(name, value) for name, value in sorted(seen.changed.items())},
+        environment={name: told(name, value) for name, value in sorted(seen.changed.items())},
         removed=seen.removed,
         ignored=seen.ignored,
         installed=tuple(sorted(installed)),
@@ -194,7 +194,3 @@ def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, s
 def _said(node_dir: Path, offset: int = 0) -> str:
     text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
     return telling_lines(text) or f"it said nothing (see {LOG_FILE})"
-
-
-def _told(name: str, value: str) -> str:
-    return "(left out)" if any(word in name.upper() for word in _SECRET) else value

@@ -24,6 +24,7 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.results.files import write_atomic
+from accelmark.results.secret_list import SECRETS_FILE, keep_hidden, secrets_of
 from accelmark.run.adaptation import SITE_DIRECTORY, carry_out
 from accelmark.run.environment import COMPILED_DIRECTORY, TELEMETRY_MODULE, rank_command, rank_environment
 from accelmark.run.grounds import HostInUseError, clear_caches, hold, route
@@ -82,9 +83,11 @@ class Agent:
             with hold(self._task.host_lock, self._task.run):
                 self._prepare_grounds()
                 self._write_system_information()
+                self._keep_secrets_hidden()
                 adaptation, requirements = self._task.adaptation, self._task.requirements
                 if adaptation is not None or requirements is not None:
                     self._environment = carry_out(adaptation, requirements, self._dir, self._environment)
+                    self._keep_secrets_hidden()
                 self._start_telemetry()
                 exit_code = self._supervise()
         except HostInUseError as error:
@@ -107,6 +110,12 @@ class Agent:
             warnings=tuple(self._warnings),
             others_cpu_s=self._others.cpu_s(),
         )
+
+    def _keep_secrets_hidden(self) -> None:
+        """Leave word, not to be read, of the secrets that a rank may print: a bundle leaves them out of its logs."""
+        found = secrets_of(self._environment)
+        if found or (self._dir / SECRETS_FILE).exists():
+            keep_hidden(self._dir / SECRETS_FILE, found)
 
     def _prepare_grounds(self) -> None:
         if self._task.clear_caches and (problem := clear_caches()) is not None:

@@ -19,6 +19,7 @@ from accelmark.results.files import make_directory, naming_the_disk, write_atomi
 from accelmark.run.processes import ProcessId
 from accelmark.run.states import JobStatus, Ledger, RunEvent, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
 EVENTS_FILE: Final = "events.jsonl"
@@ -57,7 +58,9 @@ class RunDirectory:
             if isinstance(error.__cause__, FileExistsError):
                 raise RequestError(f"{path}: another run is starting there: choose another place with --out") from error
             raise
-        write_atomic(path / PLAN_FILE, plan.model_dump_json(indent=2))
+        # A run that goes on later needs what the cluster file said, secrets too: they are for their owner alone.
+        private = any(secrets_in(plan.model_dump(mode="json")))
+        write_atomic(path / PLAN_FILE, plan.model_dump_json(indent=2), private=private)
         return cls(path, plan)
 
     @classmethod

@@ -6,16 +6,18 @@ import asyncio
 import json
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import psutil
 from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets import cache_directory
 from accelmark.results.files import make_directory, write_atomic
+from accelmark.results.round_state import read_json
 from accelmark.run.directory import safe_name
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.local import LocalLink
@@ -23,9 +25,10 @@ from accelmark.run.task import AgentTask, VisibleDevices
 from accelmark.spec.ceilings import Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
+from accelmark.telemetry.foreign import BUSY_CPU
 
 _REQUEST: Final = "probe.json"
 _CEILINGS: Final = "ceilings.json"
@@ -33,6 +36,8 @@ _CEILINGS: Final = "ceilings.json"
 
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
     """Measure what ``nproc`` devices of this machine reach, and remember it for later runs.
+
+    What was measured on a busy host says so, and replaces nothing that was measured on a quiet one.
 
     Raises:
         RunError: a rank failed; its reason is given.
@@ -45,34 +50,52 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         write_atomic(work.task.job_file, json.dumps(request, indent=2))
         link = LocalLink(work)
 
-        async def body() -> None:
+        async def body() -> NodeExit:
             await link.prepare()
             await link.start()
             ended = await link.wait()
             if ended.state != "succeeded":
                 raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
+            return ended
 
-        asyncio.run(body())
+        ended = asyncio.run(body())
         try:
             found = Ceilings.model_validate_json((node_dir / _CEILINGS).read_bytes())
         except (OSError, ValidationError) as error:
             raise RunError("the probe ended without a result") from error
+        found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
     path = _place(vendor.name, hardware) / f"x{nproc}.json"
-    make_directory(path.parent)
-    write_atomic(path, found.model_dump_json(indent=2))
+    earlier = _read(path)
+    if not found.disturbed or earlier is None or earlier.disturbed:
+        make_directory(path.parent)
+        write_atomic(path, found.model_dump_json(indent=2))
     return found
 
 
+def _disturbances(node_dir: Path, ended: NodeExit) -> Iterator[str]:
+    """Tell what else the host had to do: before the probe, as the rounds of a run look, and while it ran."""
+    told = read_json(node_dir / "sys_info.json").get("busy_at_start")
+    yield from (str(reason) for reason in (told if isinstance(told, list) else ()))
+    num_cores = psutil.cpu_count() or 1
+    if ended.others_cpu_s is not None and ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
+        yield f"other work took {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
+
+
 def remembered(vendor: str, hardware: str) -> Ceilings | None:
-    """Return what an earlier probe of these devices on this host measured, the one of fewest ranks; None without."""
-    for path in sorted(_place(vendor, hardware).glob("x*.json"), key=lambda path: (len(path.name), path.name)):
-        try:
-            found = Ceilings.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            continue
-        if found.matmul:
-            return found
-    return None
+    """Return what an earlier probe of these devices on this host measured, of a quiet host before others.
+
+    Of several, that of fewest ranks; None without.
+    """
+    paths = sorted(_place(vendor, hardware).glob("x*.json"), key=lambda path: (len(path.name), path.name))
+    known = [found for path in paths if (found := _read(path)) is not None and found.matmul]
+    return next((found for found in known if not found.disturbed), known[0] if known else None)
+
+
+def _read(path: Path) -> Ceilings | None:
+    try:
+        return Ceilings.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _place(vendor: str, hardware: str) -> Path:

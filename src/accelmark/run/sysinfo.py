@@ -12,12 +12,12 @@ import psutil
 import accelmark
 from accelmark.results.files import free_mib
 from accelmark.run.states import utc_now
+from accelmark.spec.secret import is_secret, without_userinfo
 from accelmark.telemetry.host import busy_host
 from accelmark.telemetry.sysinfo import collect
 
 _TOLD: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
 """Prefixes of the variables that change how a job runs; others may hold secrets and are not told."""
-_SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def system_information(node_dir: Path, environment: dict[str, str], host: str, *told: str) -> dict[str, Any]:
@@ -42,12 +42,8 @@ def system_information(node_dir: Path, environment: dict[str, str], host: str, *
 def _told(environment: dict[str, str], more: tuple[str, ...], node_dir: Path) -> dict[str, str]:
     """Leave out what only names a place of this round, such as that of what is compiled: each round has its own."""
     return {
-        name: value
+        name: without_userinfo(value)
         for name, value in sorted(environment.items())
         if name in more
-        or (
-            name.startswith(_TOLD)
-            and not any(word in name for word in _SECRET)
-            and not value.startswith(f"{node_dir}{os.sep}")
-        )
+        or (name.startswith(_TOLD) and not is_secret(name) and not value.startswith(f"{node_dir}{os.sep}"))
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from accelmark.spec.secret import without_userinfo
+
 _COMPILER: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
 _ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
 _GENERIC: Final = re.compile(
@@ -22,4 +24,4 @@ def telling_lines(text: str) -> str:
     named = [line for line in lines if _COMPILER.search(line)]
     named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
     named = named or lines[-1:]
-    return "; ".join(line[:_LONGEST] for line in dict.fromkeys(named[:_NUM_LINES]))
+    return "; ".join(without_userinfo(line)[:_LONGEST] for line in dict.fromkeys(named[:_NUM_LINES]))

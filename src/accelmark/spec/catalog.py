@@ -15,6 +15,7 @@ from typing import Final, Literal, final
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import FolderRef
+from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
 from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
@@ -139,6 +140,8 @@ def load_vendor(name: str) -> VendorSpec:
 def _load_case(path: Path) -> CaseSpec:
     spec = parse(CaseSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
+    if spec.train is not None and (problems := unknown_mutable(spec.train, str(path))):
+        raise SpecError(problems)
     return spec
 
 

@@ -40,3 +40,5 @@ class Ceilings(Spec):
     """``host_to_device`` and ``device_to_host``, pinned memory."""
     collectives: dict[str, Rate] = Field(default_factory=dict)
     """``all_reduce`` as bus bandwidth (algorithm bandwidth x 2(n-1)/n), ``point_to_point``."""
+    disturbed: tuple[str, ...] = ()
+    """What else the host had to do, before the probe or beside it: such rates are lower than what the device can do."""

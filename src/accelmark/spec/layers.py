@@ -8,6 +8,7 @@ from typing import Any, Final, final
 
 from pydantic import BaseModel, ValidationError
 
+from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import Provenance
 from accelmark.spec.model import problems_of
@@ -70,6 +71,17 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 def may_change(key: str, mutable: Sequence[str]) -> bool:
     """Tell whether ``mutable`` allows ``key``: it names the key itself or a section above it."""
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
+
+
+def unknown_mutable(train: TrainCaseSpec, where: str) -> list[Problem]:
+    """Return one problem for each entry of ``mutable`` that is neither a setting nor a section of some."""
+    known = {*driver_defaults(), *flatten(train.settings)}
+    sections = {key.rpartition(".")[0] for key in known} - {""}
+    return [
+        Problem(where, "train.mutable", f"names {entry!r}, which is no setting", nearest(entry, known | sections))
+        for entry in train.mutable
+        if not any(key == entry or key.startswith(f"{entry}.") for key in known)
+    ]
 
 
 def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved:

@@ -15,6 +15,7 @@ from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.vendor import VendorSpec
 from accelmark.telemetry.detect import Found, detect
 from accelmark.telemetry.rapl import Rapl, RaplError
+from accelmark.telemetry.source import telemetry_of
 
 FRAMEWORKS: Final = {
     "pytorch": "torch",
@@ -201,9 +202,9 @@ def _ipmi() -> Verdict:
 
 def _vendor_problems() -> list[str]:
     problems: list[str] = []
-    for name in folders("vendors"):
+    for name, folder in folders("vendors").items():
         try:
-            load_vendor(name)
+            telemetry_of(load_vendor(name), str(folder.path / "vendor.yaml"))
         except AccelmarkError as error:
             problems.append(str(error))
     return problems

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find
+from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
+from accelmark.telemetry.source import telemetry_of
 
 PID_FILE: Final = "monitor.json"
 _ERRORS: Final = "monitor.err"
@@ -35,20 +37,35 @@ class MonitorStatus:
     """Lines in the record so far."""
 
 
+def check_vendor(vendor: str) -> Path:
+    """Return the folder of a vendor whose devices can be asked for.
+
+    Raises:
+        RequestError: the vendor is unknown.
+        SpecError: its description or how it is read is wrong; every problem is named.
+    """
+    folder = find("vendors", vendor, "--vendor").path
+    telemetry_of(load_vendor(vendor), str(folder / "vendor.yaml"))
+    return folder
+
+
 def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus:
     """Start a monitor that writes to ``log_path`` and goes on when this process ends.
 
+    A record of an earlier one there is kept, as ``telemetry-<when it ended>.jsonl``.
+
     Raises:
         RequestError: the vendor is unknown, or a monitor already writes there.
+        SpecError: the vendor's folder is wrong: nothing of its devices would be recorded.
         RunError: it did not start; its own words are in the message.
     """
-    folder = find("vendors", vendor).path
+    folder = check_vendor(vendor)
     now = status(log_path)
     if now.running:
         raise RequestError(f"a monitor (process {now.pid}) already writes to {log_path}; stop it or restart")
     try:
         log_path.mkdir(parents=True, exist_ok=True)
-        (log_path / RECORD_FILE).unlink(missing_ok=True)
+        _keep(log_path / RECORD_FILE)
         config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
         (log_path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
         with (log_path / _ERRORS).open("wb") as errors:
@@ -75,6 +92,17 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     # It outlives this process; the handle is not needed to find it again.
     process.returncode = 0
     return status(log_path)
+
+
+def _keep(record: Path) -> None:
+    """Rename a record that is there already after the time of its last line; clocks and devices may be others since."""
+    if not record.exists():
+        return
+    ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
+    kept, number = record.with_name(f"{ended}{record.suffix}"), 2
+    while kept.exists():
+        kept, number = record.with_name(f"{ended}-{number}{record.suffix}"), number + 1
+    record.rename(kept)
 
 
 def stop(log_path: Path) -> bool:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from pydantic_core import from_json
+
 from accelmark.results.export.contents import RoundContents, contents_of
 from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.secret import secrets_in, without
 
 _MOST_METRICS: Final = 1000
 _MOST_PARAMETERS: Final = 100
@@ -96,12 +99,22 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=some)
     for some in _batches(metrics, _MOST_METRICS):
         client.log_batch(run_id, metrics=some)
+    secrets = _secrets(run)
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
-            client.log_text(run_id, run.files.read(name).decode("utf-8", errors="replace"), name.rpartition("/")[2])
+            text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
+            client.log_text(run_id, text, name.rpartition("/")[2])
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
     return run_id
+
+
+def _secrets(run: LoadedRun) -> set[str]:
+    """Return the secrets that a run's plan holds; a plan that cannot be read tells none."""
+    try:
+        return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
+    except ValueError:
+        return set()
 
 
 def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:

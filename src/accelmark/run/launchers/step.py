@@ -20,6 +20,7 @@ from accelmark.run.states import utc_now
 from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
+from accelmark.spec.secret import secrets_in
 
 _POLL_S: Final = 0.2
 _BIRTH_S: Final = 120.0
@@ -108,7 +109,8 @@ class StepLink:
 def write_task(work: NodeWork) -> None:
     """Write ``agent.json``; ``job.json`` is in the run directory already."""
     make_directory(work.node_dir)
-    write_atomic(work.node_dir / TASK_FILE, work.task.model_dump_json(indent=2))
+    private = any(secrets_in(work.task.model_dump(mode="json")))
+    write_atomic(work.node_dir / TASK_FILE, work.task.model_dump_json(indent=2), private=private)
 
 
 def start_detached(

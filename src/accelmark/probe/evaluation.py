@@ -1,0 +1,43 @@
+"""``python -m accelmark.probe.evaluation JOB.json``: a case's evaluation tried on one made-up batch on the CPU.
+
+Prints one line of JSON: the names of the metrics that came out. What the case's own code raises is not caught.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from accelmark.spec.job import JobSpec
+from accelmark.train.case import Place
+from accelmark.train.extern import load_module
+
+_SAMPLES = 8
+
+
+def metric_names(job: JobSpec) -> list[str]:
+    """Return the names of what ``metrics`` makes of one batch's sums.
+
+    Raises:
+        ValueError: the job has no training side.
+        TypeError: ``metrics`` gives something else than names and numbers.
+    """
+    if job.train is None:
+        raise ValueError("job.json has no training side")
+    settings = job.train.settings
+    place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
+    case = load_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
+    model = case.build_model().eval()
+    with torch.no_grad():
+        sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))
+    found = case.metrics({name: float(value) for name, value in sums.items()})
+    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+        raise TypeError(f"metrics() gives {found!r} instead of a dictionary of numbers")
+    return list(found)
+
+
+if __name__ == "__main__":
+    print(json.dumps(metric_names(JobSpec.model_validate_json(Path(sys.argv[1]).read_bytes()))))

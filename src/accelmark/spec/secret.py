@@ -1,0 +1,88 @@
+"""What is not to be shown: values of variables whose names tell of a secret, and the user part of addresses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+LEFT_OUT: Final = "(left out)"
+LEAST_LENGTH: Final = 4
+"""Shorter values would be found in words that have nothing to do with them."""
+
+_NAME: Final = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_ASSIGNED: Final = re.compile(r"(?:-\S*=)?([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
+_INNER: Final = r"[^\s/?#\"'<>\\]"
+_USERINFO: Final = re.compile(rf"((?<!ssh)://|://(?={_INNER}*:{_INNER}*@))({_INNER}+)@", re.ASCII)
+"""A lone user of an address over SSH (``git@``) is no secret; of any other it may be a token."""
+_PLAIN: Final = frozenset({"true", "false", "none", "null", "auto", "default", "enabled", "disabled"})
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a variable's name says that its value is a secret."""
+    return _NAME.search(name) is not None
+
+
+def without_userinfo(text: str) -> str:
+    """Return ``text`` with what stands between ``://`` and ``@`` in its addresses left out."""
+    return _USERINFO.sub(rf"\g<1>{LEFT_OUT}@", text) if "://" in text else text
+
+
+def told(name: str, value: str) -> str:
+    """Return a variable's value as it may be shown."""
+    return LEFT_OUT if is_secret(name) else without_userinfo(value)
+
+
+def passwords(text: str) -> Iterator[str]:
+    """Yield the passwords of the addresses in ``text``, as they stand there and decoded."""
+    for found in _USERINFO.finditer(text):
+        password = found[2].partition(":")[2]
+        if is_telling(password):
+            yield from {password, unquote(password)}
+
+
+def is_telling(value: str) -> bool:
+    """Tell whether a value can be searched for: not a switch, a small number, or a few letters."""
+    return len(value) >= LEAST_LENGTH and value.lower() not in _PLAIN and not (value.isdigit() and len(value) < 8)
+
+
+def secrets_in(value: Any) -> Iterator[str]:
+    """Yield all secrets of parsed JSON: of every ``environment``, of ``NAME=value`` texts, and of addresses."""
+    if isinstance(value, str):
+        yield from passwords(value)
+        assigned = _ASSIGNED.fullmatch(value)
+        if assigned and is_secret(assigned[1]) and is_telling(assigned[2]) and assigned[2] != LEFT_OUT:
+            yield assigned[2]
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if name == "environment" and isinstance(item, Mapping):
+                named = (str(text) for key, text in item.items() if is_secret(str(key)))
+                yield from (text for text in named if is_telling(text) and text != LEFT_OUT)
+            yield from secrets_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from secrets_in(item)
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Return ``text`` with every one of ``secrets``, and the user part of its addresses, left out."""
+    text = without_userinfo(text)
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        text = text.replace(secret, LEFT_OUT)
+    return text
+
+
+def shown(value: Any, secrets: Iterable[str]) -> Any:
+    """Return parsed JSON with its ``secrets`` and the values of secret variables left out, as a person may see it."""
+    known = tuple(secrets)
+    if isinstance(value, str):
+        return without(value, known)
+    if isinstance(value, Mapping):
+        return {
+            name: {key: LEFT_OUT if is_secret(key) else shown(text, known) for key, text in item.items()}
+            if name == "environment" and isinstance(item, Mapping)
+            else shown(item, known)
+            for name, item in value.items()
+        }
+    return [shown(item, known) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,25 @@
+"""Files that are whole or not there, and some that are for one person alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accelmark.results.files import write_atomic
+
+
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "private", "x", private=True)
+    write_atomic(tmp_path / "open", "x")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "open").stat().st_mode & 0o004
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_private_file_that_root_writes_for_another_is_the_others(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1234, 1234)
+    write_atomic(tmp_path / "private", "x", private=True)
+    found = (tmp_path / "private").stat()
+    assert (found.st_uid, found.st_mode & 0o777) == (1234, 0o600)
