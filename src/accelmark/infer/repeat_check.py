@@ -5,10 +5,13 @@ The idea is that of MLPerf's compliance test TEST04; the limit of 10 % is the on
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import permutations
 from typing import Final
 
 import torch
@@ -20,9 +23,13 @@ from accelmark.spec.infer_events import RepeatCheck
 LIMIT: Final = 1.1
 """Fresh over same beyond which outputs seem to be cached."""
 _FEWEST: Final = 4
-_AGAIN: Final = 4
-_CHANCE: Final = 0.002
+_CALLS: Final = 5
+_FIRST: Final = 1
+_EARLY: Final = 2
+_CHANCE: Final = Fraction(2, 1000)
 """How often an honest engine may be suspected, on a machine however busy."""
+_SHARES: Final = {_FIRST: Fraction(16, 10000), _EARLY: Fraction(4, 10000)}
+"""What each test may take of it: the first call against the others, the first two against the others."""
 _CLOCK_MS: Final = 1e-6
 """What a call takes at least, so that one answered at once can be divided by."""
 
@@ -35,9 +42,16 @@ def repeat_check(forward: Forward, warmed: InferBatch, fresh: Sequence[InferBatc
     out of main memory cost small models a fifth; a shape that did not come before is not counted, since engines prepare
     for shapes.
 
-    Nor is a busy machine a suspicion. Where nothing but disturbance tells the calls of a batch apart, the first is the
-    slowest of five in one batch of five; beyond the limit slower than each of the others has to be so many batches
-    that this happens by chance in less than 2 runs of 1,000 (a permutation test, one-sided: 4 batches of 4, 8 of 12).
+    Nor is a busy machine a suspicion. In each batch every early call is compared with every later one, and it counts
+    as slower when it took over ``LIMIT`` times as long; the counts are added up over all batches. Where nothing but
+    disturbance tells the five calls of a batch apart, each order of them is equally likely, which gives the exact
+    distribution of the sum (a Mann-Whitney test, one-sided, each batch a stratum). Two such tests are made:
+
+    * the first call against the other four, at 0.0016, which a cache fails that answers from the second sighting on;
+    * the first two calls against the other three, at 0.0004, which one fails that only keeps what came twice.
+
+    An engine is suspected when one of them comes to its share or below and the median over batches of the first call
+    over the median of the last three is beyond ``LIMIT``: by chance at most twice in 1,000 runs, the sum of both.
 
     Args:
         forward: the engine's forward.
@@ -59,24 +73,25 @@ def repeat_check(forward: Forward, warmed: InferBatch, fresh: Sequence[InferBatc
             num_batches=number,
             reason=reason,
         )
-    speedup = statistics.median(first / statistics.median(again) for first, *again in calls_ms)
-    num_faster = sum(first > LIMIT * max(again) for first, *again in calls_ms)
+    late_ms = [statistics.median(calls[_EARLY:]) for calls in calls_ms]
+    speedup = statistics.median(calls[0] / late for calls, late in zip(calls_ms, late_ms, strict=True))
+    chance = _by_chance(calls_ms)
     return RepeatCheck(
-        fresh_ms=statistics.median(first for first, *_ in calls_ms),
-        same_ms=statistics.median(statistics.median(again) for _, *again in calls_ms),
+        fresh_ms=statistics.median(calls[0] for calls in calls_ms),
+        same_ms=statistics.median(late_ms),
         speedup=speedup,
-        num_faster=num_faster,
+        chance=float(chance),
         limit=LIMIT,
-        suspicious=speedup > LIMIT and _by_chance(num_faster, number) < _CHANCE,
+        suspicious=speedup > LIMIT and chance <= _CHANCE,
         num_batches=number,
     )
 
 
 def _calls_ms(forward: Forward, warmed: InferBatch, fresh: Sequence[InferBatch]) -> Iterator[list[float]]:
-    """Yield the milliseconds of each batch's first call and of its further ones."""
+    """Yield the milliseconds of each batch's calls, in their order."""
     met = {_shapes(warmed)}
     for batch in fresh:
-        calls = [_timed(forward, batch) for _ in range(1 + _AGAIN)]
+        calls = [_timed(forward, batch) for _ in range(_CALLS)]
         if _shapes(batch) in met:
             yield calls
         met.add(_shapes(batch))
@@ -94,10 +109,34 @@ def _shapes(batch: InferBatch) -> tuple[torch.Size, ...]:
     return tuple(each.shape for each in batch.inputs)
 
 
-def _by_chance(num_faster: int, number: int) -> float:
-    """Return how often so many batches or more have their slowest call first where calls do not differ."""
-    slowest_first = 1 / (1 + _AGAIN)
-    return sum(
-        math.comb(number, count) * slowest_first**count * (1 - slowest_first) ** (number - count)
-        for count in range(num_faster, number + 1)
-    )
+def _by_chance(calls_ms: Sequence[Sequence[float]]) -> Fraction:
+    """Return how often at most one of the tests comes out so, or more extreme, where calls do not differ."""
+    found = []
+    for early, share in _SHARES.items():
+        slower = sum(_slower(calls, early, LIMIT) for calls in calls_ms)
+        found.append(_at_least(slower, early, len(calls_ms)) * _CHANCE / share)
+    return min(Fraction(1), *found)
+
+
+def _slower(calls: Sequence[float], early: int, limit: float) -> int:
+    """Count the pairs of an early and a later call in which the early one took over ``limit`` times as long."""
+    return sum(one > limit * other for one in calls[:early] for other in calls[early:])
+
+
+def _at_least(slower: int, early: int, number: int) -> Fraction:
+    """Return the probability of ``slower`` pairs or more over ``number`` batches with all orders equally likely."""
+    sums = _sums(early, number)
+    return Fraction(sum(count for total, count in sums.items() if total >= slower), sum(sums.values()))
+
+
+@cache
+def _sums(early: int, number: int) -> Mapping[int, int]:
+    """Return in how many ways the orders of the calls of ``number`` batches give each sum of slower pairs."""
+    if number == 0:
+        return {0: 1}
+    ways = Counter(_slower(order, early, 1.0) for order in permutations(range(_CALLS)))
+    sums: Counter[int] = Counter()
+    for total, count in _sums(early, number - 1).items():
+        for more, each in ways.items():
+            sums[total + more] += count * each
+    return sums
