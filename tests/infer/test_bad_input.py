@@ -23,7 +23,7 @@ from accelmark.infer.engines.eager import Engine as Eager
 class Engine(Eager):
     def __call__(self, inputs):
         outputs, other_s = super().__call__(inputs)
-        return {outputs}, other_s
+        return {outputs}, {other_s}
 """
 """A vendor's engine, its runtime played by the framework; what it returns is a test's matter."""
 
@@ -41,7 +41,9 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "acme_greedy": "[torch.empty(2**60, dtype=torch.uint8)]",
     }
     for name, outputs in returned.items():
-        (engines / f"{name}.py").write_text(_ENGINE.format(outputs=outputs))
+        (engines / f"{name}.py").write_text(_ENGINE.format(outputs=outputs, other_s="other_s"))
+    for name, other_s in {"acme_nan_s": "float('nan')", "acme_long_s": "5.0", "acme_minus_s": "-1e-9"}.items():
+        (engines / f"{name}.py").write_text(_ENGINE.format(outputs="outputs", other_s=other_s))
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path / "plugins"))
     return lambda **settings: make_job(**settings).model_copy(update={"vendor": "acme"})
 
@@ -222,3 +224,13 @@ def test_operators_are_named_from_other_runtimes_messages(text: str, operator: s
     typed = explained(RuntimeError(text), Situation("compiling", "x", 1, "cpu"))
     assert isinstance(typed, UnsupportedOperatorError)
     assert f"has no operator {operator};" in str(typed)
+
+
+@pytest.mark.parametrize("compiler", ["acme_nan_s", "acme_long_s", "acme_minus_s"])
+@pytest.mark.parametrize("repeat_check", [True, False])
+def test_an_engine_that_declares_an_impossible_time_is_named(
+    take: Any, acme_job: Any, compiler: str, repeat_check: bool
+) -> None:
+    ran = take(acme_job(compiler=compiler, repeat_check=repeat_check))
+    assert f"engine {compiler}: declares" in _failed(ran, InferStep.INFER, "error")
+    assert ran.finished.p_validation_core > 0

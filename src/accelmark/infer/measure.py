@@ -12,6 +12,7 @@ from typing import Final, NoReturn, final
 import torch
 from torch import Tensor
 
+from accelmark.infer.answers import check_declared
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import Situation, WrongShapeError, explained
 from accelmark.spec.events import Event
@@ -40,22 +41,46 @@ class Measured:
 
 
 def warm_up(
-    forward: Forward, batch: InferBatch, num_calls: int, phase: Phase, situation: Situation, emit: Emit
+    forward: Forward,
+    batch: InferBatch,
+    num_calls: int,
+    phase: Phase,
+    situation: Situation,
+    emit: Emit,
+    *,
+    last_items: int = 0,
 ) -> WarmUp:
     """Call ``forward`` once and then ``num_calls`` times on one batch; nothing of it counts but the first call's time.
+
+    Args:
+        forward: the framework's or the engine's.
+        batch: a full batch.
+        num_calls: calls after the first.
+        phase: whose warm-up it is.
+        situation: for the message of a failure.
+        emit: takes the warm-up.
+        last_items: items of the last batch of a pass where it is smaller, else 0; one call more prepares the engine for
+            that many, which no time is told of.
 
     Raises:
         AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
     """
-    calls_ms: list[float] = []
-    for _ in range(num_calls + 1):
+
+    def call_s(inputs: list[Tensor]) -> float:
         began = time.perf_counter()
         try:
-            forward(list(batch.inputs))
+            _, other_s = forward(inputs)
         except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
             _end(error, situation)
-        calls_ms.append((time.perf_counter() - began) * 1000)
-    warmed = WarmUp(phase=phase, first_call_ms=calls_ms[0], calls_ms=tuple(calls_ms[1:]))
+        took_s = time.perf_counter() - began
+        check_declared(other_s, took_s, situation.engine)
+        return took_s
+
+    first_call_ms = call_s(list(batch.inputs)) * 1000
+    if last_items:
+        call_s([each[:last_items] for each in batch.inputs])
+    calls_ms = tuple(call_s(list(batch.inputs)) * 1000 for _ in range(num_calls))
+    warmed = WarmUp(phase=phase, first_call_ms=first_call_ms, calls_ms=calls_ms)
     emit(Event.WARMUP, warmed)
     return warmed
 
@@ -96,7 +121,7 @@ def measure(
     clock = time.perf_counter
     most = 1
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(warmed.phase, pass_number, settings.log_freq, most)
+        window = _Window(warmed.phase, pass_number, settings.log_freq, most, situation)
         for batch in batches:
             inputs = list(batch.inputs)
             try:
@@ -111,7 +136,7 @@ def measure(
                 window.settle(judge)
                 if len(window.items) == settings.log_freq:
                     windows.append(window.closed(emit))
-                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most)
+                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most, situation)
         window.settle(judge)
         most = window.most
         if window.items:
@@ -131,10 +156,11 @@ class _Window:
     before left them.
     """
 
-    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int) -> None:
+    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int, situation: Situation) -> None:
         self.phase: Phase = phase
         self.pass_number = pass_number
         self.log_freq = log_freq
+        self.situation = situation
         self.most = most
         """Calls that there is memory to hold, as the last outputs tell."""
         self.room = min(most, log_freq)
@@ -150,6 +176,7 @@ class _Window:
         """Look at the outputs that are held, and let them go."""
         size = 0
         for batch, outputs, took_s, other_s in self.held:
+            check_declared(other_s, took_s, self.situation.engine)
             self.items.append(batch.num_items)
             self.latency_ms.append((took_s - other_s) * 1000)
             self.not_inference_ms.append(other_s * 1000)

@@ -240,10 +240,13 @@ class SevenSteps:
         situation = self._situation(phase)
         iterator = iter(batches)
         first = next(iterator)
-        warmed = warm_up(forward, first, self.settings.warmup_batches, phase, situation, self.emit)
+        last_items = batches.num_items % self.settings.batch_size if batches.num_items > first.num_items else 0
+        warmed = warm_up(
+            forward, first, self.settings.warmup_batches, phase, situation, self.emit, last_items=last_items
+        )
         if phase == "inference" and self.settings.repeat_check:
             fresh = _full_batches(iterator, self.settings.batch_size)
-            self.found.check = repeat_check(forward, first, fresh)
+            self.found.check = repeat_check(forward, first, fresh, situation.engine)
             self.emit(Event.REPEAT_CHECK, self.found.check)
         evaluated = case.trained and not self.settings.synthetic
         measured = measure(
