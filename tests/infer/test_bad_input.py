@@ -12,7 +12,9 @@ import torch
 from onnx import TensorProto, helper
 
 from accelmark.infer.failures import OutOfMemoryError, Situation, UnsupportedOperatorError, explained
+from accelmark.infer.traces import file_hash
 from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
 
@@ -92,7 +94,30 @@ def test_wrong_shapes(take: Any, tmp_path: Path, compiler: str) -> None:
 
 def test_an_engine_file_that_is_not_there(take: Any) -> None:
     ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path="/nowhere/x.blob")
-    assert "/nowhere/x.blob" in _failed(ran, InferStep.INFER, "incompatible_engine")
+    assert "/nowhere/x.blob" in _failed(ran, InferStep.INITIALISE, "incompatible_engine")
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor", "torch_tensorrt"])
+def test_an_engine_that_loads_no_file_refuses_one_before_anything_else(
+    take: Any, tmp_path: Path, compiler: str
+) -> None:
+    path = tmp_path / "engine.bin"
+    path.write_bytes(b"whatever")
+    ran = take(compiler=compiler, exist_compiler_path=str(path))
+    message = _failed(ran, InferStep.INITIALISE, "bad_request")
+    assert message.startswith(f"exist_compiler_path: the engine {compiler} ")
+
+
+def test_an_onnx_file_that_does_not_exist_is_told_before_anything_else(take: Any, tmp_path: Path) -> None:
+    missing = take(compiler="onnxruntime", exist_onnx_path="/nowhere/model.onnx")
+    assert "/nowhere/model.onnx does not exist" in _failed(missing, InferStep.INITIALISE, "bad_request")
+    directory = take(compiler="openvino", exist_onnx_path=str(tmp_path))
+    assert f"{tmp_path} is no file" in _failed(directory, InferStep.INITIALISE, "bad_request")
+
+
+def test_nothing_has_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.onnx: is not there"):
+        file_hash(tmp_path / "gone.onnx")
 
 
 @pytest.mark.parametrize("compiler", ["onnxruntime", "openvino", "aotinductor"])

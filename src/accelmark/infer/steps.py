@@ -155,6 +155,7 @@ class SevenSteps:
     def _initialise(self) -> None:
         for note in self.infer.notes:
             self.emit(Event.WARNING, note)
+        setup.check_paths(self.job, self.settings)
         self.place.prepare()
         self.emit(Event.INIT_END, self.place.describe(self.settings))
 

@@ -154,7 +154,7 @@ def _steps(result: RoundResult) -> tuple[str, ...]:
 
 
 def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | None:
-    """Lay the latency curves of some rounds, given with their labels, on common axes; None where there is none above zero."""
+    """Lay the latency curves of some rounds, given with their labels, on common axes; None where none is above zero."""
     curves = [
         (label, result.inference.latency_curve)
         for label, result in results

@@ -30,6 +30,7 @@ class Engine(Base):
     """
 
     precisions = ("fp32", "fp16", "int8")
+    loads = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
