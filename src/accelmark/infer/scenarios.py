@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
+import torch
+
 from accelmark.infer.case import InferBatches
 from accelmark.infer.failures import Situation
 from accelmark.infer.loadgen import Expected, LoadGenLog, run_loadgen
@@ -119,13 +121,14 @@ class Scenarios:
 
     def _call_s(self, size: int) -> float:
         """Return the median time of a call of ``size`` items, after one that is not counted."""
-        batch = self.items.batch([index % len(self.items) for index in range(size)])
-        self.forward(batch)
         times: list[float] = []
-        for _ in range(_PROBES):
-            began = time.perf_counter()
+        with torch.inference_mode():  # as the thread that serves has it
+            batch = self.items.batch([index % len(self.items) for index in range(size)])
             self.forward(batch)
-            times.append(time.perf_counter() - began)
+            for _ in range(_PROBES):
+                began = time.perf_counter()
+                self.forward(batch)
+                times.append(time.perf_counter() - began)
         return statistics.median(times)
 
     def _expected(
