@@ -78,6 +78,9 @@ class Scenarios:
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
         expected = self._expected(latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        if name == "multi_stream":
+            least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
+            expected = replace(expected, min_queries=least)
         log = self._take(name, expected, self.log_dir(name))
         latencies = log.latencies_ms(per_query=samples > 1)
         if name == "single_stream":
@@ -93,7 +96,8 @@ class Scenarios:
 
         def held(rate: float) -> bool:
             expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
-            logs[rate] = self._take("server", expected, self.log_dir("server") / f"qps_{rate:.1f}")
+            log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
+            logs[rate] = self._take("server", expected, log_dir)
             tried.append((rate, logs[rate].bound_held))
             return logs[rate].bound_held
 

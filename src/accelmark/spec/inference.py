@@ -84,6 +84,8 @@ class InferSettings(Spec):
     """Least time of one LoadGen run; below MLPerf's own (600 s) a run is labelled functional."""
     scenario_queries: PositiveInt = 100
     """Least number of queries of one LoadGen run."""
+    multi_stream_queries: PositiveInt = 662
+    """Least number of queries of the MultiStream scenario, if more: LoadGen's early stopping needs so many for p99."""
     server_latency_bound_ms: PositiveFloat | None = None
     """The bound that 99 % of the queries of the Server scenario have to hold."""
     multi_stream_samples: PositiveInt = 8
