@@ -39,6 +39,11 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (engines.parent / "vendor.yaml").write_text(json.dumps(vendor | {"visible_devices_env": "ACME", "chips": []}))
     returned = {
         "acme_rt": "outputs",
+        "acme_nothing": "[]",
+        "acme_numpy": "[each.numpy() for each in outputs]",
+        "acme_meta": "[each.to('meta') for each in outputs]",
+        "acme_one": "outputs[0]",
+        "acme_reuse": "[self.__dict__.setdefault('held', torch.empty(16, 10))[:len(outputs[0])].copy_(outputs[0])]",
         "acme_nan": "[torch.full_like(each, float('nan')) for each in outputs]",
         "acme_greedy": "[torch.empty(2**60, dtype=torch.uint8)]",
     }
@@ -259,3 +264,21 @@ def test_an_engine_that_declares_an_impossible_time_is_named(
     ran = take(acme_job(compiler=compiler, repeat_check=repeat_check))
     assert f"engine {compiler}: declares" in _failed(ran, InferStep.INFER, "error")
     assert ran.finished.p_validation_core > 0
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [
+        ("acme_nothing", "returns nothing"),
+        ("acme_numpy", "returns a ndarray among its outputs"),
+        ("acme_meta", "returns a tensor on meta among its outputs"),
+        ("acme_one", "returns a Tensor;"),
+        ("acme_reuse", "outputs of two calls lie in the same memory"),
+    ],
+)
+def test_an_engine_whose_outputs_are_not_its_callers_is_named(
+    take: Any, acme_job: Any, compiler: str, words: str
+) -> None:
+    ran = take(acme_job(compiler=compiler))
+    assert f"engine {compiler}: {words}" in _failed(ran, InferStep.INFER, "error")
+    assert ran.finished.infer_average_acc is None

@@ -80,7 +80,11 @@ class Engine(ABC):
 
     @abstractmethod
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch: CPU tensors in; CPU tensors out, with the seconds that were not inference (mostly 0)."""
+        """Compute one batch: CPU tensors in; CPU tensors out, with the seconds that were not inference (mostly 0).
+
+        The outputs belong to the caller, who looks at them some calls later: a buffer that the next call writes to has
+        to be copied. The seconds lie between 0 and what the call takes.
+        """
 
     def describe(self) -> dict[str, str]:
         """Return versions, providers, devices and precision as the engine itself reports them."""

@@ -12,7 +12,7 @@ from typing import Final, NoReturn, final
 import torch
 from torch import Tensor
 
-from accelmark.infer.answers import check_declared
+from accelmark.infer.answers import check_apart, check_declared, check_outputs
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import Situation, WrongShapeError, explained
 from accelmark.spec.events import Event
@@ -69,10 +69,11 @@ def warm_up(
     def call_s(inputs: list[Tensor]) -> float:
         began = time.perf_counter()
         try:
-            _, other_s = forward(inputs)
+            outputs, other_s = forward(inputs)
         except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
             _end(error, situation)
         took_s = time.perf_counter() - began
+        check_outputs(outputs, situation.engine)
         check_declared(other_s, took_s, situation.engine)
         return took_s
 
@@ -173,10 +174,18 @@ class _Window:
         self.opened = time.perf_counter()
 
     def settle(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
-        """Look at the outputs that are held, and let them go."""
+        """Look at the outputs that are held, and let them go.
+
+        Raises:
+            InferenceError: they are not what an engine has to return.
+        """
+        engine = self.situation.engine
+        for _, outputs, took_s, other_s in self.held:
+            check_outputs(outputs, engine)
+            check_declared(other_s, took_s, engine)
+        check_apart([outputs for _, outputs, _, _ in self.held], engine)
         size = 0
         for batch, outputs, took_s, other_s in self.held:
-            check_declared(other_s, took_s, self.situation.engine)
             self.items.append(batch.num_items)
             self.latency_ms.append((took_s - other_s) * 1000)
             self.not_inference_ms.append(other_s * 1000)
