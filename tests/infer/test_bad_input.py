@@ -75,6 +75,30 @@ def test_a_corrupt_onnx_file(take: Any, tmp_path: Path, tiny_onnx: Path, compile
 
 
 @pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
+def test_an_empty_onnx_file(take: Any, tmp_path: Path, compiler: str) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    assert "empty.onnx" in _failed(
+        take(compiler=compiler, no_validation=True, exist_onnx_path=str(path)), InferStep.COMPILE, "corrupt_model"
+    )
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino", "aotinductor"])
+def test_a_directory_is_no_engine_file(take: Any, tmp_path: Path, compiler: str) -> None:
+    ran = take(compiler=compiler, no_validation=True, exist_onnx_path="x", exist_compiler_path=str(tmp_path))
+    assert str(tmp_path) in _failed(ran, InferStep.INFER, "incompatible_engine")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "rubbish"])
+def test_a_fingerprint_that_is_none(take: Any, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "engine.blob"
+    path.write_bytes(b"whatever")
+    path.with_name("engine.blob.json").write_text(text)
+    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path=str(path))
+    assert "engine.blob.json: is no" in _failed(ran, InferStep.INFER, "incompatible_engine")
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
 def test_an_operator_that_the_engine_lacks_is_named(take: Any, tmp_path: Path, compiler: str) -> None:
     path = tmp_path / "odd.onnx"
     image = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 1, 8, 8])

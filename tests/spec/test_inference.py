@@ -154,6 +154,13 @@ def test_no_validation_needs_an_onnx_path() -> None:
         InferSettings(batch_size=1, compiler="tensorrt", no_validation=True)
 
 
+def test_a_problem_of_settings_together_names_the_layer_that_made_it() -> None:
+    over = [Layer.of("run file", {"batch_size": 8}), Layer.of("command line", {"no_validation": True})]
+    with pytest.raises(SpecError, match="no_validation needs exist_onnx_path") as raised:
+        resolve_inference(_case(), "case.yaml", over=[*over, Layer.of("later", {"repeat": 2})])
+    assert [problem.where for problem in raised.value.problems] == ["command line"]
+
+
 def test_the_server_scenario_needs_its_bound() -> None:
     with pytest.raises(ValidationError, match="server_latency_bound_ms"):
         InferSettings(batch_size=1, scenarios=("server",))

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Literal, final
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError, PrecisionError
+from accelmark.infer.failures import CorruptModelError, EngineMissingError, IncompatibleEngineError, PrecisionError
 from accelmark.spec.errors import RequestError
 from accelmark.spec.inference import EngineOption, InferPrecision
 
@@ -116,9 +116,12 @@ class Engine(ABC):
 
         Raises:
             RequestError: there is none.
+            CorruptModelError: there is nothing in it.
         """
         if self.request.onnx_path is None:
             raise RequestError(f"{self.name} compiles an ONNX file: let exist_onnx_path be null or name a file")
+        if self.request.onnx_path.stat().st_size == 0:
+            raise CorruptModelError(f"{self.request.onnx_path}: is an empty file; export it again")
         return self.request.onnx_path
 
     def torch_model(self) -> nn.Module:
@@ -145,8 +148,10 @@ class Engine(ABC):
         if beside(path).is_file():
             try:
                 recorded = json.loads(beside(path).read_text(encoding="utf-8"))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 raise IncompatibleEngineError(f"{beside(path)}: is not JSON; compile the engine again") from error
+            if not isinstance(recorded, dict):
+                raise IncompatibleEngineError(f"{beside(path)}: is no fingerprint of an engine; compile it again")
             here = self.fingerprint()
             differing = [key for key in here if recorded.get(key) != here[key]]
             if differing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -39,6 +40,7 @@ class _Stack:
         self.history: dict[str, list[tuple[str, Any]]] = {}
         self.problems: list[Problem] = []
         self.notes: list[Note] = []
+        self.layers: list[str] = []
         self.where = where
         for key in sorted(set(case.parameters) & (set(_FIELDS) | RESERVED_KEYS)):
             what = "is a name of the configurations or of the framework's own"
@@ -48,6 +50,8 @@ class _Stack:
 
     def put(self, layer: str, key: str, value: Any) -> None:
         self.values[key] = value
+        if layer not in self.layers:
+            self.layers.append(layer)
         self.history.setdefault(key, []).append((layer, value))
 
     def current(self, key: str) -> Any:
@@ -55,6 +59,12 @@ class _Stack:
         if key in self.values or key not in _FIELDS:
             return self.values.get(key)
         return _FIELDS[key].get_default(call_default_factory=True) if not _FIELDS[key].is_required() else None
+
+    def blamed(self, problem: Problem) -> str:
+        """Return the layer that a problem comes from: of the settings it is about or names, the last one changed."""
+        keys = {problem.key} | set(re.findall(r"\w+", problem.what))
+        changed = [self.layers.index(self.history[key][-1][0]) for key in keys if key in self.history]
+        return self.layers[max(changed)] if changed else self.where
 
     def read(self, layer: Layer, prefix: str = "") -> dict[str, Any]:
         """Return a layer's values by their names in the settings, those that are not allowed left out."""
@@ -169,8 +179,7 @@ def _check(stack: _Stack) -> InferSettings | None:
         return InferSettings.model_validate(nest(known))
     except ValidationError as error:
         for problem in problems_of(error, InferSettings, stack.where):
-            layers = stack.history.get(problem.key)
-            stack.problems.append(Problem(layers[-1][0] if layers else stack.where, problem.key, problem.what))
+            stack.problems.append(Problem(stack.blamed(problem), problem.key, problem.what))
         return None
 
 

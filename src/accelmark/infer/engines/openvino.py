@@ -72,7 +72,7 @@ class Engine(Base):
     def _load(self, path: Path, settings: dict[str, Any]) -> Any:
         try:
             return self.core.import_model(path.read_bytes(), self.target, settings)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self.incompatible(path, error) from error
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
