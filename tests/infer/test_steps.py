@@ -88,6 +88,14 @@ def test_the_last_batch_is_prepared_for_while_warming_up(take: Any) -> None:
     assert sum(sum(window.not_inference_ms) for window in inference) == 0
 
 
+def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_onnx: Path) -> None:
+    options = {"spining": True, "providers": "CPUExecutionProvider"}
+    ran = take(compiler="onnxruntime", exist_onnx_path=str(tiny_onnx), engine_options=options)
+    (warning,) = map(str, ran.of(Event.WARNING))
+    assert "engine_options.spining: the engine onnxruntime knows no such option (did you mean 'spinning'?)" in warning
+    assert ran.finished.state == "completed"
+
+
 def test_made_up_data_measures_speed_only(take: Any) -> None:
     ran = take(compiler="eager", synthetic=True)
     assert ran.finished.infer_average_acc is None

@@ -62,6 +62,8 @@ class Engine(ABC):
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether another batch size means compiling again, so that a queue had better fill batches up."""
+    known_options: ClassVar[frozenset[str] | None] = None
+    """Names that it reads among ``engine_options``, so that others are warned of; None where it does not tell."""
     loads: ClassVar[bool] = False
     """Whether it keeps a compiled engine, and loads the one that ``exist_compiler_path`` names."""
 

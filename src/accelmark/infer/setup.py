@@ -10,6 +10,7 @@ import resource
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,9 +25,9 @@ from accelmark.infer.engine import Engine, EngineRequest, device_name
 from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
 from accelmark.infer.registry import engine_class as find_engine_class
 from accelmark.spec.catalog import folders
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.infer_events import InferStarted
-from accelmark.spec.inference import InferJob, InferPrecision, InferSettings, file_at
+from accelmark.spec.inference import InferJob, InferPrecision, InferSettings, Note, file_at
 from accelmark.spec.job import FolderRef, JobSpec
 
 _LIBRARIES: Final = (
@@ -202,6 +203,15 @@ def check_paths(job: JobSpec, settings: InferSettings) -> None:
         )
     if not Path(existing).expanduser().exists():
         raise IncompatibleEngineError(f"{existing}: exist_compiler_path names no file")
+
+
+def unknown_options(engine: type[Engine], settings: InferSettings) -> Iterator[Note]:
+    """Yield a warning for each of ``engine_options`` that the engine does not know, where it tells which it knows."""
+    if engine.known_options is None:
+        return
+    for name in sorted(set(settings.engine_options) - engine.known_options):
+        what = f"the engine {settings.compiler} knows no such option ({nearest(name, engine.known_options)})"
+        yield Note(severity="warning", where="settings", key=f"engine_options.{name}", what=what)
 
 
 def engine_class(job: JobSpec, compiler: str) -> type[Engine]:

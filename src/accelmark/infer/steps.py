@@ -195,7 +195,10 @@ class SevenSteps:
         _, batches = self._case_and_batches()
         compiler = self.settings.compiler
         assert compiler is not None  # noqa: S101 - the plan leaves these steps out without a compiler
-        self.found.engine = setup.engine_class(self.job, compiler)(self._request(batches, self.settings.precision))
+        engine = setup.engine_class(self.job, compiler)
+        for note in setup.unknown_options(engine, self.settings):
+            self.emit(Event.WARNING, note)
+        self.found.engine = engine(self._request(batches, self.settings.precision))
         self.found.details |= self.found.engine.describe()
         self.found.traced = self.found.engine
         if self.found.engine.file is not None:

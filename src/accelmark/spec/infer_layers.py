@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -131,6 +131,7 @@ def resolve_inference(
         _lay_vendor(stack, vendor)
     for layer in over:
         _lay_request(stack, layer)
+    stack.problems += _contradictions(over)
     settings = _check(stack)
     if settings is None or stack.problems:
         raise SpecError(stack.problems)
@@ -166,6 +167,20 @@ def _lay_request(stack: _Stack, layer: Layer) -> None:
             stack.put(layer.name, key, value)
         else:
             stack.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, _FIELDS)))
+
+
+def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
+    """Yield a problem where one place says two precisions, as a command line with an option and a setting can."""
+    said: dict[str, dict[str, Any]] = {}
+    for layer in over:
+        here = said.setdefault(layer.name, {})
+        if "fp16" in layer.values and "precision" in layer.values:
+            continue  # found as the layer is read
+        here |= {key: value for key, value in layer.values.items() if key in ("fp16", "precision")}
+    for name, here in said.items():
+        if isinstance(here.get("fp16"), bool) and "precision" in here and here["precision"] != _FP16[here["fp16"]]:
+            what = f"is {str(here['fp16']).lower()}, beside precision {here['precision']}"
+            yield Problem(name, "fp16", what, "keep one of them")
 
 
 def _check(stack: _Stack) -> InferSettings | None:

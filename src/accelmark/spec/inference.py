@@ -102,6 +102,10 @@ class InferSettings(Spec):
             )
         if "server" in self.scenarios and self.server_latency_bound_ms is None:
             raise ValueError("the server scenario needs server_latency_bound_ms")
+        if self.compiler is None and self.no_validation:
+            raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
+        if self.compiler is None and self.scenarios:
+            raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
         return self
 
 

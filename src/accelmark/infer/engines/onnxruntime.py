@@ -36,6 +36,7 @@ class Engine(Base):
     """
 
     precisions = ("fp32", "fp16", "int8")
+    known_options = frozenset({"providers", "spinning"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:

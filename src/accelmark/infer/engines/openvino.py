@@ -22,6 +22,7 @@ class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the one for the device type."""
 
     precisions = ("fp32", "bf16", "fp16")
+    known_options = frozenset({"ov_device"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:

@@ -31,6 +31,7 @@ class Engine(Base):
     """
 
     precisions = ("fp32", "tf32", "fp16", "bf16")
+    known_options = frozenset({"optimization_level", "workspace_mib"})
     loads = True
 
     def __init__(self, request: EngineRequest) -> None:
