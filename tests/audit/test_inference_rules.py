@@ -214,6 +214,19 @@ def test_what_loadgen_says_of_a_scenario_counts(
     assert found == ({rule: severity} if rule is not None else {})
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.005, "VALID"), (0.05, "OPEN")])
+def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: float, verdict: str) -> None:
+    def declaring(event: str, value: dict[str, Any]) -> None:
+        if event == "FORWARD" and value["phase"] == "inference":
+            value["not_inference_ms"] = [latency * share / (1 - share) for latency in value["latency_ms"]]
+
+    change_events(run, declaring)
+    case = judged(run)
+    assert case.verdict == verdict
+    assert ("declared-time" in rules(case, "open")) == (verdict == "OPEN")
+    assert any("declares 5.0% of its calls' time" in reason for reason in case.reasons) == (verdict == "OPEN")
+
+
 def test_a_scenario_without_a_result_is_found(run: Path) -> None:
     change_infer(run, settings={"scenarios": ["server"], "server_latency_bound_ms": 5.0})
     assert "loadgen-valid" in rules(judged(run), "error")

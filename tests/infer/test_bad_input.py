@@ -12,7 +12,9 @@ import torch
 from onnx import TensorProto, helper
 
 from accelmark.infer.failures import OutOfMemoryError, Situation, UnsupportedOperatorError, explained
+from accelmark.infer.traces import file_hash
 from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
 
@@ -23,7 +25,7 @@ from accelmark.infer.engines.eager import Engine as Eager
 class Engine(Eager):
     def __call__(self, inputs):
         outputs, other_s = super().__call__(inputs)
-        return {outputs}, other_s
+        return {outputs}, {other_s}
 """
 """A vendor's engine, its runtime played by the framework; what it returns is a test's matter."""
 
@@ -37,11 +39,18 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (engines.parent / "vendor.yaml").write_text(json.dumps(vendor | {"visible_devices_env": "ACME", "chips": []}))
     returned = {
         "acme_rt": "outputs",
+        "acme_nothing": "[]",
+        "acme_numpy": "[each.numpy() for each in outputs]",
+        "acme_meta": "[each.to('meta') for each in outputs]",
+        "acme_one": "outputs[0]",
+        "acme_reuse": "[self.__dict__.setdefault('held', torch.empty(16, 10))[:len(outputs[0])].copy_(outputs[0])]",
         "acme_nan": "[torch.full_like(each, float('nan')) for each in outputs]",
         "acme_greedy": "[torch.empty(2**60, dtype=torch.uint8)]",
     }
     for name, outputs in returned.items():
-        (engines / f"{name}.py").write_text(_ENGINE.format(outputs=outputs))
+        (engines / f"{name}.py").write_text(_ENGINE.format(outputs=outputs, other_s="other_s"))
+    for name, other_s in {"acme_nan_s": "float('nan')", "acme_long_s": "5.0", "acme_minus_s": "-1e-9"}.items():
+        (engines / f"{name}.py").write_text(_ENGINE.format(outputs="outputs", other_s=other_s))
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path / "plugins"))
     return lambda **settings: make_job(**settings).model_copy(update={"vendor": "acme"})
 
@@ -63,6 +72,30 @@ def test_a_corrupt_onnx_file(take: Any, tmp_path: Path, tiny_onnx: Path, compile
     ran = take(compiler=compiler, exist_onnx_path=str(path))
     assert "corrupt.onnx" in _failed(ran, InferStep.COMPILE, "corrupt_model")
     assert ran.finished.p_validation_core > 0
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
+def test_an_empty_onnx_file(take: Any, tmp_path: Path, compiler: str) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    assert "empty.onnx" in _failed(
+        take(compiler=compiler, no_validation=True, exist_onnx_path=str(path)), InferStep.COMPILE, "corrupt_model"
+    )
+
+
+@pytest.mark.parametrize("compiler", ["onnxruntime", "openvino", "aotinductor"])
+def test_a_directory_is_no_engine_file(take: Any, tmp_path: Path, compiler: str) -> None:
+    ran = take(compiler=compiler, no_validation=True, exist_onnx_path="x", exist_compiler_path=str(tmp_path))
+    assert str(tmp_path) in _failed(ran, InferStep.INFER, "incompatible_engine")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "rubbish"])
+def test_a_fingerprint_that_is_none(take: Any, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "engine.blob"
+    path.write_bytes(b"whatever")
+    path.with_name("engine.blob.json").write_text(text)
+    ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path=str(path))
+    assert "engine.blob.json: is no" in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
 @pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
@@ -90,7 +123,30 @@ def test_wrong_shapes(take: Any, tmp_path: Path, compiler: str) -> None:
 
 def test_an_engine_file_that_is_not_there(take: Any) -> None:
     ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path="/nowhere/x.blob")
-    assert "/nowhere/x.blob" in _failed(ran, InferStep.INFER, "incompatible_engine")
+    assert "/nowhere/x.blob" in _failed(ran, InferStep.INITIALISE, "incompatible_engine")
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor", "torch_tensorrt"])
+def test_an_engine_that_loads_no_file_refuses_one_before_anything_else(
+    take: Any, tmp_path: Path, compiler: str
+) -> None:
+    path = tmp_path / "engine.bin"
+    path.write_bytes(b"whatever")
+    ran = take(compiler=compiler, exist_compiler_path=str(path))
+    message = _failed(ran, InferStep.INITIALISE, "bad_request")
+    assert message.startswith(f"exist_compiler_path: the engine {compiler} ")
+
+
+def test_an_onnx_file_that_does_not_exist_is_told_before_anything_else(take: Any, tmp_path: Path) -> None:
+    missing = take(compiler="onnxruntime", exist_onnx_path="/nowhere/model.onnx")
+    assert "/nowhere/model.onnx does not exist" in _failed(missing, InferStep.INITIALISE, "bad_request")
+    directory = take(compiler="openvino", exist_onnx_path=str(tmp_path))
+    assert f"{tmp_path} is no file" in _failed(directory, InferStep.INITIALISE, "bad_request")
+
+
+def test_nothing_has_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.onnx: is not there"):
+        file_hash(tmp_path / "gone.onnx")
 
 
 @pytest.mark.parametrize("compiler", ["onnxruntime", "openvino", "aotinductor"])
@@ -222,3 +278,31 @@ def test_operators_are_named_from_other_runtimes_messages(text: str, operator: s
     typed = explained(RuntimeError(text), Situation("compiling", "x", 1, "cpu"))
     assert isinstance(typed, UnsupportedOperatorError)
     assert f"has no operator {operator};" in str(typed)
+
+
+@pytest.mark.parametrize("compiler", ["acme_nan_s", "acme_long_s", "acme_minus_s"])
+@pytest.mark.parametrize("repeat_check", [True, False])
+def test_an_engine_that_declares_an_impossible_time_is_named(
+    take: Any, acme_job: Any, compiler: str, repeat_check: bool
+) -> None:
+    ran = take(acme_job(compiler=compiler, repeat_check=repeat_check))
+    assert f"engine {compiler}: declares" in _failed(ran, InferStep.INFER, "error")
+    assert ran.finished.p_validation_core > 0
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [
+        ("acme_nothing", "returns nothing"),
+        ("acme_numpy", "returns a ndarray among its outputs"),
+        ("acme_meta", "returns a tensor on meta among its outputs"),
+        ("acme_one", "returns a Tensor;"),
+        ("acme_reuse", "outputs of two calls lie in the same memory"),
+    ],
+)
+def test_an_engine_whose_outputs_are_not_its_callers_is_named(
+    take: Any, acme_job: Any, compiler: str, words: str
+) -> None:
+    ran = take(acme_job(compiler=compiler))
+    assert f"engine {compiler}: {words}" in _failed(ran, InferStep.INFER, "error")
+    assert ran.finished.infer_average_acc is None

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.failures import EngineMissingError, PrecisionError
 from accelmark.infer.registry import engine_class
 from accelmark.infer.setup import build_case
 from accelmark.spec.engines import own_engines
@@ -80,6 +80,52 @@ def test_compiling_for_a_new_batch_size_is_reported_as_not_inference(
         assert engine([whole])[1] == 0.0
         assert engine([whole[:2]])[1] > 0.0
         assert engine([whole[:2]])[1] == 0.0
+
+
+class _GpuSession:
+    """Stands in for a session on a GPU, which is not here; keeps what it was opened with."""
+
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, path: str, options: Any, providers: list[Any]) -> None:
+        _GpuSession.given = providers
+
+    def get_providers(self) -> list[str]:
+        return [name for name, _ in _GpuSession.given]
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of ONNX Runtime with NVIDIA's providers, its sessions stood in for."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", _GpuSession)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+
+
+@pytest.mark.parametrize(("precision", "options"), [("fp32", {"use_tf32": "0"}), ("fp16", {})])
+def test_fp32_on_cuda_is_not_tf32(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, precision: Any, options: dict[str, str]
+) -> None:
+    request = _request(make_job, tiny_onnx, tmp_path, precision=precision, device_type="cuda")
+    engine_class("onnxruntime", None)(request)
+    assert _GpuSession.given == [("CUDAExecutionProvider", options)]
+
+
+def test_a_provider_that_cannot_compute_in_fp32_is_refused_unless_the_environment_makes_it(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"providers": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}
+    request = _request(make_job, tiny_onnx, tmp_path, device_type="cuda", options=named)
+    with pytest.raises(PrecisionError, match="NVIDIA_TF32_OVERRIDE=0"):
+        engine_class("onnxruntime", None)(request)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    engine_class("onnxruntime", None)(request)
+    assert _GpuSession.given == [("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {"use_tf32": "0"})]
 
 
 def test_the_seven_engines_are_there() -> None:

@@ -29,9 +29,25 @@ def test_all_four_scenarios_run_through_loadgen_and_keep_its_logs(take: Any) -> 
         assert result.functional
         assert list((ran.node_dir / result.log_dir).rglob("mlperf_log_summary.txt"))
     assert results["single_stream"].latencies_ms["p90"] == results["single_stream"].figure
+    assert results["multi_stream"].valid, results["multi_stream"].reason
     assert results["server"].tried
+    folders = sorted(each.name for each in (ran.node_dir / results["server"].log_dir).iterdir())
+    assert len(folders) == len(results["server"].tried)
+    assert folders[0].startswith("try01_qps_")
     held = [rate for rate, fine in results["server"].tried if fine]
     assert results["server"].figure == max(held)
+
+
+def test_loadgens_own_reason_is_told(take: Any) -> None:
+    ran = take(
+        compiler="eager",
+        scenarios=("multi_stream",),
+        multi_stream_queries=100,
+        **_SHORT | {"scenario_duration_s": 0.001},
+    )
+    (result,) = ran.of(Event.SCENARIO)
+    assert not result.valid
+    assert "at least 662 queries for early stopping" in result.reason
 
 
 def test_a_fixed_batch_engine_is_fed_full_batches(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,22 @@ def test_warming_up_is_shown_and_counts_for_nothing(take: Any) -> None:
     assert sum(sum(window.items) for window in ran.of(Event.FORWARD)) == 100
 
 
+def test_the_last_batch_is_prepared_for_while_warming_up(take: Any) -> None:
+    ran = take(compiler="inductor", max_batches=7, repeat_check=False)
+    inference = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
+    assert sum(sum(window.items) for window in inference) == 100
+    assert inference[-1].items[-1] == 4
+    assert sum(sum(window.not_inference_ms) for window in inference) == 0
+
+
+def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_onnx: Path) -> None:
+    options = {"spining": True, "providers": "CPUExecutionProvider"}
+    ran = take(compiler="onnxruntime", exist_onnx_path=str(tiny_onnx), engine_options=options)
+    (warning,) = map(str, ran.of(Event.WARNING))
+    assert "engine_options.spining: the engine onnxruntime knows no such option (did you mean 'spinning'?)" in warning
+    assert ran.finished.state == "completed"
+
+
 def test_made_up_data_measures_speed_only(take: Any) -> None:
     ran = take(compiler="eager", synthetic=True)
     assert ran.finished.infer_average_acc is None

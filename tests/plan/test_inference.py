@@ -76,6 +76,13 @@ def test_engines_precisions_and_batches_of_one_key_lie_side_by_side(toy: Path) -
     ]
 
 
+def test_entries_that_differ_in_engine_options_only_lie_side_by_side(toy: Path) -> None:
+    entries = [{"key": "toy", "settings": {"engine_options.mode": mode}} for mode in ("a", "b")]
+    first, second = [job.directory for job in _plan({"key": "toy"}, *entries).jobs[1:]]
+    assert first != second
+    assert first.startswith("toy-pytorch-X1x1x1-infer-eager-fp32-b4-o")
+
+
 def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
     with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
         _plan({"key": "toy", "settings": {"compiler": "openvin"}})

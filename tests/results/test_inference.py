@@ -32,6 +32,18 @@ def test_core_is_computation_and_whole_is_everything_but_compilation() -> None:
     assert figures.whole.value == pytest.approx(28 / 0.400)
 
 
+def test_what_the_engine_declares_as_not_inference_is_told_as_a_share() -> None:
+    figures = phase_figures([_window((8, 8), (10, 30), 100, other_ms=10), _window((8,), (0,), 50)], 8, "")
+    assert figures.declared.value == pytest.approx(10 / 50)
+
+
+def test_an_engine_that_declares_all_of_its_time_has_no_rate() -> None:
+    figures = phase_figures([_window((8,), (0,), 20, other_ms=10)], 8, "")
+    assert figures.core.value is None
+    assert "declared all" in str(figures.core.reason)
+    assert figures.declared.value == 1
+
+
 def test_latency_is_that_of_full_batches() -> None:
     figures = phase_figures([_window((8, 8, 4), (10, 30, 1), 100)], 8, "")
     assert figures.latency_ms["p50"].value == 10

@@ -154,6 +154,34 @@ def test_no_validation_needs_an_onnx_path() -> None:
         InferSettings(batch_size=1, compiler="tensorrt", no_validation=True)
 
 
+def test_a_problem_of_settings_together_names_the_layer_that_made_it() -> None:
+    over = [Layer.of("run file", {"batch_size": 8}), Layer.of("command line", {"no_validation": True})]
+    with pytest.raises(SpecError, match="no_validation needs exist_onnx_path") as raised:
+        resolve_inference(_case(), "case.yaml", over=[*over, Layer.of("later", {"repeat": 2})])
+    assert [problem.where for problem in raised.value.problems] == ["command line"]
+
+
 def test_the_server_scenario_needs_its_bound() -> None:
     with pytest.raises(ValidationError, match="server_latency_bound_ms"):
         InferSettings(batch_size=1, scenarios=("server",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"no_validation": True, "exist_onnx_path": "x"}, "nothing to measure"),
+        ({"scenarios": ["offline"]}, "scenarios run in an engine"),
+    ],
+)
+def test_a_run_without_an_engine_has_to_measure_what_it_is_asked_for(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        InferSettings.model_validate({"batch_size": 1, "compiler": None} | settings)
+
+
+def test_an_option_and_a_setting_of_the_command_line_may_not_contradict() -> None:
+    option = Layer.of("command line", {"precision": "bf16"})
+    with pytest.raises(SpecError, match="command line: fp16: is true, beside precision bf16"):
+        resolve_inference(_case(), "case.yaml", over=[option, Layer.of("command line", {"fp16": True})])
+    resolve_inference(_case(), "case.yaml", over=[option, Layer.of("command line", {"batch_size": 2})])
+    overridden = [Layer.of("run file", {"precision": "bf16"}), Layer.of("command line", {"fp16": True})]
+    assert resolve_inference(_case(), "case.yaml", over=overridden).settings.precision == "fp16"

@@ -15,6 +15,8 @@ from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Least time of the measured pass for its rates to be steady, by the size of a case."""
+MOST_DECLARED: Final = 0.01
+"""Largest share of the measured calls' time that an engine may declare as not inference and nobody has to look."""
 
 _SPELT: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _TYPE: Final = re.compile(r"\b(bfloat16|float16|float32|bf16|f16|f32)\b")
@@ -147,6 +149,18 @@ def enough_measured(evidence: Evidence) -> Iterator[Finding]:
         elif inference.repeat_check is not None and inference.repeat_check.reason:
             actual = f"no cache was looked for: {inference.repeat_check.reason}"
             yield finding("warning", "cache-check", "the same items compared with fresh ones", actual, entry)
+
+
+def declared_time(evidence: Evidence) -> Iterator[Finding]:
+    """Have a person look where an engine leaves more than a little of its calls' time out of every figure."""
+    for entry, _, infer in _infer_rounds(evidence):
+        share = entry.result.figures[FigureName.DECLARED_SHARE].value
+        if share is not None and share > MOST_DECLARED:
+            actual = (
+                f"{infer.settings.compiler} declares {share:.1%} of its calls' time as not inference: "
+                "a person has to look at what it leaves out"
+            )
+            yield finding("open", "declared-time", f"at most {MOST_DECLARED:.0%} after warming up", actual, entry)
 
 
 def loadgen(evidence: Evidence) -> Iterator[Finding]:

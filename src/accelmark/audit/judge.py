@@ -31,6 +31,7 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.accuracy_gate,
     inference.precision,
     inference.enough_measured,
+    inference.declared_time,
     inference.loadgen,
     outcome.enough_duration,
     outcome.chip_identity,

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Literal, final
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError, PrecisionError
+from accelmark.infer.failures import CorruptModelError, EngineMissingError, IncompatibleEngineError, PrecisionError
 from accelmark.spec.errors import RequestError
 from accelmark.spec.inference import EngineOption, InferPrecision
 
@@ -62,6 +62,10 @@ class Engine(ABC):
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether another batch size means compiling again, so that a queue had better fill batches up."""
+    known_options: ClassVar[frozenset[str] | None] = None
+    """Names that it reads among ``engine_options``, so that others are warned of; None where it does not tell."""
+    loads: ClassVar[bool] = False
+    """Whether it keeps a compiled engine, and loads the one that ``exist_compiler_path`` names."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
@@ -78,7 +82,11 @@ class Engine(ABC):
 
     @abstractmethod
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch: CPU tensors in; CPU tensors out, with the seconds that were not inference (mostly 0)."""
+        """Compute one batch: CPU tensors in; CPU tensors out, with the seconds that were not inference (mostly 0).
+
+        The outputs belong to the caller, who looks at them some calls later: a buffer that the next call writes to has
+        to be copied. The seconds lie between 0 and what the call takes.
+        """
 
     def describe(self) -> dict[str, str]:
         """Return versions, providers, devices and precision as the engine itself reports them."""
@@ -110,9 +118,12 @@ class Engine(ABC):
 
         Raises:
             RequestError: there is none.
+            CorruptModelError: there is nothing in it.
         """
         if self.request.onnx_path is None:
             raise RequestError(f"{self.name} compiles an ONNX file: let exist_onnx_path be null or name a file")
+        if self.request.onnx_path.stat().st_size == 0:
+            raise CorruptModelError(f"{self.request.onnx_path}: is an empty file; export it again")
         return self.request.onnx_path
 
     def torch_model(self) -> nn.Module:
@@ -139,8 +150,10 @@ class Engine(ABC):
         if beside(path).is_file():
             try:
                 recorded = json.loads(beside(path).read_text(encoding="utf-8"))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 raise IncompatibleEngineError(f"{beside(path)}: is not JSON; compile the engine again") from error
+            if not isinstance(recorded, dict):
+                raise IncompatibleEngineError(f"{beside(path)}: is no fingerprint of an engine; compile it again")
             here = self.fingerprint()
             differing = [key for key in here if recorded.get(key) != here[key]]
             if differing:

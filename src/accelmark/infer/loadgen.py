@@ -64,9 +64,12 @@ class LoadGenLog:
 
     @property
     def reason(self) -> str | None:
-        """Return why LoadGen calls the run invalid."""
-        reason = self.values.get("result_invalid_reason")
-        return " ".join(str(reason).split()) if reason else None
+        """Return why LoadGen calls the run invalid, in its own words; None where it calls it valid."""
+        if self.valid:
+            return None
+        told = (self.values.get(key) for key in ("result_invalid_reason", "early_stopping_result"))
+        words = (" ".join(str(each or "").replace("*", " ").split()) for each in told)
+        return "; ".join(each for each in words if each) or "LoadGen gives no reason"
 
     def number(self, key: str) -> float | None:
         """Return a figure, or None where the log has none."""

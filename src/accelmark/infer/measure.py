@@ -12,6 +12,7 @@ from typing import Final, NoReturn, final
 import torch
 from torch import Tensor
 
+from accelmark.infer.answers import check_apart, check_declared, check_outputs
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import Situation, WrongShapeError, explained
 from accelmark.spec.events import Event
@@ -40,22 +41,47 @@ class Measured:
 
 
 def warm_up(
-    forward: Forward, batch: InferBatch, num_calls: int, phase: Phase, situation: Situation, emit: Emit
+    forward: Forward,
+    batch: InferBatch,
+    num_calls: int,
+    phase: Phase,
+    situation: Situation,
+    emit: Emit,
+    *,
+    last_items: int = 0,
 ) -> WarmUp:
     """Call ``forward`` once and then ``num_calls`` times on one batch; nothing of it counts but the first call's time.
+
+    Args:
+        forward: the framework's or the engine's.
+        batch: a full batch.
+        num_calls: calls after the first.
+        phase: whose warm-up it is.
+        situation: for the message of a failure.
+        emit: takes the warm-up.
+        last_items: items of the last batch of a pass where it is smaller, else 0; one call more prepares the engine for
+            that many, which no time is told of.
 
     Raises:
         AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
     """
-    calls_ms: list[float] = []
-    for _ in range(num_calls + 1):
+
+    def call_s(inputs: list[Tensor]) -> float:
         began = time.perf_counter()
         try:
-            forward(list(batch.inputs))
+            outputs, other_s = forward(inputs)
         except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
             _end(error, situation)
-        calls_ms.append((time.perf_counter() - began) * 1000)
-    warmed = WarmUp(phase=phase, first_call_ms=calls_ms[0], calls_ms=tuple(calls_ms[1:]))
+        took_s = time.perf_counter() - began
+        check_outputs(outputs, situation.engine)
+        check_declared(other_s, took_s, situation.engine)
+        return took_s
+
+    first_call_ms = call_s(list(batch.inputs)) * 1000
+    if last_items:
+        call_s([each[:last_items] for each in batch.inputs])
+    calls_ms = tuple(call_s(list(batch.inputs)) * 1000 for _ in range(num_calls))
+    warmed = WarmUp(phase=phase, first_call_ms=first_call_ms, calls_ms=calls_ms)
     emit(Event.WARMUP, warmed)
     return warmed
 
@@ -96,7 +122,7 @@ def measure(
     clock = time.perf_counter
     most = 1
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(warmed.phase, pass_number, settings.log_freq, most)
+        window = _Window(warmed.phase, pass_number, settings.log_freq, most, situation)
         for batch in batches:
             inputs = list(batch.inputs)
             try:
@@ -111,7 +137,7 @@ def measure(
                 window.settle(judge)
                 if len(window.items) == settings.log_freq:
                     windows.append(window.closed(emit))
-                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most)
+                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most, situation)
         window.settle(judge)
         most = window.most
         if window.items:
@@ -131,10 +157,11 @@ class _Window:
     before left them.
     """
 
-    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int) -> None:
+    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int, situation: Situation) -> None:
         self.phase: Phase = phase
         self.pass_number = pass_number
         self.log_freq = log_freq
+        self.situation = situation
         self.most = most
         """Calls that there is memory to hold, as the last outputs tell."""
         self.room = min(most, log_freq)
@@ -147,7 +174,16 @@ class _Window:
         self.opened = time.perf_counter()
 
     def settle(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
-        """Look at the outputs that are held, and let them go."""
+        """Look at the outputs that are held, and let them go.
+
+        Raises:
+            InferenceError: they are not what an engine has to return.
+        """
+        engine = self.situation.engine
+        for _, outputs, took_s, other_s in self.held:
+            check_outputs(outputs, engine)
+            check_declared(other_s, took_s, engine)
+        check_apart([outputs for _, outputs, _, _ in self.held], engine)
         size = 0
         for batch, outputs, took_s, other_s in self.held:
             self.items.append(batch.num_items)

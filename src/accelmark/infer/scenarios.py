@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
+import torch
+
 from accelmark.infer.case import InferBatches
 from accelmark.infer.failures import Situation
 from accelmark.infer.loadgen import Expected, LoadGenLog, run_loadgen
@@ -76,6 +78,9 @@ class Scenarios:
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
         expected = self._expected(latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        if name == "multi_stream":
+            least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
+            expected = replace(expected, min_queries=least)
         log = self._take(name, expected, self.log_dir(name))
         latencies = log.latencies_ms(per_query=samples > 1)
         if name == "single_stream":
@@ -91,7 +96,8 @@ class Scenarios:
 
         def held(rate: float) -> bool:
             expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
-            logs[rate] = self._take("server", expected, self.log_dir("server") / f"qps_{rate:.1f}")
+            log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
+            logs[rate] = self._take("server", expected, log_dir)
             tried.append((rate, logs[rate].bound_held))
             return logs[rate].bound_held
 
@@ -119,13 +125,14 @@ class Scenarios:
 
     def _call_s(self, size: int) -> float:
         """Return the median time of a call of ``size`` items, after one that is not counted."""
-        batch = self.items.batch([index % len(self.items) for index in range(size)])
-        self.forward(batch)
         times: list[float] = []
-        for _ in range(_PROBES):
-            began = time.perf_counter()
+        with torch.inference_mode():  # as the thread that serves has it
+            batch = self.items.batch([index % len(self.items) for index in range(size)])
             self.forward(batch)
-            times.append(time.perf_counter() - began)
+            for _ in range(_PROBES):
+                began = time.perf_counter()
+                self.forward(batch)
+                times.append(time.perf_counter() - began)
         return statistics.median(times)
 
     def _expected(

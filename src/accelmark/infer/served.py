@@ -57,7 +57,10 @@ class Items:
 
 @final
 class Served:
-    """A thread that takes what is waiting, up to a batch, through the engine."""
+    """A thread that takes what is waiting, up to a batch, through the engine.
+
+    Entering it starts the thread and warms the engine up in it.
+    """
 
     def __init__(
         self,
@@ -89,11 +92,15 @@ class Served:
         self._waiting: deque[Query] = deque()
         self._change = threading.Condition()
         self._closed = False
+        self._warmed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="served", daemon=True)
 
     def __enter__(self) -> Served:
-        self.compute([0] * self.batch_size if self.padded else [0])
         self._thread.start()
+        self._warmed.wait()
+        if self.failure is not None:
+            self.__exit__()
+            self.raise_failure()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +128,19 @@ class Served:
 
     def _serve(self) -> None:
         with torch.inference_mode():  # holds for its own thread only
+            self._warm_up()
             self._work()
+
+    def _warm_up(self) -> None:
+        """Call the engine here, in this thread and mode, so that it prepares for nothing while LoadGen looks on."""
+        try:
+            self.compute([0] * self.batch_size)
+            if not self.padded:
+                self.compute([0])
+        except Exception as error:  # noqa: BLE001 - told by whoever waits for the warm-up
+            self.failure = error
+        finally:
+            self._warmed.set()
 
     def _work(self) -> None:
         while True:

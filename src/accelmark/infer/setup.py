@@ -10,6 +10,7 @@ import resource
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,12 +22,12 @@ from torch import nn
 from accelmark.infer.batches import FirstBatches, MadeUpBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest, device_name
-from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
 from accelmark.infer.registry import engine_class as find_engine_class
 from accelmark.spec.catalog import folders
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.infer_events import InferStarted
-from accelmark.spec.inference import InferJob, InferPrecision, InferSettings, file_at
+from accelmark.spec.inference import InferJob, InferPrecision, InferSettings, Note, file_at
 from accelmark.spec.job import FolderRef, JobSpec
 
 _LIBRARIES: Final = (
@@ -173,6 +174,44 @@ def engine_request(
         options=settings.engine_options,
         work_dir=work_dir,
     )
+
+
+def check_paths(job: JobSpec, settings: InferSettings) -> None:
+    """Check what the settings name for the engine to read, before anything takes its time.
+
+    Raises:
+        RequestError: the engine loads no file and ``exist_compiler_path`` names one, or it is to compile an ONNX file
+            and ``exist_onnx_path`` names none.
+        IncompatibleEngineError: ``exist_compiler_path`` names a file that does not exist.
+    """
+    existing = settings.exist_compiler_path
+    named = settings.exist_onnx_path
+    if settings.compiler is None or (existing is None and named is None):
+        return
+    try:
+        engine = engine_class(job, settings.compiler)
+    except ImportError:
+        return  # the step that builds the engine says what is missing
+    if existing is None:
+        if engine.reads == "onnx" and named is not None and file_at(named) is None:
+            what = "is no file" if Path(named).expanduser().exists() else "does not exist"
+            raise RequestError(f"exist_onnx_path: {named} {what}, and {settings.compiler} compiles an ONNX file")
+        return
+    if not engine.loads:
+        raise RequestError(
+            f"exist_compiler_path: the engine {settings.compiler} keeps no compiled engine and loads none; take it out"
+        )
+    if not Path(existing).expanduser().exists():
+        raise IncompatibleEngineError(f"{existing}: exist_compiler_path names no file")
+
+
+def unknown_options(engine: type[Engine], settings: InferSettings) -> Iterator[Note]:
+    """Yield a warning for each of ``engine_options`` that the engine does not know, where it tells which it knows."""
+    if engine.known_options is None:
+        return
+    for name in sorted(set(settings.engine_options) - engine.known_options):
+        what = f"the engine {settings.compiler} knows no such option ({nearest(name, engine.known_options)})"
+        yield Note(severity="warning", where="settings", key=f"engine_options.{name}", what=what)
 
 
 def engine_class(job: JobSpec, compiler: str) -> type[Engine]:

@@ -155,6 +155,7 @@ class SevenSteps:
     def _initialise(self) -> None:
         for note in self.infer.notes:
             self.emit(Event.WARNING, note)
+        setup.check_paths(self.job, self.settings)
         self.place.prepare()
         self.emit(Event.INIT_END, self.place.describe(self.settings))
 
@@ -194,7 +195,10 @@ class SevenSteps:
         _, batches = self._case_and_batches()
         compiler = self.settings.compiler
         assert compiler is not None  # noqa: S101 - the plan leaves these steps out without a compiler
-        self.found.engine = setup.engine_class(self.job, compiler)(self._request(batches, self.settings.precision))
+        engine = setup.engine_class(self.job, compiler)
+        for note in setup.unknown_options(engine, self.settings):
+            self.emit(Event.WARNING, note)
+        self.found.engine = engine(self._request(batches, self.settings.precision))
         self.found.details |= self.found.engine.describe()
         self.found.traced = self.found.engine
         if self.found.engine.file is not None:
@@ -240,10 +244,13 @@ class SevenSteps:
         situation = self._situation(phase)
         iterator = iter(batches)
         first = next(iterator)
-        warmed = warm_up(forward, first, self.settings.warmup_batches, phase, situation, self.emit)
+        last_items = batches.num_items % self.settings.batch_size if batches.num_items > first.num_items else 0
+        warmed = warm_up(
+            forward, first, self.settings.warmup_batches, phase, situation, self.emit, last_items=last_items
+        )
         if phase == "inference" and self.settings.repeat_check:
             fresh = _full_batches(iterator, self.settings.batch_size)
-            self.found.check = repeat_check(forward, first, fresh)
+            self.found.check = repeat_check(forward, first, fresh, situation.engine)
             self.emit(Event.REPEAT_CHECK, self.found.check)
         evaluated = case.trained and not self.settings.synthetic
         measured = measure(

@@ -10,6 +10,7 @@ from typing import Final
 from torch import nn
 
 from accelmark.infer.engine import Engine
+from accelmark.spec.errors import DataError
 from accelmark.spec.settings import Scalar
 from accelmark.train.identity import structure_hash, weights_hash
 from accelmark.train.standard import module_hash
@@ -29,7 +30,13 @@ def model_traces(model: nn.Module) -> dict[str, Scalar]:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, and of the weights beside it where it keeps them there; of a directory, over its files."""
+    """SHA-256 of a file, and of the weights beside it where it keeps them there; of a directory, over its files.
+
+    Raises:
+        DataError: there is nothing at ``path``.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: is not there, so that it has no hash")
     digest = hashlib.sha256()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,5 +119,9 @@ def job_of(side: InferCaseSpec, resolved: ResolvedInference) -> InferJob:
 
 
 def slug(key: CaseKey, settings: InferSettings) -> str:
-    """Return the directory of a key's rounds: engines, precisions and batches of one key lie side by side."""
-    return f"{key.slug}-infer-{settings.compiler or 'none'}-{settings.precision}-b{settings.batch_size}"
+    """Return the directory of a key's rounds: engines, precisions, batches and options of one key lie side by side."""
+    named = f"{key.slug}-infer-{settings.compiler or 'none'}-{settings.precision}-b{settings.batch_size}"
+    if not settings.engine_options:
+        return named
+    options = json.dumps(settings.model_dump(mode="json")["engine_options"], sort_keys=True)
+    return f"{named}-o{hashlib.sha256(options.encode()).hexdigest()[:6]}"

@@ -154,15 +154,15 @@ def _steps(result: RoundResult) -> tuple[str, ...]:
 
 
 def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | None:
-    """Lay the latency curves of some rounds, given with their labels, on common axes; None where there is none."""
+    """Lay the latency curves of some rounds, given with their labels, on common axes; None where none is above zero."""
     curves = [
         (label, result.inference.latency_curve)
         for label, result in results
         if result.inference is not None and len(result.inference.latency_curve) > 1
     ]
-    if not curves:
-        return None
     values = [latency for _, curve in curves for _, latency in curve if latency > 0]
+    if not values:
+        return None
     low, high = min(values), max(values)
     low, high = low / 1.1, high * 1.1
 

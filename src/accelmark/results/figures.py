@@ -59,6 +59,7 @@ class FigureName(StrEnum):
     INFERENCE_TIME = "inference_time_s"
     FLOPS_PER_ITEM = "flops_per_item"
     REPEAT_SPEEDUP = "repeat_speedup"
+    DECLARED_SHARE = "not_inference_share"
     DEVICE_MEMORY_TOTAL = "device_memory_total_mib"
     OFFLINE_RATE = "offline_samples_per_second"
     SINGLE_STREAM_LATENCY = "single_stream_latency_p90_ms"
@@ -169,6 +170,12 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
         "ratio",
         "neither",
         "how much faster the same items again run; above 1.1 in most batches is suspicious",
+    ),
+    FigureName.DECLARED_SHARE: _info(
+        "Declared not inference",
+        "ratio",
+        "lower",
+        "share of the measured calls' time that the engine itself leaves out of every rate and latency",
     ),
     FigureName.DEVICE_MEMORY_TOTAL: _info("Device memory", "MiB", "neither", "what the device has, from telemetry"),
     FigureName.OFFLINE_RATE: _info("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),

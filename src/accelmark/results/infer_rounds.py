@@ -137,6 +137,7 @@ def _figures(
         FigureName.FIRST_CALL: value(warmed.first_call_ms if warmed else None, absent),
         FigureName.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
         FigureName.REPEAT_SPEEDUP: value(log.repeat_check.speedup if log.repeat_check else None, why_not_checked),
+        FigureName.DECLARED_SHARE: inference.declared,
         FigureName.E2E_TIME: value(e2e_s, "no rank wrote an event"),
     }
     figures |= {name: inference.latency_ms[share] for name, share in _LATENCIES.items()}

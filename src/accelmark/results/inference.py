@@ -25,6 +25,8 @@ class PhaseFigures:
     """Items per second of computation and the copies to and from the device."""
     latency_ms: Mapping[str, Figure]
     """Percentiles over full batches."""
+    declared: Figure
+    """Share of the calls' time that the engine declared as not inference."""
 
 
 def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str) -> PhaseFigures:
@@ -32,7 +34,7 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
     items = sum(sum(window.items) for window in windows)
     if not items:
         none = Figure(value=None, reason=absent)
-        return PhaseFigures(none, none, dict.fromkeys(PERCENTILES, none))
+        return PhaseFigures(none, none, dict.fromkeys(PERCENTILES, none), none)
     other_ms = sum(sum(window.not_inference_ms) for window in windows)
     wall_ms = sum(window.wall_ms for window in windows) - other_ms
     core_ms = sum(sum(window.latency_ms) for window in windows)
@@ -43,10 +45,17 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
         if count == batch_size
     )
     return PhaseFigures(
-        whole=Figure(value=items / (wall_ms / 1000)),
-        core=Figure(value=items / (core_ms / 1000)),
+        whole=_rate(items, wall_ms),
+        core=_rate(items, core_ms),
         latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
+        declared=Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0),
     )
+
+
+def _rate(items: int, took_ms: float) -> Figure:
+    if took_ms <= 0:
+        return Figure(value=None, reason="the engine declared all of the time as not inference")
+    return Figure(value=items / (took_ms / 1000))
 
 
 def percentile(ordered: Sequence[float], share: float) -> Figure:

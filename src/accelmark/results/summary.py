@@ -21,6 +21,7 @@ from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write
 from accelmark.spec.errors import RunError
 from accelmark.spec.key import CaseKey
 
+_OPTIONS: Final = "engine_options."
 _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
@@ -209,7 +210,13 @@ def _variant(result: RoundResult) -> str | None:
     inference = result.inference
     if inference is None:
         return None
-    return f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"
+    options = {key: told.value for key, told in result.settings.items() if key.startswith(_OPTIONS)}
+    words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
+    return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:

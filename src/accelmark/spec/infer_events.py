@@ -91,14 +91,14 @@ class RepeatCheck(Spec):
     fresh_ms: float | None
     """Median latency of batches never seen before."""
     same_ms: float | None
-    """Median latency of the same batches again."""
+    """Median latency of the same batches as they come for the third to the fifth time."""
     speedup: float | None
-    """Median over batches of a batch's first latency over its further ones'."""
-    num_faster: int | None = None
-    """Batches whose first call took beyond ``limit`` times as long as each of their further ones."""
+    """Median over batches of the first call over the median of the third to the fifth."""
+    chance: float | None = None
+    """How often at most an honest engine's calls come out so, with nothing but disturbance to tell them apart."""
     limit: float
     suspicious: bool
-    """True where ``speedup`` is beyond ``limit`` and ``num_faster`` is more than chance gives."""
+    """True where ``speedup`` is beyond ``limit`` and ``chance`` is 0.002 or less."""
     num_batches: int
     reason: str | None = None
     """Why it was not done."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -39,6 +40,7 @@ class _Stack:
         self.history: dict[str, list[tuple[str, Any]]] = {}
         self.problems: list[Problem] = []
         self.notes: list[Note] = []
+        self.layers: list[str] = []
         self.where = where
         for key in sorted(set(case.parameters) & (set(_FIELDS) | RESERVED_KEYS)):
             what = "is a name of the configurations or of the framework's own"
@@ -48,6 +50,8 @@ class _Stack:
 
     def put(self, layer: str, key: str, value: Any) -> None:
         self.values[key] = value
+        if layer not in self.layers:
+            self.layers.append(layer)
         self.history.setdefault(key, []).append((layer, value))
 
     def current(self, key: str) -> Any:
@@ -55,6 +59,12 @@ class _Stack:
         if key in self.values or key not in _FIELDS:
             return self.values.get(key)
         return _FIELDS[key].get_default(call_default_factory=True) if not _FIELDS[key].is_required() else None
+
+    def blamed(self, problem: Problem) -> str:
+        """Return the layer that a problem comes from: of the settings it is about or names, the last one changed."""
+        keys = {problem.key} | set(re.findall(r"\w+", problem.what))
+        changed = [self.layers.index(self.history[key][-1][0]) for key in keys if key in self.history]
+        return self.layers[max(changed)] if changed else self.where
 
     def read(self, layer: Layer, prefix: str = "") -> dict[str, Any]:
         """Return a layer's values by their names in the settings, those that are not allowed left out."""
@@ -121,6 +131,7 @@ def resolve_inference(
         _lay_vendor(stack, vendor)
     for layer in over:
         _lay_request(stack, layer)
+    stack.problems += _contradictions(over)
     settings = _check(stack)
     if settings is None or stack.problems:
         raise SpecError(stack.problems)
@@ -158,6 +169,20 @@ def _lay_request(stack: _Stack, layer: Layer) -> None:
             stack.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, _FIELDS)))
 
 
+def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
+    """Yield a problem where one place says two precisions, as a command line with an option and a setting can."""
+    said: dict[str, dict[str, Any]] = {}
+    for layer in over:
+        here = said.setdefault(layer.name, {})
+        if "fp16" in layer.values and "precision" in layer.values:
+            continue  # found as the layer is read
+        here |= {key: value for key, value in layer.values.items() if key in ("fp16", "precision")}
+    for name, here in said.items():
+        if isinstance(here.get("fp16"), bool) and "precision" in here and here["precision"] != _FP16[here["fp16"]]:
+            what = f"is {str(here['fp16']).lower()}, beside precision {here['precision']}"
+            yield Problem(name, "fp16", what, "keep one of them")
+
+
 def _check(stack: _Stack) -> InferSettings | None:
     known = {key: value for key, value in stack.values.items() if key in _FIELDS or key.startswith(_OPTIONS)}
     for key in stack.values.keys() - known.keys():
@@ -169,8 +194,7 @@ def _check(stack: _Stack) -> InferSettings | None:
         return InferSettings.model_validate(nest(known))
     except ValidationError as error:
         for problem in problems_of(error, InferSettings, stack.where):
-            layers = stack.history.get(problem.key)
-            stack.problems.append(Problem(layers[-1][0] if layers else stack.where, problem.key, problem.what))
+            stack.problems.append(Problem(stack.blamed(problem), problem.key, problem.what))
         return None
 
 

@@ -84,6 +84,8 @@ class InferSettings(Spec):
     """Least time of one LoadGen run; below MLPerf's own (600 s) a run is labelled functional."""
     scenario_queries: PositiveInt = 100
     """Least number of queries of one LoadGen run."""
+    multi_stream_queries: PositiveInt = 662
+    """Least number of queries of the MultiStream scenario, if more: LoadGen's early stopping needs so many for p99."""
     server_latency_bound_ms: PositiveFloat | None = None
     """The bound that 99 % of the queries of the Server scenario have to hold."""
     multi_stream_samples: PositiveInt = 8
@@ -100,6 +102,10 @@ class InferSettings(Spec):
             )
         if "server" in self.scenarios and self.server_latency_bound_ms is None:
             raise ValueError("the server scenario needs server_latency_bound_ms")
+        if self.compiler is None and self.no_validation:
+            raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
+        if self.compiler is None and self.scenarios:
+            raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
         return self
 
 

@@ -19,6 +19,8 @@ class Engine(Base):
 
     reads = "model"
     precisions = ("fp32", "tf32", "bf16", "fp16")
+    known_options = frozenset()
+    loads = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)

@@ -24,6 +24,7 @@ class Engine(Base):
 
     reads = "model"
     precisions = ("fp32", "tf32", "bf16", "fp16")
+    known_options = frozenset()
 
     def __init__(self, request: EngineRequest, forward: Forward = call) -> None:
         super().__init__(request)

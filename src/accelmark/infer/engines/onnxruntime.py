@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ _PROVIDERS: Final = {
     "xpu": ("OpenVINOExecutionProvider",),
 }
 """The providers of a device type where ``engine_options.providers`` names none: the first that this build has."""
+_WITHOUT_TF32: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
+"""The options that keep a provider's fp32 from being tf32, which is its default."""
+_TF32_BY_VARIABLE: Final = frozenset({"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
+"""Providers that compute fp32 in tf32 and have no option against it, only an environment variable of their maker's."""
+_TF32_VARIABLE: Final = "NVIDIA_TF32_OVERRIDE"
 
 
 class Engine(Base):
@@ -30,6 +36,8 @@ class Engine(Base):
     """
 
     precisions = ("fp32", "fp16", "int8")
+    known_options = frozenset({"providers", "spinning"})
+    loads = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
@@ -80,20 +88,31 @@ class Engine(Base):
                 raise EngineMissingError(
                     f"{self.name}: this build has no {name} ({nearest(name, available)}); install the package that does"
                 )
+        if self.request.precision == "fp32" and os.environ.get(_TF32_VARIABLE) != "0":
+            for name in _TF32_BY_VARIABLE.intersection(named):
+                raise PrecisionError(
+                    f"{self.name}: {name} computes fp32 in tf32 and has no option against it; "
+                    f"set {_TF32_VARIABLE}=0 in the environment, or use the engine tensorrt"
+                )
         return named
+
+    def _with_options(self) -> list[tuple[str, dict[str, str]]]:
+        """Return the providers with the options that the precision needs."""
+        fp32 = self.request.precision == "fp32"
+        return [(name, _WITHOUT_TF32.get(name, {}) if fp32 else {}) for name in self.providers]
 
     def _session(self, path: Path, options: Any, loading: bool) -> Any:
         """Open a session, first with no fallback of single nodes to the CPU, so that a fallback is known."""
         if self.providers[0] != _CPU:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             try:
-                return self.ort.InferenceSession(str(path), options, providers=self.providers)
+                return self.ort.InferenceSession(str(path), options, providers=self._with_options())
             except Exception as error:  # noqa: BLE001 - any refusal means that nodes need the CPU
                 self.cpu_nodes = f"some ({' '.join(str(error).split())[:120]})"
                 options.add_session_config_entry("session.disable_cpu_ep_fallback", "0")
         state = self.ort.capi.onnxruntime_pybind11_state
         try:
-            return self.ort.InferenceSession(str(path), options, providers=self.providers)
+            return self.ort.InferenceSession(str(path), options, providers=self._with_options())
         except (state.InvalidProtobuf, state.NoSuchFile, state.NoModel) as error:
             if loading:
                 raise self.incompatible(path, error) from error

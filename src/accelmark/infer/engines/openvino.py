@@ -22,6 +22,8 @@ class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the one for the device type."""
 
     precisions = ("fp32", "bf16", "fp16")
+    known_options = frozenset({"ov_device"})
+    loads = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
@@ -71,7 +73,7 @@ class Engine(Base):
     def _load(self, path: Path, settings: dict[str, Any]) -> Any:
         try:
             return self.core.import_model(path.read_bytes(), self.target, settings)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self.incompatible(path, error) from error
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:

@@ -31,6 +31,8 @@ class Engine(Base):
     """
 
     precisions = ("fp32", "tf32", "fp16", "bf16")
+    known_options = frozenset({"optimization_level", "workspace_mib"})
+    loads = True
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
@@ -44,7 +46,10 @@ class Engine(Base):
         existing = self.engine_file()
         path = existing or self._compile(self.onnx_file(), request.work_dir / f"{self.name}.plan")
         self.runtime = tensorrt.Runtime(self.logger)
-        self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())
+        try:
+            self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())
+        except OSError as error:
+            raise self.incompatible(path, error) from error
         if self.engine is None:
             raise self.incompatible(path, "TensorRT refused it; its log line stands above")
         self.context = self.engine.create_execution_context()

@@ -22,6 +22,7 @@ class Engine(Base):
 
     reads = "model"
     precisions = ("fp32", "tf32", "fp16", "bf16")
+    known_options = frozenset({"min_block_size"})
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
