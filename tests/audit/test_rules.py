@@ -63,6 +63,10 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
         ({"compute_type": "float16"}, "precision"),
         ({"output_difference": 0.05}, "model-outputs"),
         ({"replaced_functions": ["torch.nn.functional.silu -> acme/extern/__init__.py:5"]}, "framework-functions"),
+        (
+            {"module_functions": ["torch.nn.functional.silu -> evil.py:5"], "num_module_functions": 1},
+            "framework-functions",
+        ),
         ({"device_name": "Acme X2"}, "chip-identity"),
         ({"seed": 2000}, "seeds"),
     ],
@@ -245,6 +249,45 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
         {"gelu.cpp": 80},
         ("torch_acme==2.1",),
     )
+
+
+def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None:
+    """Have rank 0 of a round tell something more, before it ends."""
+    log = run / SLUG / f"round{number}" / "node00_noderank0" / "rank0.out.log"
+    *lines, last = log.read_text().splitlines()
+    record = json.loads(last.removeprefix(PERFLOG_PREFIX)) | {"event": event, "value": value}
+    log.write_text("\n".join([*lines, PERFLOG_PREFIX + json.dumps(record), last]) + "\n")
+
+
+def test_what_was_replaced_while_training_makes_a_run_invalid(run: Path) -> None:
+    told = {"replaced_functions": ["accelmark.train.account.follows_reference -> acme/extern/__init__.py:9"]}
+    add_event(run, 2, "INSPECTED", told)
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    (reason,) = case.reasons
+    assert "framework-functions" in reason
+    assert "follows_reference" in reason
+
+
+def test_how_a_shipped_chip_joins_pytorch_is_only_told(run: Path) -> None:
+    def ascend(job: dict[str, Any]) -> None:
+        job |= {"vendor": "ascend", "framework_module": "torch_npu"}
+
+    for number in (1, 2):
+        change_job(run, number, ascend)
+        change_started(run, number, module_functions=["torch.Tensor.npu -> torch_npu/x.py:5"], num_module_functions=1)
+    case = judged(run)
+    assert not any("framework-functions" in reason for reason in case.reasons)
+    assert any(finding.rule == "framework-module" for finding in case.findings)
+    assert case.adaptation is not None
+    assert case.adaptation.framework_module is None
+
+
+def test_a_vendors_own_variables_and_module_are_counted_as_its_cost(run: Path) -> None:
+    change_job(run, 1, lambda job: job.update(framework_module="evil_fm", vendor_environment={"FAST": "1"}))
+    cost = judged(run).adaptation
+    assert cost is not None
+    assert (cost.framework_module, cost.vendor_environment) == ("evil_fm", ("FAST",))
 
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:

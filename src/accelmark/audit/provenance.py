@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Final
 
@@ -10,6 +10,7 @@ from accelmark.audit.evidence import Evidence
 from accelmark.audit.finding import finding
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity
+from accelmark.spec.job import JobSpec
 
 _SHOWN: Final = 10
 
@@ -83,7 +84,19 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         engines=dict(_engines(evidence)),
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
+        vendor_environment=tuple(sorted(_beyond_shipped(evidence, entry.job.vendor_environment))),
+        framework_module=_own_module(evidence, entry.job),
     )
+
+
+def _beyond_shipped(evidence: Evidence, environment: Mapping[str, str]) -> set[str]:
+    shipped = evidence.shipped_vendor.environment if evidence.shipped_vendor is not None else {}
+    return {name for name, value in environment.items() if shipped.get(name) != value}
+
+
+def _own_module(evidence: Evidence, job: JobSpec) -> str | None:
+    shipped = evidence.shipped_vendor
+    return None if shipped is not None and shipped.framework_module == job.framework_module else job.framework_module
 
 
 def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ from accelmark.audit.evidence import Evidence, RoundEvidence, Standard
 from accelmark.audit.finding import breach, finding
 from accelmark.results.schema import Finding
 from accelmark.spec.case import TrainCaseSpec
+from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 
@@ -67,10 +68,25 @@ def model_computation(evidence: Evidence) -> Iterator[Finding]:
         if apart is not None and apart > MOST_APART:
             actual = f"of the same samples it computes something {_times(apart)} apart"
             yield breach("model-outputs", f"what the case's model computes, within {MOST_APART:.0%}", actual, entry)
-        if started.replaced_functions:
-            actual = f"the vendor's code replaced {'; '.join(started.replaced_functions[:_SHOWN])}"
-            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
+        yield from _functions(evidence, entry, started)
     yield from _same(evidence, "model-structure", "standard_module_hash", "one model in all rounds")
+
+
+def _functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> Iterator[Finding]:
+    later = entry.inspected.replaced_functions if entry.inspected is not None else ()
+    replaced = tuple(dict.fromkeys([*started.replaced_functions, *later]))
+    if replaced:
+        more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
+        actual = f"the vendor's code replaced {'; '.join(replaced[:_SHOWN])}{more}"
+        yield breach("framework-functions", "PyTorch's own functions and AccelMark's", actual, entry)
+    if started.num_module_functions and entry.job is not None:
+        module, shipped = entry.job.framework_module, evidence.shipped_vendor
+        shown = "; ".join(started.module_functions[:_SHOWN])
+        actual = f"{module} replaced {started.num_module_functions} of PyTorch's functions: {shown}"
+        if shipped is not None and shipped.framework_module == module:
+            yield finding("info", "framework-module", "how this chip joins PyTorch", actual, entry)
+        else:
+            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
 
 
 def _times(apart: float) -> str:
