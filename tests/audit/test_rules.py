@@ -269,6 +269,39 @@ def test_what_was_replaced_while_training_makes_a_run_invalid(run: Path) -> None
     assert "follows_reference" in reason
 
 
+COUNTED = {"samples_credited": 8, "samples_seen": 8, "compute_types": ["bfloat16"]}
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "rule"),
+    [
+        ({}, "VALID", None),
+        ({"compute_types": ["bfloat16", "float32"]}, "VALID", None),
+        ({"samples_seen": 1}, "INVALID", "samples-trained"),
+        ({"compute_types": ["float32"]}, "INVALID", "precision"),
+        ({"compute_types": ["bfloat16", "float16"]}, "INVALID", "precision"),
+        ({"samples_seen": None, "samples_reason": "the model is compiled"}, "OPEN", "samples-trained"),
+        ({"compute_types": None, "compute_reason": "no layer was passed"}, "OPEN", "samples-trained"),
+    ],
+)
+def test_a_train_step_of_the_vendors_is_judged_by_what_passed_the_model(
+    tmp_path: Path, told: dict[str, Any], verdict: str, rule: str | None
+) -> None:
+    run = make_run(tmp_path / "run", Made())
+    change_started(run, 1, hooks={"train_step": "/v/acme/extern/__init__.py:12"})
+    add_event(run, 1, "INSPECTED", COUNTED | told)
+    case = judged(run)
+    assert case.verdict == verdict
+    assert [f.rule for f in case.findings if f.severity in ("error", "open")] == ([rule] if rule else [])
+
+
+def test_a_train_step_of_the_vendors_of_which_nothing_was_told_is_open(run: Path) -> None:
+    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("[samples-trained]" in reason for reason in case.reasons)
+
+
 def test_how_a_shipped_chip_joins_pytorch_is_only_told(run: Path) -> None:
     def ascend(job: dict[str, Any]) -> None:
         job |= {"vendor": "ascend", "framework_module": "torch_npu"}

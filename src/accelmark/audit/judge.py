@@ -24,6 +24,7 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.optimizer_type,
     workload.dataset,
     workload.precision,
+    workload.work_done,
     workload.seeds,
     inference.case_contract,
     inference.model_structure,

@@ -187,3 +187,15 @@ class Inspected(Spec):
 
     replaced_functions: tuple[str, ...] = ()
     """As in :class:`Started`, looked for again when training had ended."""
+    probed_steps: tuple[int, ...] = ()
+    """Steps of this process that were looked at; drawn anew in each."""
+    samples_credited: int | None = None
+    """Samples that an optimizer step counts on a rank."""
+    samples_seen: int | None = None
+    """Fewest samples that went through the model's forward pass, in training, in any step that was looked at."""
+    samples_reason: str | None = None
+    """Why they could not be counted."""
+    compute_types: tuple[str, ...] | None = None
+    """Types of what the layers of matrix work gave in those steps."""
+    compute_reason: str | None = None
+    """Why none was seen."""

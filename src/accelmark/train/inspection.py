@@ -9,6 +9,7 @@ from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
 from accelmark.train.case import TrainCase
 from accelmark.train.hooks import Hooks
+from accelmark.train.probes import Probes
 from accelmark.train.watched import Functions, foreign_functions, shadowed
 
 MOST_NAMED: Final = 20
@@ -33,6 +34,7 @@ class Inspection:
     hooks: Hooks | None = None
     case: TrainCase | None = None
     hooks_class: type[Hooks] = Hooks
+    probes: Probes | None = None
     _functions: Functions = field(init=False)
     _foreign: tuple[str, ...] = field(init=False)
 
@@ -54,4 +56,5 @@ class Inspection:
 
     def ended(self) -> Inspected:
         """Return what is to be seen when training has ended."""
-        return Inspected(replaced_functions=self.replaced())
+        told = self.probes.told() if self.probes is not None else {}
+        return Inspected(replaced_functions=self.replaced(), **told)

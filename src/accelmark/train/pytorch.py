@@ -43,6 +43,7 @@ from accelmark.train.platform import (
     set_threads,
     uncompilable,
 )
+from accelmark.train.probes import Probes
 from accelmark.train.seeds import rank_seed, seed_everything
 from accelmark.train.standard import (
     NUM_SHOWN,
@@ -73,6 +74,7 @@ class PyTorchBackend:
         self._device = torch.device("cpu")
         self._phase = "initialisation"
         self._inspection: Inspection | None = None
+        self._probes = Probes(reason="no code of a vendor's runs")
         self._feed: Ahead[Batch] | None = None
         self._eval_batches: Batches | None = None
         self.world_size = ranks.world_size
@@ -122,11 +124,14 @@ class PyTorchBackend:
         self.flops_per_sample_formula = case.flops_per_sample()
         self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
         standard = Standard.of(model)
+        if seen is not None:
+            self._probes = seen.probes = Probes.of(case, model)
         is_sharded = settings.parallelism == "fsdp2"
         compares = seen is not None and ranks.rank == 0 and not is_sharded
         outputs = outputs_of(case, model, torch.device("cpu")) if compares else None
         started = self._build(hooks, model, standard, is_changed=seen is not None)
         left = unwrapped(self._training.model)
+        self._probes.open(left)
         # Gathering the shards takes all ranks.
         trained = weights_hash(left) if seen is not None and (ranks.rank == 0 or is_sharded) else None
         apart = difference(outputs, outputs_of(case, left, device)) if compares else None
@@ -283,11 +288,13 @@ class PyTorchBackend:
         accumulation = settings.gradient_accumulation_steps
         batches = skipped(iter(self._batches.epoch(epoch)), skip_steps * accumulation)
         self._close_feed()
+        self._probes.close_step()
         if self._device.type != "cpu" and not settings.loader.synthetic:
             pin = settings.loader.pin_memory is not False
             batches = self._feed = Ahead(map(pinned, batches) if pin else batches, settings.loader.prefetch)
         self._checkpoints.restore_random()
-        return steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
+        steps = steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
+        return self._probes.over(steps)
 
     def _close_feed(self) -> None:
         if self._feed is not None:
@@ -307,6 +314,7 @@ class PyTorchBackend:
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
         """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
+        self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
     def save(self, progress: Progress) -> str:
