@@ -323,6 +323,22 @@ def test_a_vendors_own_variables_and_module_are_counted_as_its_cost(run: Path) -
     assert (cost.framework_module, cost.vendor_environment) == ("evil_fm", ("FAST",))
 
 
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PYTHONSTARTUP"])
+@pytest.mark.parametrize("origin", ["vendor.yaml", "environment_variables.sh"])
+def test_a_variable_that_loads_code_before_accelmarks_takes_a_run_out_of_comparison(
+    run: Path, name: str, origin: str
+) -> None:
+    if origin == "vendor.yaml":
+        change_job(run, 1, lambda job: job.update(vendor_environment={name: "/evil", "ACME_MODE": "1"}))
+    else:
+        record = run / SLUG / "round1" / "node00_noderank0" / "adaptation.json"
+        record.write_text(json.dumps({"environment": {name: "/evil", "ACME_MODE": "1"}}))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    (reason,) = case.reasons
+    assert f"{origin} sets {name}: " in reason
+
+
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
     from accelmark.report.page import render_page
     from accelmark.results.store import load_run

@@ -39,6 +39,7 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.in_one_go,
     provenance.source_tree,
     provenance.case_folder,
+    provenance.loaded_before,
     provenance.hooks,
 )
 

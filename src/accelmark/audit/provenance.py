@@ -13,6 +13,11 @@ from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, Replac
 from accelmark.spec.job import JobSpec
 
 _SHOWN: Final = 10
+_LOADS_CODE: Final = frozenset({
+    "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT",
+    "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX", "LD_PRELOAD", "LD_AUDIT",
+})  # fmt: skip
+"""Variables by which a process loads other code than its own before it begins."""
 
 
 def source_tree(evidence: Evidence) -> Iterator[Finding]:
@@ -58,6 +63,18 @@ def hooks(evidence: Evidence) -> Iterator[Finding]:
     for hook in _hooks(evidence):
         lines = "an unknown number of" if hook.num_lines is None else str(hook.num_lines)
         yield finding("info", "hook-replaced", "the default", f"{hook.name} at {hook.place}, {lines} lines")
+
+
+def loaded_before(evidence: Evidence) -> Iterator[Finding]:
+    """Check that no variable of the vendor's has code loaded into the ranks before AccelMark's own."""
+    for entry in evidence.rounds:
+        by_script = {name for record in entry.adaptations for name in record.environment}
+        by_vendor = _beyond_shipped(evidence, entry.job.vendor_environment) if entry.job is not None else set()
+        for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", by_vendor)):
+            found = sorted(names & _LOADS_CODE)
+            if found:
+                actual = f"{origin} sets {', '.join(found)}: what that loads cannot be seen"
+                yield finding("open", "loaded-before", "nothing loaded before AccelMark's own code", actual, entry)
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
