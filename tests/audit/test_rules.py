@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import accelmark
+from accelmark.audit import own_source
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.measure import measure_run
 from accelmark.spec.case import ReferenceLoss
+from accelmark.spec.catalog import tree_hash
 from accelmark.spec.events import PERFLOG_PREFIX
 from tests.made_run import Made, make_run
 
@@ -215,6 +219,74 @@ def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> No
     case = judged(run)
     assert case.verdict == "OPEN"
     assert any("accelmark/train/driver.py" in reason for reason in case.reasons)
+
+
+def head() -> str:
+    done = subprocess.run(
+        ["git", "-C", str(own_source.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return done.stdout.strip()
+
+
+def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
+    record = {"version": accelmark.__version__, "sha256": "00" * 32} | source
+    (run / "source.json").write_text(json.dumps(record))
+    case = judged(run)
+    return case.verdict, [str(finding) for finding in case.findings if finding.rule == "source-tree"]
+
+
+def test_the_very_source_that_verifies_gives_nothing_to_tell(run: Path) -> None:
+    for kind in ("wheel", "checkout", "folder"):
+        assert source_findings(run, kind=kind, sha256=own_source.own_hash()) == ("VALID", [])
+
+
+def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Path) -> None:
+    verdict, (found,) = source_findings(run, kind="folder")
+    assert verdict == "OPEN"
+    assert "000000000000" in found
+
+
+def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
+    commit = head()
+    known = own_source.hash_at(commit)
+    assert known is not None
+    assert source_findings(run, kind="checkout", commit=commit, sha256=known) == ("VALID", [])
+    verdict, (found,) = source_findings(run, kind="checkout", commit=commit)
+    assert (verdict, "as that commit has them" in found) == ("OPEN", True)
+    verdict, (found,) = source_findings(run, kind="checkout", commit="ab" * 20)
+    assert (verdict, "knows no such commit" in found) == ("OPEN", True)
+
+
+def test_sources_that_cannot_be_compared_are_only_told(run: Path) -> None:
+    head()
+    for source in ({"kind": "wheel"}, {"kind": "folder", "version": "0.0.0"}):
+        verdict, (found,) = source_findings(run, **source)
+        assert (verdict, "not compared" in found) == ("VALID", True)
+
+
+def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pkg" / "accelmark"
+    (package / "a" / "__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "a/b.py", "a.py", "a/README.md", "a/__pycache__/x.py"):
+        (package / name).write_text(name)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(own_source, "package", lambda: package)
+    assert own_source.hash_at.__wrapped__(commit) == tree_hash(package)
+
+
+def test_a_case_whose_files_are_others_than_those_known_here_is_out_of_comparison(run: Path, plugins: Path) -> None:
+    known = tree_hash(plugins / "cases" / "toy")
+    for sha256, severity in ((known, None), ("ab" * 32, "open")):
+        for number in (1, 2):
+            (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
+            change_job(run, number, lambda job, sha256=sha256: job["case"].update(sha256=sha256))
+        found = [finding for finding in judged(run).findings if "files known here" in finding.expected]
+        assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
 def test_modified_files_of_the_source_are_listed(run: Path) -> None:
