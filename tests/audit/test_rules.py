@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,12 +280,16 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     assert own_source.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
+def with_files(sha256: str, job: dict[str, Any]) -> None:
+    job["case"]["sha256"] = sha256
+
+
 def test_a_case_whose_files_are_others_than_those_known_here_is_out_of_comparison(run: Path, plugins: Path) -> None:
     known = tree_hash(plugins / "cases" / "toy")
     for sha256, severity in ((known, None), ("ab" * 32, "open")):
         for number in (1, 2):
             (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
-            change_job(run, number, lambda job, sha256=sha256: job["case"].update(sha256=sha256))
+            change_job(run, number, partial(with_files, sha256))
         found = [finding for finding in judged(run).findings if "files known here" in finding.expected]
         assert [finding.severity for finding in found] == ([severity] if severity else [])
 
@@ -409,6 +414,39 @@ def test_a_variable_that_loads_code_before_accelmarks_takes_a_run_out_of_compari
     assert case.verdict == "OPEN"
     (reason,) = case.reasons
     assert f"{origin} sets {name}: " in reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "severity"), [(0.5, "open"), (1.5, "warning"), (30.0, None)], ids=["no time", "short", "long"]
+)
+def test_a_training_too_short_to_be_timed_is_out_of_comparison(
+    tmp_path: Path, seconds: float, severity: str | None
+) -> None:
+    made = Made(windows=1, eval_windows=(1,), metrics=(0.95,), eval_ms=0.0, step_ms=seconds * 100 - 1)
+    case = judged(make_run(tmp_path / "run", made))
+    found = [finding for finding in case.findings if finding.rule == "enough-duration"]
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    assert case.verdict == ("OPEN" if severity == "open" else "VALID")
+
+
+@pytest.mark.parametrize(
+    ("devices", "reason"),
+    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry read no devices")],
+)
+def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_comparison(
+    run: Path, devices: list[dict[str, Any]], reason: str
+) -> None:
+    path = run / SLUG / "round1" / "node00_noderank0" / "telemetry.jsonl"
+    header, *samples = map(json.loads, path.read_text().splitlines())
+    header["header"]["devices"] = devices
+    if not devices:
+        header["header"]["reasons"]["devices"] = "the vendor declares no way to read its devices"
+    samples = [sample | {"devices": []} if "t" in sample else sample for sample in samples]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *samples)))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    (found,) = [finding for finding in case.findings if finding.rule == "telemetry-present"]
+    assert (found.severity, reason in found.actual) == ("open", True)
 
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:

@@ -139,6 +139,9 @@ def read_telemetry(
         if not len(samples.t) or not spans:
             continue
         samples.only(*_devices_of(node))
+        if not samples.devices:
+            actual = f"{node.host}: no device of the ranks was read: {samples.reason('devices')}"
+            findings.append(_finding("open", "telemetry-present", "samples of the devices that ranks ran on", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
     findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
