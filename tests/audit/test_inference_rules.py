@@ -61,8 +61,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = NodeExit(host="here", noderank=0, state="succeeded", reason=None, started_at="2026-11-21T00:00:00Z",
                      duration_s=1, ranks=(rank,))  # fmt: skip
     (node / "exit.json").write_text(ended.model_dump_json())
-    sample: dict[str, Any] = {"host": {"cpu": 0.5, "load1": 0.1}, "devices": []}
-    header = {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [], "reasons": {}}
+    sample: dict[str, Any] = {"host": {"cpu": 0.5, "load1": 0.1}, "devices": [{"index": 0, "utilisation": 0.5}]}
+    header = {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [{"index": 0}], "reasons": {}}
     lines: list[dict[str, Any]] = [{"header": header}]
     lines += [{"t": float(t), "wall": float(t)} | sample for t in range(2)]
     (node / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import accelmark
+from accelmark.audit import own_source
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.measure import measure_run
 from accelmark.spec.case import ReferenceLoss
+from accelmark.spec.catalog import tree_hash
 from accelmark.spec.events import PERFLOG_PREFIX
 from tests.made_run import Made, make_run
 
@@ -63,6 +68,10 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
         ({"compute_type": "float16"}, "precision"),
         ({"output_difference": 0.05}, "model-outputs"),
         ({"replaced_functions": ["torch.nn.functional.silu -> acme/extern/__init__.py:5"]}, "framework-functions"),
+        (
+            {"module_functions": ["torch.nn.functional.silu -> evil.py:5"], "num_module_functions": 1},
+            "framework-functions",
+        ),
         ({"device_name": "Acme X2"}, "chip-identity"),
         ({"seed": 2000}, "seeds"),
     ],
@@ -213,6 +222,78 @@ def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> No
     assert any("accelmark/train/driver.py" in reason for reason in case.reasons)
 
 
+def head() -> str:
+    done = subprocess.run(
+        ["git", "-C", str(own_source.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return done.stdout.strip()
+
+
+def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
+    record = {"version": accelmark.__version__, "sha256": "00" * 32} | source
+    (run / "source.json").write_text(json.dumps(record))
+    case = judged(run)
+    return case.verdict, [str(finding) for finding in case.findings if finding.rule == "source-tree"]
+
+
+def test_the_very_source_that_verifies_gives_nothing_to_tell(run: Path) -> None:
+    for kind in ("wheel", "checkout", "folder"):
+        assert source_findings(run, kind=kind, sha256=own_source.own_hash()) == ("VALID", [])
+
+
+def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Path) -> None:
+    verdict, (found,) = source_findings(run, kind="folder")
+    assert verdict == "OPEN"
+    assert "000000000000" in found
+
+
+def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
+    commit = head()
+    known = own_source.hash_at(commit)
+    assert known is not None
+    assert source_findings(run, kind="checkout", commit=commit, sha256=known) == ("VALID", [])
+    verdict, (found,) = source_findings(run, kind="checkout", commit=commit)
+    assert (verdict, "as that commit has them" in found) == ("OPEN", True)
+    verdict, (found,) = source_findings(run, kind="checkout", commit="ab" * 20)
+    assert (verdict, "knows no such commit" in found) == ("OPEN", True)
+
+
+def test_sources_that_cannot_be_compared_are_only_told(run: Path) -> None:
+    head()
+    for source in ({"kind": "wheel"}, {"kind": "folder", "version": "0.0.0"}):
+        verdict, (found,) = source_findings(run, **source)
+        assert (verdict, "not compared" in found) == ("VALID", True)
+
+
+def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pkg" / "accelmark"
+    (package / "a" / "__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "a/b.py", "a.py", "a/README.md", "a/__pycache__/x.py"):
+        (package / name).write_text(name)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(own_source, "package", lambda: package)
+    assert own_source.hash_at.__wrapped__(commit) == tree_hash(package)
+
+
+def with_files(sha256: str, job: dict[str, Any]) -> None:
+    job["case"]["sha256"] = sha256
+
+
+def test_a_case_whose_files_are_others_than_those_known_here_is_out_of_comparison(run: Path, plugins: Path) -> None:
+    known = tree_hash(plugins / "cases" / "toy")
+    for sha256, severity in ((known, None), ("ab" * 32, "open")):
+        for number in (1, 2):
+            (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
+            change_job(run, number, partial(with_files, sha256))
+        found = [finding for finding in judged(run).findings if "files known here" in finding.expected]
+        assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
 def test_modified_files_of_the_source_are_listed(run: Path) -> None:
     source = {"kind": "checkout", "version": "1", "sha256": "00", "commit": "c" * 40, "modified": ["train/hooks.py"]}
     (run / "source.json").write_text(json.dumps(source))
@@ -245,6 +326,127 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
         {"gelu.cpp": 80},
         ("torch_acme==2.1",),
     )
+
+
+def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None:
+    """Have rank 0 of a round tell something more, before it ends."""
+    log = run / SLUG / f"round{number}" / "node00_noderank0" / "rank0.out.log"
+    *lines, last = log.read_text().splitlines()
+    record = json.loads(last.removeprefix(PERFLOG_PREFIX)) | {"event": event, "value": value}
+    log.write_text("\n".join([*lines, PERFLOG_PREFIX + json.dumps(record), last]) + "\n")
+
+
+def test_what_was_replaced_while_training_makes_a_run_invalid(run: Path) -> None:
+    told = {"replaced_functions": ["accelmark.train.account.follows_reference -> acme/extern/__init__.py:9"]}
+    add_event(run, 2, "INSPECTED", told)
+    case = judged(run)
+    assert case.verdict == "INVALID"
+    (reason,) = case.reasons
+    assert "framework-functions" in reason
+    assert "follows_reference" in reason
+
+
+COUNTED = {"samples_credited": 8, "samples_seen": 8, "compute_types": ["bfloat16"]}
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "rule"),
+    [
+        ({}, "VALID", None),
+        ({"compute_types": ["bfloat16", "float32"]}, "VALID", None),
+        ({"samples_seen": 1}, "INVALID", "samples-trained"),
+        ({"compute_types": ["float32"]}, "INVALID", "precision"),
+        ({"compute_types": ["bfloat16", "float16"]}, "INVALID", "precision"),
+        ({"samples_seen": None, "samples_reason": "the model is compiled"}, "OPEN", "samples-trained"),
+        ({"compute_types": None, "compute_reason": "no layer was passed"}, "OPEN", "samples-trained"),
+    ],
+)
+def test_a_train_step_of_the_vendors_is_judged_by_what_passed_the_model(
+    tmp_path: Path, told: dict[str, Any], verdict: str, rule: str | None
+) -> None:
+    run = make_run(tmp_path / "run", Made())
+    change_started(run, 1, hooks={"train_step": "/v/acme/extern/__init__.py:12"})
+    add_event(run, 1, "INSPECTED", COUNTED | told)
+    case = judged(run)
+    assert case.verdict == verdict
+    assert [f.rule for f in case.findings if f.severity in ("error", "open")] == ([rule] if rule else [])
+
+
+def test_a_train_step_of_the_vendors_of_which_nothing_was_told_is_open(run: Path) -> None:
+    change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    assert any("[samples-trained]" in reason for reason in case.reasons)
+
+
+def test_how_a_shipped_chip_joins_pytorch_is_only_told(run: Path) -> None:
+    def ascend(job: dict[str, Any]) -> None:
+        job |= {"vendor": "ascend", "framework_module": "torch_npu"}
+
+    for number in (1, 2):
+        change_job(run, number, ascend)
+        change_started(run, number, module_functions=["torch.Tensor.npu -> torch_npu/x.py:5"], num_module_functions=1)
+    case = judged(run)
+    assert not any("framework-functions" in reason for reason in case.reasons)
+    assert any(finding.rule == "framework-module" for finding in case.findings)
+    assert case.adaptation is not None
+    assert case.adaptation.framework_module is None
+
+
+def test_a_vendors_own_variables_and_module_are_counted_as_its_cost(run: Path) -> None:
+    change_job(run, 1, lambda job: job.update(framework_module="evil_fm", vendor_environment={"FAST": "1"}))
+    cost = judged(run).adaptation
+    assert cost is not None
+    assert (cost.framework_module, cost.vendor_environment) == ("evil_fm", ("FAST",))
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PYTHONSTARTUP"])
+@pytest.mark.parametrize("origin", ["vendor.yaml", "environment_variables.sh"])
+def test_a_variable_that_loads_code_before_accelmarks_takes_a_run_out_of_comparison(
+    run: Path, name: str, origin: str
+) -> None:
+    if origin == "vendor.yaml":
+        change_job(run, 1, lambda job: job.update(vendor_environment={name: "/evil", "ACME_MODE": "1"}))
+    else:
+        record = run / SLUG / "round1" / "node00_noderank0" / "adaptation.json"
+        record.write_text(json.dumps({"environment": {name: "/evil", "ACME_MODE": "1"}}))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    (reason,) = case.reasons
+    assert f"{origin} sets {name}: " in reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "severity"), [(0.5, "open"), (1.5, "warning"), (30.0, None)], ids=["no time", "short", "long"]
+)
+def test_a_training_too_short_to_be_timed_is_out_of_comparison(
+    tmp_path: Path, seconds: float, severity: str | None
+) -> None:
+    made = Made(windows=1, eval_windows=(1,), metrics=(0.95,), eval_ms=0.0, step_ms=seconds * 100 - 1)
+    case = judged(make_run(tmp_path / "run", made))
+    found = [finding for finding in case.findings if finding.rule == "enough-duration"]
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    assert case.verdict == ("OPEN" if severity == "open" else "VALID")
+
+
+@pytest.mark.parametrize(
+    ("devices", "reason"),
+    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry read no devices")],
+)
+def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_comparison(
+    run: Path, devices: list[dict[str, Any]], reason: str
+) -> None:
+    path = run / SLUG / "round1" / "node00_noderank0" / "telemetry.jsonl"
+    header, *samples = map(json.loads, path.read_text().splitlines())
+    header["header"]["devices"] = devices
+    if not devices:
+        header["header"]["reasons"]["devices"] = "the vendor declares no way to read its devices"
+    samples = [sample | {"devices": []} if "t" in sample else sample for sample in samples]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *samples)))
+    case = judged(run)
+    assert case.verdict == "OPEN"
+    (found,) = [finding for finding in case.findings if finding.rule == "telemetry-present"]
+    assert (found.severity, reason in found.actual) == ("open", True)
 
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:

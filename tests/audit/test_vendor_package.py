@@ -23,6 +23,22 @@ telemetry: {detect: {always: true}}
 chips: []
 """
 
+TOOL = """#!/bin/sh
+# Mock of a vendor's tool.
+echo 'ID Temp Power'
+echo '0 31C 57W'
+"""
+ROW = r"'(?P<index>\d+) (?P<temperature_c>\d+C) (?P<power_w>\d+W)'"
+"""What the mocks print of a device."""
+
+
+def read_by(tool: Path) -> str:
+    """Return the vendor's description with a tool that its devices are read by."""
+    rule = f"{{header: ['ID Temp Power'], rows: [{ROW}], source: made up for tests}}"
+    how = f"telemetry: {{detect: {{always: true}}, tool: {{command: [{tool}], timeout_s: 0.5, forms: [{rule}]}}}}"
+    return VENDOR.replace("telemetry: {detect: {always: true}}", how)
+
+
 CASE = ROOT / "tests" / "train" / "tiny"
 
 EXTERN = """
@@ -71,7 +87,7 @@ train:
     threads: 1
     end: {max_steps: 12}
     optimizer: {lr: 0.05}
-    model: {samples: 512, eval_samples: 101, features: 8, width: 16, dropout: 0.0, sleep_ms: 0, fault: "",
+    model: {samples: 512, eval_samples: 101, features: 8, width: 16, dropout: 0.0, sleep_ms: 150, fault: "",
             fault_at: 0, fault_rank: 0}
 """
 
@@ -85,7 +101,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (adaptation / "extern").mkdir(parents=True)
     (adaptation / "csrc").mkdir()
     (package / "__init__.py").write_text('"""A made-up vendor."""\n')
-    (package / "vendor.yaml").write_text(VENDOR)
+    (root / "madeup-smi").write_text(TOOL)
+    (root / "madeup-smi").chmod(0o755)
+    (package / "vendor.yaml").write_text(read_by(root / "madeup-smi"))
     (adaptation / "config.yaml").write_text("log_every_steps: 6\n")
     (adaptation / "environment_variables.sh").write_text("MADEUP_MODE=fast\nRANK=7\nMADEUP_TOKEN=hidden\n")
     (adaptation / "extern" / "__init__.py").write_text(EXTERN)
@@ -205,14 +223,7 @@ def test_a_monitor_tool_that_fails_mid_run_costs_no_run(bench: Path, tmp_path: P
     tool.chmod(0o755)
     folder = bench / "plugins" / "vendors" / "brittle"
     folder.mkdir(parents=True, exist_ok=True)
-    row = r"'(?P<index>\d+) (?P<temperature_c>\d+C) (?P<power_w>\d+W)'"
-    rule = f"{{header: ['ID Temp Power'], rows: [{row}], source: made up for tests}}"
-    (folder / "vendor.yaml").write_text(
-        VENDOR.replace("madeup", "brittle").replace(
-            "telemetry: {detect: {always: true}}",
-            f"telemetry: {{detect: {{always: true}}, tool: {{command: [{tool}], timeout_s: 0.5, forms: [{rule}]}}}}",
-        )
-    )
+    (folder / "vendor.yaml").write_text(read_by(tool).replace("madeup", "brittle"))
     out = then.split(maxsplit=1)[0]
     slow = ["--open", "--set", "model.sleep_ms=400"]
     accelmark(bench, "train", "tiny", "--vendor", "brittle", "--out", out, *slow)

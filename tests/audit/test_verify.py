@@ -24,7 +24,8 @@ LOG = "toy-pytorch-X1x1x1/round1/node00_noderank0/rank0.out.log"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(
-        tmp_path_factory.mktemp("runs") / "run", Made(rounds=2, windows=3, eval_windows=(3,), metrics=(0.95,))
+        tmp_path_factory.mktemp("runs") / "run",
+        Made(rounds=2, windows=3, eval_ms=1000.0, eval_windows=(3,), metrics=(0.95,)),
     )
     measure_run(run)
     return run

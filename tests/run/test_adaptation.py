@@ -173,3 +173,35 @@ ERROR: Failed building wheel for acme-kernel
     assert telling_lines(said) == "kernel.cpp:3:10: error: 'x' was not declared in this scope"
     assert telling_lines("one\nlast words\n") == "last words"
     assert telling_lines("") == ""
+
+
+PURE = "from setuptools import setup\nsetup(name='acme-kernels', version='0.1', {what})\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "what", "taken"),
+    [
+        ({"sitecustomize.py": ""}, "py_modules=['sitecustomize']", "sitecustomize.py"),
+        ({"accelmark/__init__.py": ""}, "packages=['accelmark']", "accelmark"),
+        ({"torch/__init__.py": ""}, "packages=['torch']", "torch"),
+        ({"json.py": ""}, "py_modules=['json']", "json.py"),
+        ({"acme.pth": "import os"}, "data_files=[('', ['acme.pth'])]", "acme.pth"),
+    ],
+)
+def test_what_would_come_before_the_real_modules_is_refused(
+    folder: Path, carry: CarryOut, files: dict[str, str], what: str, taken: str
+) -> None:
+    for name, text in files.items():
+        (folder / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "csrc" / name).write_text(text)
+    (folder / "csrc" / "setup.py").write_text(PURE.format(what=what))
+    with pytest.raises(RunError, match=rf"csrc: installs {taken}, which would stand before"):
+        carry()
+
+
+def test_kernels_under_a_name_of_their_own_are_installed(folder: Path, carry: CarryOut) -> None:
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "acme_kernels.py").write_text("")
+    (folder / "csrc" / "setup.py").write_text(PURE.format(what="py_modules=['acme_kernels']"))
+    site = Path(carry()["PYTHONPATH"].partition(os.pathsep)[0])
+    assert (site / "acme_kernels.py").is_file()

@@ -8,8 +8,11 @@ import torch
 from accelmark.spec.errors import RequestError
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef
+from accelmark.train import evaluation
+from accelmark.train.account import Account
 from accelmark.train.extern import load_hooks, load_module
 from accelmark.train.hooks import Hooks
+from accelmark.train.window import Window
 from tests.train.conftest import RunHere
 from tests.train.jobs import TINY, make_job
 
@@ -187,10 +190,148 @@ def test_a_function_of_the_frameworks_that_was_replaced_is_seen(
     assert "extern/__init__.py" in step
 
 
+@pytest.mark.parametrize("name", ["__init__", "__getattribute__", "__setattr__", "__init_subclass__"])
+def test_an_extern_that_could_hide_what_it_replaces_is_refused(tmp_path: Path, run_here: RunHere, name: str) -> None:
+    code = f"from accelmark.train.hooks import Hooks\nclass Extern(Hooks):\n    def {name}(self, *more): ...\n"
+    ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, code)))
+    assert ran.exit_code == 2
+    assert f"Extern may not define {name}" in (ran.finished().message or "")
+
+
+def test_an_extern_with_a_metaclass_is_refused(tmp_path: Path) -> None:
+    code = (
+        "from accelmark.train.hooks import Hooks\nclass Meta(type):\n    pass\n"
+        "class Extern(Hooks, metaclass=Meta):\n    pass\n"
+    )
+    with pytest.raises(RequestError, match=r"a metaclass \(Meta\)"):
+        load_hooks(FolderRef(name="tiny-pytorch", path=vendor_folder(tmp_path, code), sha256=""))
+
+
+ON_THE_OBJECTS = """
+import torch
+from accelmark.train.hooks import Hooks
+
+class Extern(Hooks):
+    def convert_model(self, model):
+        self.train_step = lambda training, batches: torch.tensor(0.5)
+        self.case.eval_sums = lambda model, batch: {"correct": torch.tensor(1.0), "count": torch.tensor(1.0)}
+        return super().convert_model(model)
+"""
+
+PATCHED_HOOKS = """
+import torch
+from accelmark.train import hooks
+
+def create_optimizer(self, model):
+    return torch.optim.RMSprop(model.parameters(), lr=0.003)
+
+hooks.Hooks.create_optimizer = create_optimizer
+
+class Extern(hooks.Hooks):
+    pass
+"""
+
+OTHER_BODY = """
+from accelmark.train import hooks, window
+
+def add(self, start, end, data_wait_ns, loss):
+    return 0.0
+
+window.Window.add.__code__ = add.__code__
+
+class Extern(hooks.Hooks):
+    pass
+"""
+
+AT_THE_END = """
+from accelmark.train import account, hooks
+
+class Extern(hooks.Hooks):
+    def backward(self, loss, scaler):
+        super().backward(loss, scaler)
+        account.Account.converged = lambda self: True
+"""
+
+
+def test_methods_that_the_objects_themselves_hold_are_seen(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, ON_THE_OBJECTS)))
+    (told,) = ran.values("INSPECTED")
+    assert any(name.startswith("Extern.train_step of the object -> ") for name in told["replaced_functions"])
+    assert any(name.startswith("Case.eval_sums of the object -> ") for name in told["replaced_functions"])
+
+
+def test_a_default_hook_that_was_patched_is_seen_and_its_work_compared(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hooks, "create_optimizer", Hooks.create_optimizer)  # put back after the test
+    started = started_with(tmp_path, run_here, PATCHED_HOOKS)
+    assert started.hooks == {}
+    assert [name.partition(" -> ")[0] for name in started.replaced_functions] == [
+        "accelmark.train.hooks.Hooks.create_optimizer"
+    ]
+    assert (started.optimizer_class, started.standard_optimizer_class) == ("RMSprop", "SGD")
+    assert started.output_difference == 0.0
+    assert started.trained_checkpoint_hash == started.checkpoint_hash
+
+
+def test_a_new_body_in_an_old_function_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+    kept = Window.add.__code__
+    try:
+        ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, OTHER_BODY)))
+    finally:
+        Window.add.__code__ = kept
+    (replaced,) = ran.values("INIT_END")[0]["replaced_functions"]
+    assert replaced.startswith("accelmark.train.window.Window.add -> ")
+
+
+def test_what_is_replaced_only_while_training_is_seen_at_its_end(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Account, "converged", Account.converged)
+    ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, AT_THE_END)))
+    assert ran.values("INIT_END")[0]["replaced_functions"] == []
+    (replaced,) = ran.values("INSPECTED")[0]["replaced_functions"]
+    assert replaced.startswith("accelmark.train.account.Account.converged -> ")
+
+
+def test_what_the_frameworks_module_replaces_is_told_apart(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "madeup_module.py").write_text(
+        "import torch\nfrom accelmark.train import evaluation\n"
+        "torch.nn.functional.celu = lambda *a, **k: None\nevaluation.share_buffers = lambda *a: None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.nn.functional, "celu", torch.nn.functional.celu)
+    monkeypatch.setattr(evaluation, "share_buffers", evaluation.share_buffers)
+    job = make_job(tmp_path).model_copy(update={"framework_module": "madeup_module"})
+    started = Started.model_validate(run_here(job).values("INIT_END")[0])
+    assert started.num_module_functions == 1
+    assert started.module_functions[0].startswith("torch.nn.functional.celu -> ")
+    (replaced,) = started.replaced_functions
+    assert replaced.startswith("accelmark.train.evaluation.share_buffers -> ")
+
+
+def test_without_a_vendors_code_nothing_is_looked_for_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
+    ran = run_here(make_job(tmp_path))
+    assert ran.values("INSPECTED") == []
+    assert ran.values("INIT_END")[0]["replaced_functions"] == []
+
+
+def test_a_method_from_elsewhere_is_seen_though_it_was_there_before_any_vendors_code(
+    tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hooks, "backward", lambda self, loss, scaler: loss.backward())
+    (replaced,) = run_here(make_job(tmp_path)).values("INIT_END")[0]["replaced_functions"]
+    assert replaced.startswith("accelmark.train.hooks.Hooks.backward -> train/test_extern.py:") or replaced.startswith(
+        "accelmark.train.hooks.Hooks.backward -> tests/train/test_extern.py:"
+    )
+
+
 def test_wrappers_that_pytorch_puts_around_its_own_functions_are_not_the_vendors(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\nimport sys\nimport torch\n"
-        "from accelmark.train.equivalence import Functions\nfunctions = Functions()\n"
+        "from accelmark.train.watched import Functions\nfunctions = Functions()\n"
         "model = torch.nn.Linear(2, 2)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
         "import torch._dynamo\nprint(functions.replaced())\n"
     )

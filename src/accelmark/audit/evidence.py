@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import RoundResult
 from accelmark.spec.case import CaseSpec
-from accelmark.spec.catalog import Folder, find, load_case, tree_hash
+from accelmark.spec.catalog import Folder, find, load_case, load_vendor, tree_hash
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.events import Started
+from accelmark.spec.events import Inspected, Started
 from accelmark.spec.evidence import ADAPTATION_FILE, DATA_FILE, SOURCE_FILE, AdaptationRecord, DataRecord, SourceRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.model import Spec
+from accelmark.spec.vendor import VendorSpec
+
+S = TypeVar("S", bound=Spec)
 
 _DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRecord])
 
@@ -31,6 +35,8 @@ class RoundEvidence:
     """null where ``job.json`` cannot be read any more."""
     started: Started | None = None
     """What rank 0 told of itself; null for inference, and where it did not get so far."""
+    inspected: Inspected | None = None
+    """What all ranks saw of a vendor's code; null where they saw none, or did not come to the end."""
     data: Mapping[str, DataRecord] | None = None
     """null where the run did not write down what data it used."""
     adaptations: tuple[AdaptationRecord, ...] = ()
@@ -68,6 +74,8 @@ class Evidence:
     standard: Standard | None
     """The case of that name and version on this machine; null where there is none."""
     source: SourceRecord | None
+    shipped_vendor: VendorSpec | None = None
+    """The vendor of the run as AccelMark ships it; null where it ships none of that name."""
 
     @property
     def good(self) -> list[RoundEvidence]:
@@ -88,16 +96,12 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted
         num_wanted=num_wanted,
         standard=_standard(entries),
         source=_parsed(SourceRecord, run_dir / SOURCE_FILE),
+        shipped_vendor=_shipped_vendor(entries),
     )
 
 
 def _round(round_dir: Path, result: RoundResult) -> RoundEvidence:
-    started = None
-    if result.task == "train" and result.environment.started:
-        try:
-            started = Started.model_validate(result.environment.started)
-        except ValidationError:
-            started = None
+    is_train = result.task == "train"
     try:
         data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -106,10 +110,18 @@ def _round(round_dir: Path, result: RoundResult) -> RoundEvidence:
     return RoundEvidence(
         result=result,
         job=_parsed(JobSpec, round_dir / "job.json"),
-        started=started,
+        started=_told(Started, result.environment.started) if is_train else None,
+        inspected=_told(Inspected, result.environment.inspected) if is_train else None,
         data=data,
         adaptations=tuple(record for record in records if record is not None),
     )
+
+
+def _told(model: type[S], value: Mapping[str, Any]) -> S | None:
+    try:
+        return model.model_validate(value) if value else None
+    except ValidationError:
+        return None
 
 
 def _parsed(model: Any, path: Path) -> Any:
@@ -131,3 +143,13 @@ def _standard(entries: Sequence[RoundEvidence]) -> Standard | None:
     if spec.version != result.case_version:
         return None
     return Standard(spec, tree_hash(folder.path), folder.origin == "accelmark")
+
+
+def _shipped_vendor(entries: Sequence[RoundEvidence]) -> VendorSpec | None:
+    if not entries:
+        return None
+    name = entries[0].result.vendor
+    try:
+        return load_vendor(name) if find("vendors", name).origin == "accelmark" else None
+    except AccelmarkError:
+        return None

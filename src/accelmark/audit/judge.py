@@ -24,6 +24,7 @@ RULES: Final[tuple[Rule, ...]] = (
     workload.optimizer_type,
     workload.dataset,
     workload.precision,
+    workload.work_done,
     workload.seeds,
     inference.case_contract,
     inference.model_structure,
@@ -39,6 +40,7 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.in_one_go,
     provenance.source_tree,
     provenance.case_folder,
+    provenance.loaded_before,
     provenance.hooks,
 )
 

@@ -13,6 +13,9 @@ from accelmark.results.schema import Finding
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Least raw training time for throughput and energy to be steady, by the size of a case."""
 
+TOO_SHORT_S: Final = 1.0
+"""Below it, starting and ending weigh too much for any rate to be called measured."""
+
 _MEASURED_SLACK: Final = 1.05
 """A probe is a measurement too, and may come out a little low."""
 
@@ -63,7 +66,12 @@ def enough_duration(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.standard.spec.size if evidence.standard is not None else "mini"
     for entry in evidence.good:
         figure = entry.result.figures.get(FigureName.RAW_TRAIN_TIME)
-        if figure is not None and figure.value is not None and figure.value < MIN_TRAIN_S[size]:
+        if figure is None or figure.value is None:
+            continue
+        if figure.value < TOO_SHORT_S:
+            expected = f"at least {TOO_SHORT_S:g} s of training, to be timed at all"
+            yield finding("open", "enough-duration", expected, f"it trained for {figure.value:.2f} s", entry)
+        elif figure.value < MIN_TRAIN_S[size]:
             expected = f"at least {MIN_TRAIN_S[size]:g} s of training for a {size} case"
             yield finding("warning", "enough-duration", expected, f"it trained for {figure.value:.1f} s", entry)
 

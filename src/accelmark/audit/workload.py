@@ -11,11 +11,13 @@ from accelmark.audit.evidence import Evidence, RoundEvidence, Standard
 from accelmark.audit.finding import breach, finding
 from accelmark.results.schema import Finding
 from accelmark.spec.case import TrainCaseSpec
+from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 
 MOST_APART: Final = 0.02
 """Largest relative difference of a vendor's model's outputs: TF32's and other kernels' rounding stay far below it."""
+_WIDE: Final = frozenset({"float32", "float64"})
 _WHOLLY: Final = 10.0
 _SHOWN: Final = 3
 _KINDS: Final = ("adamw", "adamax", "adafactor", "adagrad", "rmsprop", "adam", "lamb", "lars", "lion", "sgd")
@@ -67,10 +69,25 @@ def model_computation(evidence: Evidence) -> Iterator[Finding]:
         if apart is not None and apart > MOST_APART:
             actual = f"of the same samples it computes something {_times(apart)} apart"
             yield breach("model-outputs", f"what the case's model computes, within {MOST_APART:.0%}", actual, entry)
-        if started.replaced_functions:
-            actual = f"the vendor's code replaced {'; '.join(started.replaced_functions[:_SHOWN])}"
-            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
+        yield from _functions(evidence, entry, started)
     yield from _same(evidence, "model-structure", "standard_module_hash", "one model in all rounds")
+
+
+def _functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> Iterator[Finding]:
+    later = entry.inspected.replaced_functions if entry.inspected is not None else ()
+    replaced = tuple(dict.fromkeys([*started.replaced_functions, *later]))
+    if replaced:
+        more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
+        actual = f"the vendor's code replaced {'; '.join(replaced[:_SHOWN])}{more}"
+        yield breach("framework-functions", "PyTorch's own functions and AccelMark's", actual, entry)
+    if started.num_module_functions and entry.job is not None:
+        module, shipped = entry.job.framework_module, evidence.shipped_vendor
+        shown = "; ".join(started.module_functions[:_SHOWN])
+        actual = f"{module} replaced {started.num_module_functions} of PyTorch's functions: {shown}"
+        if shipped is not None and shipped.framework_module == module:
+            yield finding("info", "framework-module", "how this chip joins PyTorch", actual, entry)
+        else:
+            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
 
 
 def _times(apart: float) -> str:
@@ -151,6 +168,34 @@ def precision(evidence: Evidence) -> Iterator[Finding]:
         if computed is not None and TYPE_OF_PRECISION[started.precision] not in computed:
             actual = f"the forward pass computed in {started.compute_type}"
             yield breach("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
+            continue
+        found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
+        wanted = TYPE_OF_PRECISION[started.precision]
+        # Layers that a case keeps in a wider type cost the vendor time, and change nothing.
+        if found and (wanted not in found or found - _WIDE - {wanted}):
+            actual = f"in the steps that were looked at, the model's layers computed in {', '.join(sorted(found))}"
+            yield breach("precision", f"{declared} ({wanted})", actual, entry)
+
+
+def work_done(evidence: Evidence) -> Iterator[Finding]:
+    """Check that each step passed as many samples through the model as it is credited with, by a vendor's code too."""
+    for entry in evidence.good:
+        started, seen = entry.started, entry.inspected
+        if started is None:
+            continue
+        if (
+            seen is not None
+            and (seen.samples_seen or 0) < (seen.samples_credited or 0)
+            and seen.samples_seen is not None
+        ):
+            actual = f"{seen.samples_seen} went through the model in a step that was looked at"
+            yield breach("samples-trained", f"{seen.samples_credited} samples a step and rank", actual, entry)
+            continue
+        own = sorted({"train_step", "backward"} & set(started.hooks))
+        why = "the ranks told nothing of their steps" if seen is None else seen.samples_reason or seen.compute_reason
+        if own and why is not None:
+            actual = f"{' and '.join(own)} of the vendor's own, and what they do could not be counted: {why}"
+            yield finding("open", "samples-trained", "steps whose samples and types can be seen", actual, entry)
 
 
 def seeds(evidence: Evidence) -> Iterator[Finding]:

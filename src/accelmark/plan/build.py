@@ -228,6 +228,7 @@ class _Planner:
             vendor=self.vendor.name,
             device_type=self.vendor.device_type,
             framework_module=self.vendor.framework_module,
+            vendor_environment=self.vendor.environment,
             distributed_backend=self.vendor.distributed_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             adaptation=adaptation_files(adaptation),

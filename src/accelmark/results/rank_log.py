@@ -11,7 +11,7 @@ from typing import Any, TypeVar, final
 from pydantic import ValidationError
 
 from accelmark.results.perflog import PerfLog, ReadReport, Record
-from accelmark.spec.events import Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.events import Evaluation, Event, Finished, Inspected, Started, StepWindow
 from accelmark.spec.model import Spec
 
 S = TypeVar("S", bound=Spec)
@@ -71,6 +71,7 @@ class RankLog:
     data_wait_ms: float = 0.0
     started: Started | None = None
     finished: Finished | None = None
+    inspected: Inspected | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     invalid: int = 0
@@ -115,6 +116,8 @@ def _take(log: RankLog, attempt: Attempt, record: Record) -> None:
             log.started = _value(Started, record.value)
         case Event.FINISHED:
             log.finished = _value(Finished, record.value)
+        case Event.INSPECTED:
+            log.inspected = _value(Inspected, record.value)
         case Event.WARNING:
             log.warnings.append(str(record.value.get("message", dict(record.value))))
         case Event.ERROR:

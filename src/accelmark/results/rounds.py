@@ -12,6 +12,7 @@ from accelmark.results.consumption import HostSamples, consumption_figures
 from accelmark.results.curves import curves_of, histogram
 from accelmark.results.disturbance import FOREIGN_PROCESS, disturbances, is_disturbed
 from accelmark.results.figures import TRAIN_FIGURES, FigureName
+from accelmark.results.inspected import inspected_by_all
 from accelmark.results.measure import (
     FLOPS_TOLERANCE,
     Figures,
@@ -138,6 +139,9 @@ def read_telemetry(
         if not len(samples.t) or not spans:
             continue
         samples.only(*_devices_of(node))
+        if not samples.devices:
+            actual = f"{node.host}: no device of the ranks was read: {samples.reason('devices')}"
+            findings.append(_finding("open", "telemetry-present", "samples of the devices that ranks ran on", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
     findings += [_finding("error", "telemetry-present", "samples from every host", what) for what in missing]
@@ -205,7 +209,12 @@ def _marks(job: JobSpec, timeline: Timeline | None, state: JobState, findings: I
 def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
     started = timeline.lead_end.started if timeline else None
     hosts = [{"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes]
-    return Environment(hosts=tuple(hosts), started=started.model_dump() if started else {})
+    seen = inspected_by_all(timeline.ranks) if timeline else None
+    return Environment(
+        hosts=tuple(hosts),
+        started=started.model_dump() if started else {},
+        inspected=seen.model_dump() if seen else {},
+    )
 
 
 def _finding(severity: Any, rule: str, expected: str, actual: str) -> Finding:

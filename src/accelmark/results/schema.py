@@ -62,6 +62,8 @@ class Environment(Spec):
     """``sys_info.json`` of each host."""
     started: dict[str, Any] = Field(default_factory=dict)
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
+    inspected: dict[str, Any] = Field(default_factory=dict)
+    """``INSPECTED`` of all ranks as one: what they saw of a vendor's code; empty where there was none."""
 
     @field_validator("started")
     @classmethod
@@ -127,6 +129,10 @@ class AdaptationCost(Spec):
     requirements: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     """Variables that the vendor's script set."""
+    vendor_environment: tuple[str, ...] = ()
+    """Variables of ``vendor.yaml`` that the vendor which AccelMark ships does not set so."""
+    framework_module: str | None = None
+    """The module that ``vendor.yaml`` has every rank import, where the shipped vendor names no such one."""
 
 
 class InferenceRound(Spec):

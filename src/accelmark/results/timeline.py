@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from accelmark.results.rank_log import Attempt, RankLog, read_rank_log
-from accelmark.spec.events import Evaluation, Finished, Started
+from accelmark.spec.events import Evaluation, Finished, Inspected, Started
 
 if TYPE_CHECKING:
     from accelmark.results.arrays import Floats
@@ -22,6 +22,7 @@ class RankEnd:
     rank: int
     started: Started | None
     finished: Finished | None
+    inspected: Inspected | None
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
     malformed: int
@@ -183,6 +184,7 @@ def _end_of(log: RankLog) -> RankEnd:
         log.rank,
         log.started,
         log.finished,
+        log.inspected,
         tuple(log.warnings),
         tuple(log.errors),
         log.report.malformed + log.invalid,

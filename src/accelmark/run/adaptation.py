@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final, final
@@ -38,6 +39,8 @@ _SHELL_PATIENCE_S: Final = 120.0
 _BUILD_PATIENCE_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+_RESERVED: Final = frozenset({"accelmark", "torch", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
+"""Names of modules that nothing may be installed under for the ranks: they would come before the real ones."""
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
@@ -106,8 +109,11 @@ def carry_out(
         raise RunError(f"{requirements}: is not on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
         _install(requirements, site, node_dir, seen.environment)
+        _refuse_shadows(requirements, site, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
+        before = set(_entries(site))
         _build(folder / "csrc", site, node_dir, seen.environment)
+        _refuse_shadows(folder / "csrc", site, _modules(site), added=set(_entries(site)) - before)
     ready = dict(seen.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
@@ -122,6 +128,31 @@ def carry_out(
     )
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
     return ready
+
+
+def _entries(site: Path) -> list[str]:
+    return sorted(path.name for path in site.iterdir()) if site.is_dir() else []
+
+
+def _modules(site: Path) -> list[str]:
+    """Return the entries that can be imported by the name before their first dot."""
+    suffixes = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)
+    return [name for name in _entries(site) if (site / name).is_dir() or name.endswith(suffixes)]
+
+
+def _refuse_shadows(named: Path, site: Path, modules: Iterable[str], added: Iterable[str] = ()) -> None:
+    """Raise RunError where something was installed that would come before AccelMark's, PyTorch's or Python's own.
+
+    A ``.pth`` that pip puts beside packages (setuptools has one) does nothing here; one from ``csrc`` is refused.
+    """
+    taken = [name for name in modules if name.partition(".")[0] in _RESERVED and not name.endswith(".dist-info")]
+    taken += [name for name in sorted(added) if name.endswith(".pth")]
+    if taken:
+        shutil.rmtree(site, ignore_errors=True)
+        raise RunError(
+            f"{named}: installs {', '.join(taken)}, which would stand before the module of that name or run code in "
+            "every process; give it a name of its own, and import it in extern/__init__.py"
+        )
 
 
 def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sourced:

@@ -26,7 +26,8 @@ PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
 
 _ROOT: Final = Path(__file__).parents[1]
 _FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml"}
-_SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
+SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
+"""Folders that are no part of a case, a vendor or AccelMark."""
 
 
 @final
@@ -46,19 +47,32 @@ class Folder:
 
 
 def tree_hash(path: Path) -> str:
-    """SHA-256 over the names and contents of all files below ``path``, in sorted order; caches are left out."""
+    """SHA-256 over the names and contents of all files below ``path``, in sorted order.
+
+    Caches are left out, and so is each ``README.md``: nothing that runs reads it, and tables of results in it change.
+    """
+    return files_hash((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
+
+
+def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """SHA-256 over (name, content) of files in the order in which they are given."""
     digest = hashlib.sha256()
-    for file in sorted(_files(path)):
-        digest.update(str(file.relative_to(path)).encode())
+    for name, content in files:
+        digest.update(name.encode())
         digest.update(b"\0")
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
 def _files(path: Path) -> Iterator[Path]:
     for directory, names, files in os.walk(path):
-        names[:] = [name for name in names if name not in _SKIPPED]
-        yield from (Path(directory, file) for file in files if not file.endswith(".pyc"))
+        names[:] = [name for name in names if name not in SKIPPED]
+        yield from (Path(directory, file) for file in files if is_hashed(file))
+
+
+def is_hashed(file: str) -> bool:
+    """Tell whether a file of this name counts for :func:`tree_hash`."""
+    return not file.endswith(".pyc") and file != "README.md"
 
 
 def folders(kind: Kind) -> dict[str, Folder]:

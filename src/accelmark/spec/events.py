@@ -43,6 +43,7 @@ class Event(StrEnum):
     WARMUP = "WARMUP"
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
+    INSPECTED = "INSPECTED"
     SCENARIO = "SCENARIO"
     WARNING = "WARNING"
     ERROR = "ERROR"
@@ -151,14 +152,18 @@ class Started(Spec):
     """Modules of another class or with other settings than the case's (``act: ReLU -> Identity``), the first few."""
     num_replaced_modules: int = 0
     replaced_functions: tuple[str, ...] = ()
-    """Functions of PyTorch's own that the vendor's code replaced, each with where the new one stands."""
+    """Functions of PyTorch's own and of AccelMark's training that the vendor's code replaced, each with where the new
+    one stands: in their module, their class, or on the object itself."""
+    module_functions: tuple[str, ...] = ()
+    """PyTorch's functions that ``framework_module`` replaced when it was imported, the first few."""
+    num_module_functions: int = 0
     output_difference: float | None = None
     """Largest relative difference between what the vendor's model and the case's compute of the same made-up samples;
-    null where no hook was replaced, the model is sharded, or it could not be computed."""
+    null where no code of a vendor's ran, the model is sharded, or it could not be computed."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
     trained_checkpoint_hash: str | None = None
-    """The same as the hooks left them, where a vendor's hooks ran (rank 0); a sharded model is gathered for it."""
+    """The same as the hooks left them, where a vendor's code ran (rank 0); a sharded model is gathered for it."""
     optimizer_class: str
     standard_optimizer_class: str | None = None
     """The optimizer that the case would build."""
@@ -175,3 +180,22 @@ class Started(Spec):
     hook_lines: dict[str, int] = Field(default_factory=dict)
     """Overridden vendor hooks -> lines of code."""
     library_versions: dict[str, str]
+
+
+class Inspected(Spec):
+    """The value of ``INSPECTED``: what a rank saw of a vendor's code up to the end of training, if there was any."""
+
+    replaced_functions: tuple[str, ...] = ()
+    """As in :class:`Started`, looked for again when training had ended."""
+    probed_steps: tuple[int, ...] = ()
+    """Steps of this process that were looked at; drawn anew in each."""
+    samples_credited: int | None = None
+    """Samples that an optimizer step counts on a rank."""
+    samples_seen: int | None = None
+    """Fewest samples that went through the model's forward pass, in training, in any step that was looked at."""
+    samples_reason: str | None = None
+    """Why they could not be counted."""
+    compute_types: tuple[str, ...] | None = None
+    """Types of what the layers of matrix work gave in those steps."""
+    compute_reason: str | None = None
+    """Why none was seen."""

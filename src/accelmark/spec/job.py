@@ -67,6 +67,8 @@ class JobSpec(Spec):
     vendor: str
     device_type: str
     framework_module: str | None
+    vendor_environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that the vendor's ``vendor.yaml`` starts every rank with."""
     distributed_backend: str
     extern: FolderRef | None = None
     """The vendor's folder for this case, where it overrides hooks."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
-from accelmark.spec.events import EndReason, Started
+from accelmark.spec.events import EndReason, Inspected, Started
 
 
 @final
@@ -84,6 +84,10 @@ class Backend(Protocol):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device so far; None where the framework does not know."""
+        ...
+
+    def inspected(self) -> Inspected | None:
+        """Return what was seen of a vendor's code up to the end of training; None where there was none."""
         ...
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:

@@ -9,11 +9,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any, Final, final
 
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.job import FolderRef
 from accelmark.train.hooks import ALLOWED_HOOKS, Hooks
+
+_HIDING: Final = frozenset({
+    "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
+    "__dir__", "__del__", "__call__", "__class__", "__set_name__", "__class_getitem__", "__reduce__", "__slots__",
+})  # fmt: skip
+"""Methods with which a class could hide what its objects do; hooks need none of them."""
 
 
 @final
@@ -64,6 +70,13 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
     extern = getattr(module, "Extern", None)
     if not (isinstance(extern, type) and issubclass(extern, Hooks)):
         raise RequestError(f"{path}: has no class Extern(accelmark.train.hooks.Hooks)")
+    hidden = sorted({name for cls in _own_classes(extern) for name in vars(cls)} & _HIDING)
+    if hidden or type(extern) is not type:
+        what = f"a metaclass ({type(extern).__name__})" if type(extern) is not type else ", ".join(hidden)
+        raise RequestError(
+            f"{path}: Extern may not define {what}, which could hide what it replaces; "
+            "prepare what the hooks need in the first of them, convert_model"
+        )
     forbidden = sorted(_replaced(extern) - set(ALLOWED_HOOKS))
     if forbidden:
         names = ", ".join(
@@ -80,9 +93,14 @@ def hook_records(hooks: type[Hooks]) -> dict[str, HookRecord]:
     return {name: _record(getattr(hooks, name)) for name in names}
 
 
+def _own_classes(hooks: type[Hooks]) -> list[type]:
+    """Classes between ``hooks`` and :class:`Hooks`, mixed in ones too."""
+    return [cls for cls in hooks.__mro__ if cls is not object and cls not in Hooks.__mro__]
+
+
 def _replaced(hooks: type[Hooks]) -> set[str]:
     """Public names that classes between ``hooks`` and :class:`Hooks` define."""
-    own = [cls for cls in hooks.__mro__ if cls is not object and cls not in Hooks.__mro__]
+    own = _own_classes(hooks)
     private = {name for name in vars(Hooks) if name.startswith("_") and not name.startswith("__")}
     return {name for cls in own for name in vars(cls) if not name.startswith("_") or name in private}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform as machine
 from dataclasses import dataclass
-from typing import Any, Self, final
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Self, final
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from torch._C._distributed_c10d import HashStore
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Precision, TrainSettings
+
+_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
 
 
 @final
@@ -134,3 +138,14 @@ def join_ranks(job: JobSpec, ranks: Ranks, device: torch.device, *, needed: bool
         dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of what of the reported libraries is installed."""
+    found: dict[str, str] = {"python": machine.python_version()}
+    for name in _REPORTED_LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -7,8 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -16,19 +15,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
-from accelmark.spec.events import EndReason, Event, Started
+from accelmark.spec.events import EndReason, Event, Inspected, Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.train.backend import Progress
 from accelmark.train.case import Batch, Batches, Place, TrainCase
 from accelmark.train.checkpoint import Checkpoints
 from accelmark.train.clock import Clock, DeviceClock, DeviceLosses, HostClock, HostLosses, LossReader
 from accelmark.train.ends import total_steps
-from accelmark.train.equivalence import Functions, difference, outputs_of
+from accelmark.train.equivalence import difference, outputs_of
 from accelmark.train.evaluation import evaluate
 from accelmark.train.extern import hook_records, load_hooks, load_module
 from accelmark.train.feed import Ahead, mover, pinned, skipped, steps_of
 from accelmark.train.hooks import Hooks, Training
 from accelmark.train.identity import count_flops, num_parameters, structure_hash, weights_hash
+from accelmark.train.inspection import MOST_NAMED, Inspection, runs_vendor_code
 from accelmark.train.optimizers import needs_length
 from accelmark.train.perflog import EventLog
 from accelmark.train.platform import (
@@ -36,12 +36,14 @@ from accelmark.train.platform import (
     device_name,
     forget_peak_memory,
     join_ranks,
+    library_versions,
     open_device,
     peak_memory_mib,
     set_precision,
     set_threads,
     uncompilable,
 )
+from accelmark.train.probes import Probes
 from accelmark.train.seeds import rank_seed, seed_everything
 from accelmark.train.standard import (
     NUM_SHOWN,
@@ -53,8 +55,7 @@ from accelmark.train.standard import (
 )
 from accelmark.train.synthetic import SyntheticBatches
 from accelmark.train.tenancy import Tenancy
-
-_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
+from accelmark.train.watched import foreign_functions
 
 
 @final
@@ -72,6 +73,8 @@ class PyTorchBackend:
         self._tenancy = tenancy
         self._device = torch.device("cpu")
         self._phase = "initialisation"
+        self._inspection: Inspection | None = None
+        self._probes = Probes(reason="no code of a vendor's runs")
         self._feed: Ahead[Batch] | None = None
         self._eval_batches: Batches | None = None
         self.world_size = ranks.world_size
@@ -85,7 +88,12 @@ class PyTorchBackend:
     def prepare(self) -> Started:
         """Build device, data, model, optimizer and schedule, and tell the log about each."""
         settings, ranks = self._settings, self._ranks
+        # Before any of the vendor's code is loaded, which could replace what is compared later.
+        case_class = self._case_class() if self._tenancy is None else None
+        seen = self._inspection = Inspection(case_class) if runs_vendor_code(self._job) else None
         self._device = device = open_device(self._job, ranks)
+        if seen is not None:
+            seen.module_imported()
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
         if precision != settings.precision:
@@ -98,7 +106,6 @@ class PyTorchBackend:
         self._control = self._join(device)
         shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
-        functions = Functions() if self._job.extern is not None else None
         hooks_class = load_hooks(self._job.extern)
         records = hook_records(hooks_class)
         replaced = {
@@ -106,8 +113,10 @@ class PyTorchBackend:
             for name, record in records.items()
         }
         self._log.event(Event.LAUNCH_TRAINING, {"hooks": replaced})
-        case = self._case = self._load_case(place)
+        case = self._case = self._make_case(case_class, place)
         hooks = hooks_class(case)
+        if seen is not None:
+            seen.hooks, seen.case, seen.hooks_class = hooks, case, hooks_class
         self._batches = self._open_data(case)
         seed_everything(shared_seed)
         model = case.build_model()
@@ -115,18 +124,23 @@ class PyTorchBackend:
         self.flops_per_sample_formula = case.flops_per_sample()
         self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
         standard = Standard.of(model)
+        if seen is not None:
+            self._probes = seen.probes = Probes.of(case, model)
         is_sharded = settings.parallelism == "fsdp2"
-        compares = bool(records) and ranks.rank == 0 and not is_sharded
+        compares = seen is not None and ranks.rank == 0 and not is_sharded
         outputs = outputs_of(case, model, torch.device("cpu")) if compares else None
-        started = self._build(hooks, model, standard, is_changed="create_optimizer" in records)
+        started = self._build(hooks, model, standard, is_changed=seen is not None)
         left = unwrapped(self._training.model)
+        self._probes.open(left)
         # Gathering the shards takes all ranks.
-        trained = weights_hash(left) if records and (ranks.rank == 0 or is_sharded) else None
+        trained = weights_hash(left) if seen is not None and (ranks.rank == 0 or is_sharded) else None
         apart = difference(outputs, outputs_of(case, left, device)) if compares else None
         seed_everything(place.seed)
         return started.model_copy(
             update={
-                "replaced_functions": functions.replaced() if functions is not None else (),
+                "replaced_functions": seen.replaced() if seen is not None else foreign_functions(),
+                "module_functions": seen.by_module[:MOST_NAMED] if seen is not None else (),
+                "num_module_functions": len(seen.by_module) if seen is not None else 0,
                 "output_difference": apart,
                 "threads": threads,
                 "seed": place.seed,
@@ -144,15 +158,16 @@ class PyTorchBackend:
             return self._tenancy.control
         return join_ranks(self._job, self._ranks, device, needed=self._settings.parallelism == "fsdp2")
 
-    def _load_case(self, place: Place) -> TrainCase:
-        if self._tenancy is not None:
-            return self._tenancy.make_case(self._settings, self._job.data_dirs, place)
+    def _case_class(self) -> type[TrainCase]:
         module = load_module(self._job.case, "pytorch")
         case_class = getattr(module, "Case", None)
         if not (isinstance(case_class, type) and issubclass(case_class, TrainCase)):
             raise RequestError(f"{module.__file__}: has no class Case(accelmark.train.case.TrainCase)")
-        case: TrainCase = case_class(self._settings, self._job.data_dirs, place)
-        return case
+        return case_class
+
+    def _make_case(self, case_class: type[TrainCase] | None, place: Place) -> TrainCase:
+        make = self._tenancy.make_case if self._tenancy is not None else case_class or self._case_class()
+        return make(self._settings, self._job.data_dirs, place)
 
     def _open_data(self, case: TrainCase) -> Batches:
         settings = self._settings
@@ -222,7 +237,7 @@ class PyTorchBackend:
             eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(left, autocast, self._device),
             hooks={},
-            library_versions=_library_versions(),
+            library_versions=library_versions(),
         )
 
     def _timed(self, event: Event, build: Callable[[], Any]) -> Any:
@@ -273,11 +288,13 @@ class PyTorchBackend:
         accumulation = settings.gradient_accumulation_steps
         batches = skipped(iter(self._batches.epoch(epoch)), skip_steps * accumulation)
         self._close_feed()
+        self._probes.close_step()
         if self._device.type != "cpu" and not settings.loader.synthetic:
             pin = settings.loader.pin_memory is not False
             batches = self._feed = Ahead(map(pinned, batches) if pin else batches, settings.loader.prefetch)
         self._checkpoints.restore_random()
-        return steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
+        steps = steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
+        return self._probes.over(steps)
 
     def _close_feed(self) -> None:
         if self._feed is not None:
@@ -297,6 +314,7 @@ class PyTorchBackend:
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
         """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
+        self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
     def save(self, progress: Progress) -> str:
@@ -330,6 +348,10 @@ class PyTorchBackend:
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on the device so far; None on the CPU."""
         return peak_memory_mib(self._device)
+
+    def inspected(self) -> Inspected | None:
+        """Look once more at what a vendor's code replaced, now that it has done its work."""
+        return self._inspection.ended() if self._inspection is not None else None
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         """Tell out-of-memory from other errors, and say what to do about it."""
@@ -366,13 +388,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _library_versions() -> dict[str, str]:
-    found: dict[str, str] = {"python": machine.python_version()}
-    for name in _REPORTED_LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

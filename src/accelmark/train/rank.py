@@ -97,6 +97,9 @@ def carry_out(
         if train is None:
             raise RequestError("job.json has no training side")
         end = Driver(train, backend, log, account, stop, judge).run()
+        seen = backend.inspected()
+        if seen is not None:
+            log.event(Event.INSPECTED, seen)
     except Cancelled as cancelled:
         end = End("cancelled", f"ended by {cancelled}")
         in_step = False
