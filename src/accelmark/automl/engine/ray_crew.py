@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig
+from accelmark.automl.engine.checks import check_places
 from accelmark.automl.engine.crew import Ended, EpochReported, Lost, Message, Progressed, Ready
 from accelmark.automl.engine.journal import Splits
 from accelmark.automl.engine.ray_worker import as_actor
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RunError
 
 _DRAIN_S: Final = 0.5
 _START_S: Final = 5.0
@@ -79,13 +80,7 @@ class RayCrew:
     def _set_up(self, config: AutomlConfig, network: Network, resources: Mapping[str, float]) -> None:
         devices = config.training.devices_per_trial
         cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
-        places = accelerators // devices if accelerators else cores // devices
-        if self.size > places:
-            what = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
-            raise RequestError(
-                f"{self.size} trials at a time with {devices} devices each are asked for;"
-                f" the cluster has {what}, enough for {places}"
-            )
+        check_places(config, cores=cores, accelerators=accelerators)
         threads = 0 if accelerators else max(1, cores // (self.size * devices))
         reserve = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
         self._class = as_actor(**reserve)
