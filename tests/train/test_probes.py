@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accelmark.train.case import Batch
-from accelmark.train.probes import Probes
+from accelmark.train.probes import Probes, rows_per_sample
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 from tests.train.test_extern import vendor_folder
@@ -70,6 +70,38 @@ def test_a_step_in_another_precision_is_seen(tmp_path: Path, run_here: RunHere) 
 def test_the_evaluation_after_a_step_is_no_part_of_it(tmp_path: Path, run_here: RunHere) -> None:
     told = inspected(tmp_path, run_here, SAME, **{"end.max_steps": 1})
     assert (told["probed_steps"], told["samples_seen"]) == ([1], 16)
+
+
+class Looking(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.sum()) > 1e9:  # a copy without data cannot tell
+            raise ArithmeticError
+        return super().forward(x)
+
+
+class Turned(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.transpose(0, 1))
+
+
+class Little:
+    """As much of a case as is needed to send samples through a model."""
+
+    def synthetic_batch(self, size: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.zeros(size, 2)}
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = batch["x"]
+        loss: torch.Tensor = model(x.transpose(0, 1) if isinstance(model, Turned) else x).sum()
+        return loss
+
+
+@pytest.mark.parametrize(("model", "rows"), [(nn.Linear(2, 2), 1.0), (Looking(2, 2), 1.0), (Turned(2, 2), None)])
+def test_rows_are_counted_where_they_follow_the_samples(model: nn.Module, rows: float | None) -> None:
+    case: Any = Little()
+    assert rows_per_sample(case, model) == rows
+    assert model.training
+    assert not model._forward_pre_hooks
 
 
 def drawn() -> list[int]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from accelmark.train.case import Batch, TrainCase
+from accelmark.train.identity import meta_copy
+from accelmark.train.synthetic import on_meta
 
 _SIZES: Final = (2, 3)
 _DECADES: Final = 6
@@ -58,26 +60,33 @@ class Passing:
 def rows_per_sample(case: TrainCase, model: nn.Module) -> float | None:
     """Return how many rows the case sends through its model for a sample, by made-up batches of two sizes.
 
-    None where their number does not follow that of the samples (another dimension leads), or nothing can be computed.
+    They are counted on a copy without data, where nothing is computed, and on the model itself where that fails. None
+    where their number does not follow that of the samples (another dimension leads), or nothing can be computed.
     """
-    counts = []
-    was_training = model.training
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for empty in (True, False):
+            try:
+                first, second = _rows(case, meta_copy(model) if empty else model, empty=empty)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                continue
+            return first if first and first == second else None
+    return None
+
+
+def _rows(case: TrainCase, model: nn.Module, *, empty: bool) -> list[float]:
+    was_training, counts = model.training, []
     model.eval()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for size in _SIZES:
-                passing = Passing(training=False)
-                passing.watch(model, types=False)
-                try:
-                    case.loss(model, case.synthetic_batch(size))
-                finally:
-                    passing.leave()
-                counts.append(passing.num_samples / size)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return None
-    finally:
-        model.train(was_training)
-    return counts[0] if counts[0] and counts[0] == counts[1] else None
+    for size in _SIZES:
+        passing = Passing(training=False)
+        passing.watch(model, types=False)
+        try:
+            batch = case.synthetic_batch(size)
+            case.loss(model, on_meta(batch) if empty else batch)
+        finally:
+            passing.leave()
+        counts.append(passing.num_samples / size)
+    model.train(was_training)
+    return counts
 
 
 @final
