@@ -7,6 +7,7 @@ Writes ``benchmarks/results/automl_counting.json`` and ``.md``. Runs on shapes a
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def row(seed: str, number: int) -> dict[str, Any]:
 
 def main() -> None:
     """Count twenty networks and write the figures."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
     rows = [row(seed, number) for seed, amount in PER_SEED.items() for number in range(amount)]
     lines = [
         "| Seed | Morphs | torch forward | analytic matrix forward | torch backward | analytic matrix backward | all operations, forward (accelmark / aiperf-v1) | agrees |",  # noqa: E501

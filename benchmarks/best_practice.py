@@ -1,6 +1,6 @@
 """Which settings train the quick cases fastest on this machine, and whether the fastest still reach the target.
 
-Run ``python benchmarks/best_practice.py`` (``--cases``). Every candidate changes a few settings of a case
+Run ``python -m benchmarks.best_practice`` (``--cases``). Every candidate changes a few settings of a case
 and trains real data through the real plan and driver, a process each, with nothing compiled before, the default twice;
 its step is the median over the windows of the last two thirds. ``--gate NAME...`` then trains candidates to the end, in
 turn, under each seed: time and metric against the case's target. Results go to ``results/best_practice.json``.

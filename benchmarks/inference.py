@@ -1,6 +1,6 @@
 """What measuring costs: our ``inference_core`` against a bare loop that calls the same compiled engine directly.
 
-Run ``python benchmarks/inference.py`` (``--quick`` for a look that writes nothing; ``--models`` and ``--engines`` for a
+Run ``python -m benchmarks.inference`` (``--quick`` for a look that writes nothing; ``--models`` and ``--engines`` for a
 part: the parts come together in ``results/inference.json`` and in the tables of ``inference.md``). With
 ``--optimum-python PYTHON``, a Python that has optimum-benchmark, it compares with that as well.
 """

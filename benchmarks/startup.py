@@ -1,10 +1,11 @@
 """What the host side imports before it answers: modules over a limit, and the time of ``--help`` of every verb.
 
-Repeat with ``python benchmarks/startup.py``; prints a table in Markdown.
+Repeat with ``python -m benchmarks.startup``; prints a table in Markdown.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
@@ -53,6 +54,7 @@ def seconds(command: list[str]) -> list[float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
     times = seconds(COMMAND)
     of_verbs = {verb: min(seconds([*PROGRAM, verb, "--help"])) for verb in verbs()}
     found = profile()

@@ -1,6 +1,6 @@
 """What telemetry costs: CPU time of the recorder, whole and for each part of a sample.
 
-Run: ``python benchmarks/telemetry_cost.py [--seconds 30] [--json FILE]``. The figures in ``telemetry_cost.md`` were
+Run: ``python -m benchmarks.telemetry_cost [--seconds 30] [--json FILE]``. The figures in ``telemetry_cost.md`` were
 taken with it; its heading says when and where.
 """
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.telemetry.sysinfo import cpu_model
 from benchmarks.fanout.figure import write_figures
 from benchmarks.fanout.simulated import measure
 from benchmarks.fanout.steps import NUM_OPENSSH_COMMANDS, one_by_one, together
@@ -56,6 +57,8 @@ def main() -> None:
     parser.add_argument("--in-turn", type=int, default=64, help=rest)
     given = parser.parse_args()
     found = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu_model(),
         "openssh_commands_a_host": NUM_OPENSSH_COMMANDS,
         "cores": len(os.sched_getaffinity(0)),
         "load1_at_start": os.getloadavg()[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,8 @@ def test_aiperfs_own_example_is_taken_as_it_stands(tmp_path: Path) -> None:
     assert config.training.batch_size == 448
     assert config.training.learning_rate == 0.1
     assert config.training.devices_per_trial == 8
+    assert config.tuning.kernel == (3, 5, 7)
+    assert config.tuning.batch_size == (384, 416, 448)  # 12, 13 and 14 times the 32 GiB that 448 is made for
     assert str(config.dataset.train_directory) == "/data/imagenet/train"
     assert config.counting == "aiperf-v1"
     assert resolve_network(config).name == "resnet50"
@@ -112,6 +115,47 @@ def test_all_problems_of_an_aiperf_file_are_told_at_once(tmp_path: Path) -> None
         assert part in told
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("my test  1", "my-test-1"), ("测试", "aiperf"), ('""', "aiperf"), ("-x/../y", "x-..-y"), ("n" * 200, "n" * 80)],
+)
+def test_any_name_of_an_experiment_becomes_one_that_a_folder_can_bear(tmp_path: Path, given: str, named: str) -> None:
+    loaded = load_config(written(tmp_path, AIPERF.replace("example_imagenet-network-morphism-test", given)))
+    assert loaded.config.name == named
+    assert any(line.startswith(f"experimentName: the run is called {named!r}") for line in loaded.unused)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("Concurrency: 2", "Concurrency: 2.7", "trialConcurrency: must be a whole number of at least 1, found 2.7"),
+        ("Concurrency: 2", "Concurrency: -2", "trialConcurrency: must be a whole number of at least 1, found -2"),
+        ("Concurrency: 2", "Concurrency: [1, 2]", "trialConcurrency: must be a whole .* found \\[1, 2\\]"),
+        ("Concurrency: 2", "Concurrency: .inf", "trialConcurrency: must be a whole number of at least 1, found inf"),
+        ("maxTrialNum: 30000", "maxTrialNum: true", "maxTrialNum: must be a whole number of at least 1, found True"),
+        ("maxTrialNum: 30000", "maxTrialNum: .nan", "maxTrialNum: must be a whole number"),
+        ("Duration: 12h", "Duration: .inf", "maxExecDuration: must be a time above 0, such as 12h, found inf"),
+        ("Duration: 12h", "Duration: -1", "maxExecDuration: must be a time above 0"),
+        ("Duration: 12h", "Duration: true", "maxExecDuration: must be a number, found true"),
+        ("Duration: 12h", "Duration: 0h", "maxExecDuration: must be a time above 0"),
+        ("--initial_lr 1e-1", "--initial_lr inf", "trial.command --initial_lr: must be a number above 0, found 'inf'"),
+        ("--final_lr 0", "--final_lr -1", "trial.command --final_lr: must be a number of at least 0, found '-1'"),
+        ("--batch_size 448", "--batch_size 450", "trial.command --batch_size: must be a multiple of the 8 cards"),
+        ("--batch_size 448", "--batch_size 0", "trial.command --batch_size: must be a whole number of at least 1"),
+    ],
+)
+def test_a_number_of_an_aiperf_file_is_never_bent(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in AIPERF
+    (line,) = problems(tmp_path, AIPERF.replace(old, new)).splitlines()
+    assert re.search(told, line)
+
+
+def test_searched_batches_can_be_dealt_out_to_any_number_of_devices(tmp_path: Path) -> None:
+    for batch, cards, searched in ((100, "0,1,2,3", (84, 92, 100)), (8, "0,1,2,3,4,5,6,7", (8,)), (3, "0", (2, 3))):
+        text = AIPERF.replace("0,1,2,3,4,5,6,7", cards).replace("--batch_size 448", f"--batch_size {batch}")
+        assert load_config(written(tmp_path, text)).config.tuning.batch_size == searched
+
+
 def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
     assert "TPE cannot search networks" in problems(tmp_path, AIPERF.replace("Name: NetworkMorphism", "Name: TPE"))
 
@@ -141,6 +185,31 @@ def test_all_problems_of_our_own_form_are_told_at_once(tmp_path: Path) -> None:
         "genetic",
     ):
         assert part in told
+
+
+def test_a_kernel_that_would_stick_is_refused(tmp_path: Path) -> None:
+    assert "a kernel of 1 cannot be searched" in problems(tmp_path, OURS + "tuning: {kernel: [1, 3]}\n")
+
+
+def test_a_searched_kernel_above_the_search_s_own_bound_is_refused(tmp_path: Path) -> None:
+    text = OURS + "search: {max_kernel: 5}\n"
+    assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
+    untuned = text.replace("concurrency: 2", "concurrency: 2, tuning_round: null")
+    assert load_config(written(tmp_path, untuned)).config.search.max_kernel == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),
+        ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*must be a number, found true"),
+        ("concurrency: 2", "concurrency: .inf", "schedule.concurrency.*finite"),
+        ("concurrency: 2", "concurrency: true", "schedule.concurrency.*must be a number, found true"),
+        ("learning_rate: 5e-2", "learning_rate: .inf", "training.learning_rate.*finite"),
+    ],
+)
+def test_a_number_that_is_none_or_has_no_end_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert re.search(told, problems(tmp_path, OURS.replace(old, new)))
 
 
 def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.data import Dataset, open_dataset
 from accelmark.automl.data.imagenet import imagenet_identity
+from accelmark.automl.data.layouts import read_arrays
 from accelmark.automl.data.pictures import FolderPictures
+from accelmark.automl.engine.weights import read_weights
 from accelmark.automl.graph import resnet50, small
 from accelmark.spec.errors import DataError
 from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network, write_pictures
@@ -146,6 +150,64 @@ def test_arrays_without_a_split_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held_out_images"):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "half.npz"), tiny_network())
     assert write_pictures(tmp_path / "whole.npz", classes=CLASSES).is_file()
+
+
+def arrays(**changes: object) -> dict[str, object]:
+    images = np.zeros((40, 1, SIDE, SIDE), np.uint8)
+    plain = {"train_images": images, "train_labels": np.arange(40) % CLASSES}
+    return plain | {"held_out_images": images, "held_out_labels": np.arange(40) % CLASSES} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64; pictures are bytes"),
+        (
+            {"held_out_images": np.zeros((40, SIDE, SIDE), np.uint8)},
+            r"held_out_images: has shape \(40, 12, 12\); .*four",
+        ),
+        ({"train_labels": np.arange(39) % CLASSES}, r"train_labels: has 39 labels, but .*train_images has 40"),
+        (
+            {"train_labels": np.arange(40)[:, None] % CLASSES},
+            r"train_labels: has shape \(40, 1\); labels have one axis",
+        ),
+        ({"held_out_labels": np.arange(40) % CLASSES / 1.0}, r"held_out_labels: holds float64; .*whole numbers"),
+        ({"train_labels": np.arange(40) % CLASSES - 1}, r"train_labels: has labels from -1 to 2; .*from 0"),
+        ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as pictures: .*allow_pickle"),
+    ],
+)
+def test_arrays_that_are_no_labelled_pictures_are_told_by_file_and_array(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=told):
+        open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())
+
+
+@pytest.mark.parametrize("read", [read_arrays, read_weights])
+def test_a_file_that_is_no_whole_npz_is_told(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    np.savez(tmp_path / "cut.npz", **arrays())  # type: ignore[arg-type]
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-100])
+    (tmp_path / "words.npz").write_text("hello")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("train_images", "hello")
+    for name, told in {
+        "cut.npz": "zip",
+        "one.npy": "one array",
+        "words.npz": r"it is no \.npz file",
+        "text.npz": "is no array",
+        "no.npz": "No such",
+    }.items():
+        with pytest.raises(DataError, match=rf"{name}: cannot be read as .*{told}"):
+            read(tmp_path / name)
+
+
+def test_fashion_mnist_with_more_pictures_than_labels_is_told(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx((np.arange(49) % 10).astype(np.uint8)))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: has 49 labels, but .*images-idx3-ubyte has 50"):
+        opened(tmp_path)
 
 
 def test_the_same_pictures_elsewhere_are_the_same_data(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from accelmark.automl.graph import Convolution, Network
 from accelmark.automl.morphs import Array, random_morph
 from accelmark.automl.records import Hyperparameters
 from accelmark.automl.trial.executor import Seat, TorchExecutor
+from accelmark.automl.trial.job import trial_settings
 from accelmark.automl.trial.order import EpochReport, TrialOrder, TrialResult, digest, executed_network
+from accelmark.spec.errors import DataError
 from tests.automl.pictures import tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
@@ -140,6 +142,11 @@ def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
 def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
     _, _, notes = run(data, order(PLAIN.model_copy(update={"batch_size": 64}), epochs=1))
     assert notes.epochs[0].steps == 4
+
+
+def test_a_batch_that_the_split_cannot_fill_is_never_cut_silently() -> None:
+    with pytest.raises(DataError, match="a batch of 32 is larger than the training split of 31 pictures"):
+        trial_settings(order(), pictures=31, world_size=1, threads=1)
 
 
 def test_a_searched_learning_rate_and_dropout_change_the_weights(data: Dataset) -> None:

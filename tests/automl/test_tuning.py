@@ -89,6 +89,17 @@ def test_a_killed_run_finds_its_study_again_and_gives_up_what_was_running(tmp_pa
     second.tell(99, 0.1)
 
 
+def test_the_study_is_told_what_was_executed_where_that_is_not_what_it_asked_for(tmp_path: Path) -> None:
+    one = tuner(tmp_path, TuningConfig(kernel=(3, 7), dropout=(0.0, 0.5)))
+    for number, (kernel, value) in enumerate(((3, 0.5), (None, 0.6), (3, None))):
+        one.took(number, one.ask(number).model_copy(update={"kernel": kernel}))
+        one.tell(number, value)
+    (known,) = [trial for trial in one.trials if trial.state.name != "FAIL"]
+    assert (known.params["kernel"], known.value) == (3, 0.5)
+    assert known.params["dropout"] == one.trials[0].params["dropout"]
+    assert len(one.trials) == 4
+
+
 def shared(folder: Path, storage: str | None = None) -> TuningConfig:
     return SPACE.model_copy(update={"storage": storage or f"sqlite:///{folder / 'study.db'}", "study": "ours"})
 
@@ -120,6 +131,20 @@ def test_a_study_of_another_experiment_is_refused(tmp_path: Path) -> None:
         tuner(tmp_path, TuningConfig(kernel=(3,)))
     with pytest.raises(StudyError, match="another experiment"):
         tuner(tmp_path, experiment="other data")
+
+
+def test_a_shared_study_with_another_list_of_values_is_refused_and_one_with_another_range_is_not(
+    tmp_path: Path,
+) -> None:
+    space = shared(tmp_path)
+    tuner(tmp_path, space).ask(0)
+    tuner(tmp_path, space.model_copy(update={"dropout": (0.0, 0.3)}), run="two").ask(0)
+    late = tuner(tmp_path, shared(tmp_path).model_copy(update={"study": "other"}), run="three")
+    with pytest.raises(StudyError, match=r"searched kernel in .*\(3, 5\).*, tuning.kernel says .*\(3, 5, 7\)"):
+        tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7)}), run="two")
+    tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7), "study": "other"}), run="two").ask(0)
+    with pytest.raises(StudyError, match="by another run otherwise"):
+        late.ask(0)
 
 
 @pytest.fixture

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from accelmark.automl.graph import resnet50, small
+from accelmark.automl.engine import launch
+from accelmark.automl.graph import INPUT, Convolution, GlobalPool, Layer, Network, Node, Softmax, resnet50, small
+from accelmark.automl.graph.module import GraphModule, to_weights
 from accelmark.cli.automl import app
-from accelmark.spec.errors import AccelmarkError, RequestError, SpecError
-from tests.automl.pictures import SIDE, tiny_dataset, tiny_network
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError, SpecError
+from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
 def said(*words: str) -> str:
@@ -63,17 +66,31 @@ def test_counting_loads_no_framework() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def without_dense() -> Network:
+    """Convolutions alone, the classes' scores pooled out of the last one."""
+    layers: list[tuple[str, Layer]] = [
+        ("first", Convolution(filters=4, kernel=3, padding=1)),
+        ("second", Convolution(filters=CLASSES, kernel=3, padding=1)),
+        ("pool", GlobalPool()),
+        ("softmax", Softmax()),
+    ]
+    before = [INPUT, *(name for name, _ in layers)]
+    nodes = tuple(Node(name=name, layer=layer, inputs=(before[index],)) for index, (name, layer) in enumerate(layers))
+    return Network(name="pooled", input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=nodes)
+
+
 def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = {
         "network": "net.json",
         "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
-        "schedule": {"concurrency": 3, "max_trials": 5},
+        "schedule": {"concurrency": 1, "max_trials": 5},
+        "training": {"batch_size": 64},
     }
     path = tmp_path / "search.yaml"
     path.write_text(json.dumps(config))
     printed = json.loads(said("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
-    assert printed["schedule"]["concurrency"] == 3
+    assert printed["schedule"]["max_trials"] == 5
     assert not (tmp_path / "runs").exists()
 
 
@@ -87,21 +104,35 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
         ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
         ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
         ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
+        ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 pictures"),
+        ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 pictures"),
+        ({"network": "first.json"}, r"tuning.kernel: network 'first' has no convolution .* write tuning.kernel: \[\]"),
+        (
+            {"network": "pooled.json", "tuning": {"dropout": [0.0, 0.5]}},
+            r"tuning.dropout: network 'pooled' has neither dropout nor a dense layer .*: null",
+        ),
+        ({"search": {"initial_weights": "none.npz"}}, r"none.npz: cannot be read as weights: .*No such file"),
+        ({"search": {"initial_weights": "other.npz"}}, r"other.npz: these are no weights of network 'tiny': .*c1_conv"),
     ],
 )
 def test_a_wrong_request_is_one_message_before_anything_starts(
-    tmp_path: Path, broken: dict[str, object], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, object], told: str
 ) -> None:
+    monkeypatch.setattr(launch, "RayCrew", lambda *_, **__: pytest.fail("Ray was started"))
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     whole = json.loads(tiny_network().to_json())
     (tmp_path / "classes.json").write_text(small((1, SIDE, SIDE), 7, filters=(4, 6), name="tiny").to_json())
     whole["nodes"][0]["layer"]["kernel"] = 99
     (tmp_path / "shapes.json").write_text(json.dumps(whole))
+    (tmp_path / "first.json").write_text(small((1, SIDE, SIDE), CLASSES, filters=(4,), name="first").to_json())
+    (tmp_path / "pooled.json").write_text(without_dense().to_json())
+    np.savez(tmp_path / "other.npz", c1_conv=np.zeros((1, 1), np.float32))
     np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
     request = {
         "network": "net.json",
         "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
         "schedule": {"concurrency": 1, "max_trials": 1},
+        "training": {"batch_size": 64},
     }
     path = tmp_path / "search.json"
     path.write_text(json.dumps(request | broken))
@@ -109,6 +140,40 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
         with pytest.raises(AccelmarkError, match=told):
             said("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_refuses_more_trials_than_cores_and_says_what_only_a_start_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)  # as on a machine without one
+    (tmp_path / "net.json").write_text(tiny_network().to_json())
+    np.savez(tmp_path / "seed.npz", **to_weights(GraphModule(tiny_network())))  # type: ignore[arg-type]
+    request = {
+        "network": "net.json",
+        "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
+        "schedule": {"concurrency": 4096, "max_trials": 1},
+        "search": {"initial_weights": "seed.npz"},
+        "training": {"batch_size": 64},
+        "tuning": {"storage": f"sqlite:///{tmp_path / 'study.db'}"},
+    }
+    path = tmp_path / "search.json"
+    path.write_text(json.dumps(request))
+    with pytest.raises(RequestError, match=r"4096 trials at a time .* processor cores"):
+        said("run", "-c", str(path), "--dry-run")
+    path.write_text(json.dumps(request | {"cluster": {"kind": "address", "address": "192.0.2.1:1"}}))
+    told = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"], catch_exceptions=False).stderr
+    assert "not checked: the cluster" in told
+    assert "not checked: the study" in told
+    assert not (tmp_path / "study.db").exists()
+
+
+def test_data_given_on_the_command_line_win_over_the_configurations_folders(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(
+        "trialConcurrency: 1\ntrial:\n command: python3 x.py --train_data_dir /a/train --val_data_dir /a/val\n"
+    )
+    with pytest.raises(DataError, match=rf"{tmp_path}/other/train: a split is missing"):
+        said("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
 
 
 def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:

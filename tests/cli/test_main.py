@@ -109,3 +109,29 @@ def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -
     again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert again.returncode == 2
     assert "give --force to replace" in again.stderr
+
+
+def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> None:
+    (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nHOSTS_PORTS = ["2222"]\n')
+    (tmp_path / "test_conf.py").write_text(
+        'VENDOR = "nvidia"\nACCE_CONTAINER_OPT = " --gpus all"\nSHM_SIZE = None\nFLAGPERF_LOG_LEVEL = "warn"\n'
+        'CASES = {"resnet_mini:pytorch:A100:2:8:1": ""}\n'
+    )
+    files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
+    done = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    assert "FLAGPERF_LOG_LEVEL: input should be" in done.stdout
+    shown = accelmark("run", str(tmp_path / "site" / "run.yaml"), "--dry-run", "--set", "loader.synthetic=true")
+    assert shown.returncode == 0, shown.stderr
+    agents = [line for line in shown.stdout.splitlines() if "docker run" in line and "accelmark.run.agent" in line]
+    assert len(agents) == 2
+    assert all(line.count("--gpus") == 1 for line in agents)
+
+
+def test_files_of_which_nothing_comes_over_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_conf.py").write_text('FLAGPERF_LOG_LEVEL = "info"\nCASES = {}\n')
+    done = accelmark("import", "flagperf", str(tmp_path / "test_conf.py"), "--out", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    assert "wrote nothing" in done.stdout
+    assert "CASES: names no case" in done.stdout
+    assert not (tmp_path / "site").exists()

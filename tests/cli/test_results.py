@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,14 @@ from accelmark.cli.compare import compare, figures_table
 from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
+from accelmark.report.printable import printable
 from accelmark.results import compare as comparing
+from accelmark.results import query
 from accelmark.results.bundle import write_bundle
 from accelmark.results.bundled import SUFFIX
 from accelmark.results.sources import open_sources
-from accelmark.results.table import rows_of
+from accelmark.results.store import LoadedRun
+from accelmark.results.table import matching, rows_of
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
@@ -65,6 +70,42 @@ def test_rows_are_filtered_and_grouped(runs: Path) -> None:
         ask("results", runs, "--where", "scale")
 
 
+def with_case(run: LoadedRun, name: str, **changes: object) -> LoadedRun:
+    """A run whose case is otherwise: GENERATED."""
+    case = run.summary.cases[0].model_copy(update=changes)
+    return replace(run, path=Path(name), summary=run.summary.model_copy(update={"run": name, "cases": (case,)}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["marks=open"], ["both", "open"]),
+        (["marks=open,busy_machine"], ["both", "busy", "open"]),
+        (["marks=open", "marks=BUSY_MACHINE"], ["both"]),
+        (["marks="], ["none"]),
+        (["variant=small, two branches fp32"], ["none"]),
+        (["variant=small, two branches fp32", "marks=open"], []),
+    ],
+)
+def test_marks_are_found_one_by_one_and_texts_with_commas_whole(
+    runs: Path, wanted: list[str], found: list[str]
+) -> None:
+    [run], _ = open_sources([runs / "base"])
+    many = [
+        with_case(run, "none", variant="small, two branches fp32"),
+        with_case(run, "open", marks=("open",)),
+        with_case(run, "busy", marks=("busy_machine",)),
+        with_case(run, "both", marks=("open", "busy_machine")),
+    ]
+    pairs = [(name, value) for name, _, value in (text.partition("=") for text in wanted)]
+    assert sorted(row["run"] for row in rows_of(matching(many, pairs)) if isinstance(row["run"], str)) == found
+
+
+def test_a_column_that_is_wanted_twice_is_refused(runs: Path) -> None:
+    with pytest.raises(RequestError, match="write chip=A,B for either"):
+        ask("results", runs, "--where", "chip=CPU", "--where", "hardware=H100")
+
+
 def test_sql_is_answered(runs: Path) -> None:
     told = ask("results", runs, "--json", "--sql", "SELECT scale, count(*) AS n FROM results GROUP BY 1 ORDER BY 1")
     assert json.loads(told.splitlines()[-1])["results"] == [{"scale": "1x1", "n": 2}, {"scale": "1x2", "n": 1}]
@@ -95,6 +136,25 @@ def test_sql_that_is_wrong_writes_or_reaches_for_files_is_refused(
     with pytest.raises(RequestError, match=said):
         ask("results", runs, "--sql", sql.format(file=file))
     assert file.read_text() == "a\n1\n"
+
+
+def test_an_answer_as_json_keeps_every_column_and_holds_only_numbers(runs: Path) -> None:
+    sql = (
+        "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a, 'nan'::DOUBLE AS b, ['inf'::DOUBLE, 1.5] AS c, {'x': 'nan'::FLOAT} d"
+    )
+    told = ask("results", runs, "--json", "--sql", sql)
+    [row] = json.loads(told.splitlines()[-1])["results"]
+    assert row == {"a": 1, "a_3": 2, "a_2": 3, "a_4": 4, "b": None, "c": [None, 1.5], "d": {"x": None}}
+
+
+def test_sql_that_takes_too_much_memory_is_told_and_leaves_no_file(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(query, "_MEMORY_LIMIT", "16MB")
+    with pytest.raises(RequestError, match="takes more than 16MB of memory"):
+        ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_csv_holds_every_column_and_no_formula(runs: Path, tmp_path: Path) -> None:
@@ -140,6 +200,43 @@ def test_the_readme_of_a_case_is_written_between_its_markers(runs: Path, tmp_pat
         ask("results", runs, "--readme", other)
 
 
+def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_path: Path) -> None:
+    for name in ("base", "two"):
+        shutil.copytree(runs / name, tmp_path / "runs" / name)
+    summary = tmp_path / "runs" / "two" / "summary.json"
+    summary.write_text(summary.read_text().replace('"hardware": "X1"', '"hardware": "<script>alert(1)</script>"'))
+    readme = tmp_path / "toy" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=1x1")
+    assert readme.read_text().count("| 2026-11-21 |") == 1
+    ask("results", tmp_path / "runs", "--readme", readme)
+    text = readme.read_text()
+    assert text.count("| 2026-11-21 |") == 2
+    assert "&lt;script>" in text
+    assert "<script" not in text
+    with pytest.raises(RequestError, match="no run of toy"):
+        ask("results", tmp_path / "runs", "--readme", readme, "--where", "scale=4x4")
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--json", "--format", "csv"], "--format does nothing together with --json"),
+        (["--json", "--group-by", "chip"], "--group-by does nothing together with --json"),
+        (["--format", "csv", "--group-by", "chip"], "--group-by does nothing together with this --format"),
+        (["--sql", "SELECT 1", "--group-by", "chip"], "--group-by does nothing together with --sql"),
+        (["--readme", "README.md", "--json"], "--json does nothing together with --readme"),
+        (["--readme", "README.md", "--sql", "SELECT 1"], "--sql does nothing together with --readme"),
+        (["--group-by", "colour", "--where", "run=nothing"], "'colour' is not a column"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(runs: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        ask("results", runs, *flags)
+
+
 def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     text = ask("compare", runs / "base", runs / "fast", "-o", page)
@@ -182,3 +279,27 @@ def test_rows_too_wide_for_a_terminal_stand_in_two_lines(runs: Path, capsys: pyt
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("base  toy:pytorch  X1  1x1")
     assert "Throughput" in second
+
+
+def test_a_terminal_is_told_names_and_obeys_none(runs: Path, tmp_path: Path) -> None:
+    for name in ("base", "fast"):
+        shutil.copytree(runs / name, tmp_path / name)
+        for file in tmp_path.glob(f"{name}/**/*.json"):
+            for word in ("run", "model", "framework_version", "name"):
+                odd = rf'"{word}": "\\u001b[31m\\u202e[red]'
+                file.write_text(re.sub(rf'"{word}": ?"', odd, file.read_text()))
+    for arguments in (
+        ["results", tmp_path],
+        ["results", tmp_path, "--format", "markdown"],
+        ["results", tmp_path, "--group-by", "run"],
+        ["results", tmp_path, "--sql", 'SELECT run AS "\x1b[31m" FROM results'],
+        ["compare", tmp_path / "base", tmp_path / "fast"],
+    ):
+        text = ask(*arguments)
+        assert "\\x1b[31m" in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    with pytest.raises(RequestError, match="no case in common") as caught:
+        ask("compare", tmp_path / "base", runs / "fast")
+    assert "\x1b" in str(caught.value)
+    assert "\x1b" not in printable(str(caught.value))

@@ -109,7 +109,11 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     gone = reason("gone", image="other:2", image_file="/nowhere/boxed.tar")
     assert "/nowhere/boxed.tar: no such file or directory" in gone
     unmade = reason("unmade", image="other:2")
-    assert unmade == "n1: the image other:2 is not there, and nothing says how to make it"
+    assert unmade.startswith("n1: the image other:2 could not be pulled: Error: "), unmade
+    nowhere = fakes_in(cluster, image="127.0.0.1:1/nowhere:1")
+    code, _, err = done(drive("start", tmp_path / "nowhere", "--look", plan=nowhere))
+    assert (code, (tmp_path / "nowhere").exists()) == (1, False)
+    assert "n1: the image 127.0.0.1:1/nowhere:1 is not there, and not found to be pulled: Error: " in err
 
 
 def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(

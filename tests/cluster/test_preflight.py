@@ -74,6 +74,18 @@ def test_every_problem_of_every_host_is_in_one_answer(plan: MakePlan, bed: Bed, 
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 
 
+def test_keys_that_cannot_be_used_are_told_beside_what_else_is_wrong(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+    keys = (bed.root / "key.pub", tmp_path / "gone", bed.root / "key")
+    hosts = [{"address": bed.address(n), "label": f"n{n}", "key": str(key)} for n, key in enumerate(keys, start=1)]
+    made = plan((), num_hosts=3, on={"hosts": hosts, "min_memory_mib": 10**9})
+    run = tmp_path / "run"
+    code, _, err = done(drive("start", run, "--look", plan=made))
+    assert (code, run.exists()) == (1, False), err
+    assert f"n1: the key file {keys[0]} is no private key" in err
+    assert f"n2: the key file {keys[1]} cannot be read (No such file or directory)" in err
+    assert "1000000000 are needed" in err
+
+
 def test_a_blocked_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
     rule = ["ip", "route", "add", "prohibit", bed.address(1)]
     subprocess.run(bed.enter(2, *rule), check=True)
@@ -130,9 +142,9 @@ def _resolving(address: str) -> Callable[..., object]:
 def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     evil = "a b;touch /var/tmp/accelmark/pwned $(id) 'q' \"d\" *"
     work = f"/var/tmp/accelmark/{evil.replace('/', '-')}"
-    made = plan((), on={"environment": {"EVIL": evil}, "work_directory": work})
+    made = plan((), on={"environment": {"EVIL": evil, "PYTHONPATH": "/opt/lib"}, "work_directory": work})
     job = made.jobs[0]
-    script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1]]))"
+    script = "import json,os,sys; print(json.dumps([os.environ['EVIL'], sys.argv[1], os.environ['PYTHONPATH']]))"
     node = job.nodes[0].model_copy(update={"command": ("python", "-c", script, evil)})
     hosts = (made.cluster.hosts[0].model_copy(update={"label": evil}),)
     node = node.model_copy(update={"host": evil})
@@ -148,7 +160,10 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
     ]
     done(drive("start", run, plan=made))
     log = next(run.glob("*/round1/*/start_pytorch_task.log"))
-    assert json.loads(log.read_text()) == [evil, evil]
+    variable, argument, path = json.loads(log.read_text())
+    assert (variable, argument) == (evil, evil)
+    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the code that was brought is found, and first"
+    assert "telemetry recorder" not in (log.parent / "exit.json").read_text()
     assert not list(bed.root.rglob("pwned"))
 
 

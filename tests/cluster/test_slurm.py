@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from accelmark.audit.verify import verify_run
 from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.preflight.check import Preflight
@@ -65,6 +66,8 @@ def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plug
     (status,) = status_of(run)
     assert status.state == "succeeded", f"{ended.stdout}{ended.stderr}{status}"
     assert '"converged":true' in (run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text()
+    found = verify_run(run)
+    assert (found.changed, found.differences) == ((), ())
 
 
 def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
+from accelmark.results.store import check_manifest
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
@@ -29,7 +31,10 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp
         node = run / "toy0-pytorch-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
         expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_pytorch_task.log"}
         assert expected <= {path.name for path in node.iterdir()}
-    assert (run / "summary.json").exists()
+    found = verify_run(run)
+    assert (found.changed, found.differences) == ((), ())
+    log = run / "coordinator.log"
+    assert "Closing connection" in log.read_text(), "written after all was summed up"
 
 
 def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_goes_on(plan: MakePlan, tmp_path: Path) -> None:
@@ -44,7 +49,7 @@ def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: P
     run = tmp_path / "run"
     done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)))
     status, other = statuses(run)
-    assert (status.state, status.reason) == ("timed_out", "n2: rank 1 wrote nothing for 5 s")
+    assert (status.state, status.reason) == ("timed_out", "n2: rank 1 wrote no event for 5 s")
     assert other.state == "succeeded"
 
 
@@ -160,6 +165,7 @@ def test_a_killed_coordinator_is_resumed_and_the_agents_went_on(plan: MakePlan, 
     assert [status.attempt for status in statuses(run)] == [1, 1]
     log = next(run.glob("toy0*/round1/n1_noderank0/rank0.out.log")).read_text()
     assert log.count('"STEP_END"') == 120
+    assert check_manifest(run) == []
 
 
 def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -170,6 +176,7 @@ def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp
     done(process)
     code, out, err = done(drive("end", run))
     assert (code, statuses(run)[0].state) == (0, "cancelled"), out + err
+    assert check_manifest(run) == []
 
 
 def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
@@ -179,3 +186,4 @@ def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     code, *_ = done(process)
     assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"])
+    assert check_manifest(run) == []

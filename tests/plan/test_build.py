@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
+from accelmark.plan.data import DataDirs
+from accelmark.plan.here import is_here
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import SpecError
+from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
 
@@ -20,7 +23,13 @@ def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
 
 
 def plan(
-    run: dict[str, Any], *, hosts: int = 1, devices: int | None = 2, with_ports: int = 0, **command_line: Any
+    run: dict[str, Any],
+    *,
+    hosts: int = 1,
+    devices: int | None = 2,
+    with_ports: int = 0,
+    data_dirs: DataDirs = no_data,
+    **command_line: Any,
 ) -> Plan:
     chips = load_vendor("acme").chips
     return build_plan(
@@ -28,11 +37,12 @@ def plan(
         cluster=ClusterSpec(
             launcher="ssh" if hosts > 1 else "local",
             hosts=tuple(
-                HostSpec(address=f"h{n}", service_ports=(2222,) if n < with_ports else ()) for n in range(hosts)
+                HostSpec(address=f"h{n}" if hosts > 1 else "localhost", service_ports=(2222,) if n < with_ports else ())
+                for n in range(hosts)
             ),
         ),
         detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices),
-        data_dirs=no_data,
+        data_dirs=data_dirs,
         created_at="2026-01-01T00:00:00Z",
         where="run.yaml",
         command_line=command_line,
@@ -121,3 +131,35 @@ def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
     assert planned.open
     assert planned.jobs[0].job.open
     assert planned.jobs[0].job.provenance["model.width"].forced
+
+
+def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
+    cluster = ClusterSpec(hosts=(HostSpec(address="192.0.2.7", label="gpu-node"),))
+    with pytest.raises(SpecError, match=r"192\.0\.2\.7 is not this machine.*launcher: ssh"):
+        build_plan(
+            parse(RunSpec, {"cases": [{"key": "toy:pytorch:X1:1:1"}]}, "run.yaml"),
+            cluster=cluster,
+            detected=Detected(vendor="acme", hardware="X1", chip=None, num_devices=2),
+            data_dirs=no_data,
+            created_at="2026-01-01T00:00:00Z",
+            where="run.yaml",
+        )
+
+
+@pytest.mark.parametrize(("address", "here"), [
+    ("localhost", True), ("127.0.0.1", True), ("::1", True), (socket.gethostname(), True),
+    ("192.0.2.7", False), ("2001:db8::7", False), ("some-other-host", False),
+])  # fmt: skip
+def test_this_machine_is_known_by_its_names_and_addresses(address: str, here: bool) -> None:
+    assert is_here(address) is here
+
+
+def test_data_that_is_missing_hides_no_other_problem(plugins: Path) -> None:
+    def lacking(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
+        raise DataError("ImageNet cannot be fetched: name the directory that holds it")
+
+    run = {"cases": [{"key": "toy:pytorch:X1:1:1"}, {"key": "toi:pytorch:X1:1:1"}]}
+    with pytest.raises(SpecError) as found:
+        plan(run, data_dirs=lacking)
+    assert [problem.key for problem in found.value.problems] == ["toy:pytorch:X1:1:1", "toi:pytorch:X1:1:1"]
+    assert "data: DIRECTORY" in str(found.value.problems[0])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
+import yaml
 
-from accelmark.plan.flagperf import convert
+from accelmark.plan.flagperf import Converted, convert
+from accelmark.run.sandboxes.container import ContainerSandbox
+from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.spec.catalog import load_vendor
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.runfile import RunSpec
 
 CLUSTER = """
 '''Cluster configs'''
@@ -65,14 +71,17 @@ def test_every_setting_of_a_cluster_has_a_home(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
     assert converted.cluster == {
-        "hosts": [{"address": "10.1.2.3", "service_ports": [2222]}, {"address": "10.1.2.4"}],
+        "hosts": [
+            {"address": "10.1.2.3", "service_ports": [2222]},
+            {"address": "10.1.2.4", "service_ports": [2222]},
+        ],
         "ssh_port": 2022,
         "master_port": 29502,
         "vendor": "nvidia",
         "container": {
             "engine": "docker",
             "privileged": True,
-            "options": ["--gpus", "all", "b", "--device", "/dev/x"],
+            "options": ["--device", "/dev/x"],
             "mounts": ["/opt/a"],
             "shm_size": "32G",
             "pip_source": "https://mirror.example/simple",
@@ -127,3 +136,246 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):
         convert(write(tmp_path, cluster_conf__py=text))
+
+
+def site(directory: Path, text: str, name: str = "test_conf.py") -> Converted:
+    path = directory / name
+    path.write_text(text)
+    return convert([path])
+
+
+def left_in(converted: Converted) -> dict[str, str]:
+    return {problem.key: problem.what for problem in converted.left_over}
+
+
+FOUR = 'HOSTS = ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]\n'
+
+
+@pytest.mark.parametrize(
+    ("ports", "dealt"),
+    [
+        ('["2222"]', [[2222]] * 4),
+        ('["2221", "2222", "2223", "2224"]', [[2221], [2222], [2223], [2224]]),
+        ('"2221,2222,2223,2224"', [[2221], [2222], [2223], [2224]]),
+        ('[" ", " "]', [None] * 4),
+        ("None", [None] * 4),
+    ],
+)
+@pytest.mark.parametrize("hosts_first", [True, False])
+def test_one_port_is_every_hosts_and_as_many_as_hosts_are_one_each(
+    tmp_path: Path, ports: str, dealt: list[list[int] | None], hosts_first: bool
+) -> None:
+    texts = [FOUR, f"HOSTS_PORTS = {ports}\n"]
+    converted = site(tmp_path, "".join(texts if hosts_first else reversed(texts)))
+    assert [host.get("service_ports") for host in converted.cluster["hosts"]] == dealt
+    assert converted.left_over == []
+
+
+@pytest.mark.parametrize(("hosts", "ports"), [(FOUR, 2), (FOUR, 5), ("", 1)])
+def test_ports_that_fit_no_host_are_listed_and_given_to_none(tmp_path: Path, hosts: str, ports: int) -> None:
+    converted = site(tmp_path, f"{hosts}SSH_PORT = 22\nHOSTS_PORTS = {[str(2222 + n) for n in range(ports)]}\n")
+    assert set(left_in(converted)) == {"HOSTS_PORTS"}
+    assert not any("service_ports" in host for host in converted.cluster.get("hosts", []))
+
+
+def engine_command(converted: Converted) -> list[str]:
+    """Return what the engine is asked for on the imported cluster."""
+    cluster = ClusterSpec.model_validate(converted.cluster)
+    assert cluster.container is not None
+    assert cluster.vendor is not None
+    sandbox = ContainerSandbox(cluster.container, load_vendor(cluster.vendor), "image", PurePosixPath("/code"))
+    return sandbox.command(
+        "python3", Inside(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
+    )
+
+
+@pytest.mark.parametrize("written", ["--gpus all", "--gpus=all", "--gpus all --gpus all", "--gpus '\"device=0,1\"'"])
+def test_what_the_vendor_asks_the_engine_for_is_not_asked_twice(tmp_path: Path, written: str) -> None:
+    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = """ {written} """\nVENDOR = "nvidia"\n')
+    command = engine_command(converted)
+    assert [word for word in command if word.startswith("--gpus")] == ["--gpus"]
+    assert "vendor.yaml" in left_in(converted)["ACCE_CONTAINER_OPT"]
+
+
+def test_a_place_in_the_container_is_mounted_once_and_privileges_are_given_once(tmp_path: Path) -> None:
+    options = "--privileged --device=/dev/davinci0 -v /usr/local/dcmi -v /data:/data -v/a:/b"
+    converted = site(tmp_path, f'VENDOR = "ascend"\nACCE_CONTAINER_OPT = "{options}"\n')
+    container = converted.cluster["container"]
+    assert container == {"engine": "docker", "options": ["--device=/dev/davinci0"], "mounts": ["/data:/data", "/a:/b"]}
+    command = engine_command(converted)
+    assert command.count("--privileged") == 1
+    assert sum("dcmi" in word for word in command) == 1
+    assert len(converted.left_over) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "container"),
+    [
+        ("--ipc host --net host --network=host --init --rm", {}),
+        ("--privileged=true", {"privileged": True}),
+        ("--privileged=false", {}),
+        ("--shm-size 64G", {"shm_size": "64G"}),
+        (
+            "-e A=1 --memory-swap -1 --ulimit=stack=-1",
+            {"options": ["-e", "A=1", "--memory-swap", "-1", "--ulimit=stack=-1"]},
+        ),
+    ],
+)
+def test_container_options_of_one_word_and_of_two_come_over_alike(
+    tmp_path: Path, written: str, container: dict[str, object]
+) -> None:
+    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
+    assert converted.cluster["container"] == {"engine": "docker", **container}
+    assert converted.left_over == []
+
+
+@pytest.mark.parametrize(
+    ("written", "what"),
+    [
+        ("--net bridge", "AccelMark decides it itself"),
+        ("-d", "AccelMark decides it itself"),
+        ("--privileged image", "belongs to no option"),
+        ("-v $HOME:/h", "no shell reads it"),
+        ("-v", "names nothing to mount"),
+        ("--shm-size=1g --shm-size=2g", "the size is 1g already"),
+    ],
+)
+def test_container_options_that_cannot_be_are_listed(tmp_path: Path, written: str, what: str) -> None:
+    converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
+    assert what in left_in(converted)["ACCE_CONTAINER_OPT"]
+    assert not {"options", "mounts"} & set(converted.cluster["container"])
+
+
+def test_none_means_not_set(tmp_path: Path) -> None:
+    names = ("SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "ACCE_VISIBLE_DEVICE_ENV_NAME", "VENDOR", "MASTER_PORT")
+    text = "".join(f"{name} = None\n" for name in (*names, "FLAGPERF_LOG_LEVEL", "CASES")) + "SSH_PORT = 22\n"
+    converted = site(tmp_path, text)
+    assert converted == Converted(cluster={"ssh_port": 22, "launcher": "local"})
+
+
+def test_a_log_level_that_a_run_file_refuses_is_listed(tmp_path: Path) -> None:
+    converted = site(tmp_path, 'FLAGPERF_LOG_LEVEL = "warn"\nCASES = {"resnet_mini:pytorch:A100:1:1:1": None}\n')
+    RunSpec.model_validate(converted.run)
+    assert "log_level" not in converted.run
+    assert "'debug', 'info', 'warning' or 'error', found 'warn'" in left_in(converted)["FLAGPERF_LOG_LEVEL"]
+
+
+@pytest.mark.parametrize("cases", ["{}", '{"resnet_mini:pytorch:A100:no:1:1": "/d"}', '{"a b": "/d"}'])
+def test_no_run_file_is_made_without_a_case(tmp_path: Path, cases: str) -> None:
+    converted = site(tmp_path, f"FLAGPERF_LOG_LEVEL = 'info'\nCASES = {cases}\n")
+    assert converted.run == {}
+    assert set(left_in(converted)) == {"FLAGPERF_LOG_LEVEL", "CASES"}
+
+
+def test_a_case_that_stands_twice_is_listed_with_both(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:1": "/a"}\nSHM_SIZE = "1G"\n')
+    (tmp_path / "b.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:2": "/b"}\nSHM_SIZE = "2G"\n')
+    converted = convert([tmp_path / "a.py", tmp_path / "b.py"])
+    assert converted.run["cases"] == [{"key": "resnet_mini:pytorch:A100:1:8:1", "data": "/a"}]
+    assert "stands twice, also as resnet_mini:pytorch:A100:1:8:1 with /a" in left_in(converted)["CASES"]
+    assert converted.cluster["container"]["shm_size"] == "2G"
+    assert left_in(converted)["SHM_SIZE"] == f"{tmp_path / 'b.py'} says otherwise, and is read later"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("max_steps = -5", "does not fit end.max_steps: input should be greater than 0, found -5"),
+        ("warmup = 500", "does not fit schedule.warmup_ratio"),
+        ("seed = 1.5", "does not fit seed"),
+        ("lr = '0.1'", "is no number: '0.1'"),
+        ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
+        ("amp = False", "False does not say which precision it is instead"),
+        ("eval_steps = None", "is None: the case's own value stays"),
+    ],
+)
+def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, what: str) -> None:
+    converted = site(tmp_path, f"{text}\ntrain_batch_size = 3\n", "config_A100x1x8.py")
+    assert converted.configs == {"config_A100x1x8.yaml": {"batch_size": 3}}
+    assert what in left_in(converted)[text.split()[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "left"),
+    [
+        ("amp = True", "fp16", set()),
+        ("amp = True\nbf16 = True", "bf16", set()),
+        ("bf16 = True\namp = True", "bf16", set()),
+        ("fp16 = True\nbf16 = True", "fp16", {"bf16"}),
+        ("fp16 = True\namp = False", "fp16", {"amp"}),
+    ],
+)
+def test_the_precision_is_what_the_switches_agree_on(tmp_path: Path, text: str, precision: str, left: set[str]) -> None:
+    converted = site(tmp_path, text, "config_A100x1x8.py")
+    assert converted.configs["config_A100x1x8.yaml"] == {"precision": precision}
+    assert set(left_in(converted)) == left
+
+
+def test_two_names_of_one_setting_that_differ_are_listed(tmp_path: Path) -> None:
+    converted = site(tmp_path, "learning_rate = 0.1\nlr = 0.2\n", "config_A100x1x8.py")
+    assert converted.configs["config_A100x1x8.yaml"] == {"optimizer": {"lr": 0.1}}
+    assert left_in(converted) == {"lr": "learning_rate gives optimizer.lr already, as 0.1"}
+
+
+def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) -> None:
+    (tmp_path / "config_common.py").write_text("train_batch_size = 12\nseed = 1\n")
+    (tmp_path / "config_A100x1x8.py").write_text("from config_common import *\nseed = 2\n")
+    converted = convert([tmp_path / "config_A100x1x8.py", tmp_path / "config_common.py"])
+    assert converted.configs == {"config_A100x1x8.yaml": {"seed": 2}, "config.yaml": {"batch_size": 12, "seed": 1}}
+    assert converted.left_over == []
+    alone = convert([tmp_path / "config_A100x1x8.py"])
+    assert "takes everything from config_common: import that file too" in left_in(alone)["line 1"]
+
+
+def test_a_configuration_of_no_scale_is_listed_whole(tmp_path: Path) -> None:
+    converted = site(tmp_path, "train_batch_size = 12\n", "config_A100.py")
+    assert not converted.configs
+    assert not converted.cluster
+    assert "is named neither" in left_in(converted)[""]
+
+
+def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "config_A100x1x8.py" for name in ("a", "b")]
+    for number, path in enumerate(paths, start=1):
+        path.parent.mkdir()
+        path.write_text(f"train_batch_size = {number}\n")
+    with pytest.raises(SpecError) as refused:
+        convert(paths)
+    assert all(str(path) in str(refused.value) for path in paths)
+    assert convert([paths[0], paths[0]]).configs == {"config_A100x1x8.yaml": {"batch_size": 1}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"X = 1{'0' * 400} / 3",
+        "X = 1e308 * 10",
+        f"X = 1{'0' * 200} * 1{'0' * 200}",
+        "X = " + "+".join(["1"] * 700),
+        "X = Y" + "+1" * 700,
+        "X = " + "+".join(["1"] * 5000),
+        "X = " + "-" * 20000 + "1",
+    ],
+    ids=["quotient", "infinite", "product", "long sum", "long sum of a name", "longer sum", "signs"],
+)
+def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "test_conf.py"
+    path.write_text(f"SSH_PORT = 22\nif SSH_PORT:\n    pass\n{text}\nMASTER_PORT = 29501\n")
+    with pytest.raises(SpecError) as refused:
+        convert([path])
+    (problem,) = refused.value.problems
+    assert (problem.where, problem.key) == (str(path), "line 4")
+
+
+def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(tmp_path: Path) -> None:
+    (tmp_path / "bytes.py").write_bytes(b"\0X = 1")
+    (tmp_path / "deep.yaml").write_text("HOSTS: " + "[" * 3000 + "]" * 3000)
+    for name in ("bytes.py", "deep.yaml"):
+        with pytest.raises(SpecError, match=name):
+            convert([tmp_path / name])
+
+
+def test_what_is_written_reads_back_as_it_was(tmp_path: Path) -> None:
+    converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
+    for model, values in ((ClusterSpec, converted.cluster), (RunSpec, converted.run)):
+        model.model_validate(yaml.safe_load(yaml.safe_dump(values)))

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +147,34 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
     assert TOKEN not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(
+    "other", ["a=1", 'prefs={"theme":"dark"}', "x y=1", "_xsrf=2|a|b", "a[b]=1", "n=café", "accelmark_token_old=x", ""]
+)
+def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
+    with serving(runs, TOKEN) as guarded:
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}; z=1").status == 200
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}x").status == 401
+
+
+@pytest.mark.parametrize(
+    ("request_line", "length", "status"),
+    [
+        ("POST /sign-in", b"\xb2", 413), ("POST /sign-in", b"-1", 413), ("POST /sign-in", b"9" * 5000, 413),
+        ("POST /sign-in", b"", 413), ("GET http://[", b"0", 400), ("POST http://[", b"0", 400),
+        ("HEAD http://[", b"0", 400),
+    ],
+)  # fmt: skip
+def test_odd_requests_are_answered_before_anything_fails(
+    runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
+) -> None:
+    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
+        head = f"{request_line} HTTP/1.0\r\nHost: localhost\r\nContent-Length: ".encode()
+        connection.sendall(head + length + b"\r\n\r\n")
+        first = connection.recv(100)
+    assert first.split(b" ")[1] == str(status).encode()
+    assert capfd.readouterr().err == ""
+
+
 def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(serve)
@@ -188,7 +220,7 @@ def running(root: Path) -> Path:
     place.mkdir(parents=True)
     window = {"global_steps": 5, "num_trained_samples": 40, "wall_ms": 1000.0, "loss": 1.25, "epoch": 0}
     (place / "rank0.out.log").write_text(perflog("TRAIN_START", {}, 0, 0) + perflog("STEP_END", window, 1, 0))
-    sample = {"t": 1.0, "wall": 2.5, "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
+    sample = {"t": 1.0, "wall": time.time(), "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
     (place / "telemetry.jsonl").write_text(json.dumps({"header": {}}) + "\n" + json.dumps(sample) + "\n")
     return run
 
@@ -201,7 +233,7 @@ def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
         assert "running" in page.text
         assert "its page appears here" in Asked(found, "/run/running").text.lower()
         metrics = Asked(found, "/metrics").text
-    assert 'accelmark_device_power_watts{device="0",node=' in metrics
+    assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
 
 
@@ -254,3 +286,26 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_show(tmp_path: Path)
     assert len(told["results"]) == 999
     assert len(told["problems"]) == 1
     assert told["problems"][0].startswith("0500/summary.json: is not JSON")
+
+
+def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "runs" / "good", rounds=1)
+    (tmp_path / "runs" / "locked").mkdir()
+    (tmp_path / "runs" / os.fsdecode(b"bad\xff")).mkdir()
+    stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "locked":  # what the kernel says of a directory with mode 000
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with serving(tmp_path / "runs") as found:
+        for path in ("/", "/live", "/scaling", "/trend", "/metrics", "/run/good"):
+            assert Asked(found, path).status == 200
+        text = Asked(found, "/").text
+        problems = json.loads(Asked(found, "/results.json").text)["problems"]
+    assert "/run/good" in text
+    assert problems == ["bad\\xff: its name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from scipy import stats
 
 from accelmark.results.compare import compare
 from accelmark.results.figures import FigureName
+from accelmark.results.schema import InferenceRound
 from accelmark.results.sources import open_sources
-from accelmark.results.store import load_run
+from accelmark.results.store import LoadedRun, load_run
 from accelmark.results.welch import mean_difference
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import loaded, made
@@ -138,3 +140,56 @@ def test_a_directory_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("")
     with pytest.raises(RequestError, match="is no bundle"):
         open_sources([tmp_path / "file.txt"])
+
+
+def together(*runs: LoadedRun) -> LoadedRun:
+    """One run with the cases of several."""
+    cases = tuple(case for run in runs for case in run.summary.cases)
+    rounds = {name: result for run in runs for name, result in run.rounds.items()}
+    return replace(runs[0], summary=runs[0].summary.model_copy(update={"cases": cases}), rounds=rounds)
+
+
+def inferred(path: Path, engine: str, batch_size: int, precision: str = "fp32") -> LoadedRun:
+    """A run as one of inference would be, figures aside: GENERATED."""
+    run = loaded(path, rounds=2, precision=precision)
+    [case] = run.summary.cases
+    told = InferenceRound(compiler=engine, batch_size=batch_size, metric="accuracy", tolerance=0.01)
+    variant = f"{engine} {precision} batch {batch_size}"
+    moved = {f"{variant}/{name}": result for name, result in run.rounds.items()}
+    case = case.model_copy(update={"task": "infer", "variant": variant, "rounds": tuple(moved)})
+    return replace(
+        run,
+        summary=run.summary.model_copy(update={"cases": (case,)}),
+        rounds={name: result.model_copy(update={"task": "infer", "inference": told}) for name, result in moved.items()},
+    )
+
+
+def test_a_case_stands_beside_the_one_most_alike_whatever_comes_first(tmp_path: Path) -> None:
+    one, two = loaded(tmp_path / "one", rounds=2), loaded(tmp_path / "two", rounds=2, nproc=2)
+    many = together(one, two)
+    for baseline, other in ((many, two), (two, many), (together(two, one), two)):
+        told = compare([baseline, other])
+        [pair] = told.pairs
+        assert (pair.baseline.key.nproc, pair.other.key.nproc) == (2, 2)
+        assert pair.not_comparable == ()
+        [unmatched] = told.unmatched
+        assert unmatched.startswith(f"{one.summary.cases[0].key}: only ")
+
+
+def test_inferences_are_matched_by_batch_and_precision_before_the_engine(tmp_path: Path) -> None:
+    few = [inferred(tmp_path / f"eager{batch}", "eager", batch) for batch in (1, 16)]
+    other = [inferred(tmp_path / f"engine{batch}", "engine", batch) for batch in (16, 1)]
+    told = compare([together(*few), together(*other)])
+    assert [(pair.baseline.variant, pair.other.variant) for pair in told.pairs] == [
+        ("eager fp32 batch 1", "engine fp32 batch 1"),
+        ("eager fp32 batch 16", "engine fp32 batch 16"),
+    ]
+    assert [pair.not_comparable for pair in told.pairs] == [(), ()]
+
+
+def test_inferences_in_another_batch_or_precision_are_not_comparable(tmp_path: Path) -> None:
+    runs = [inferred(tmp_path / "a", "engine", 1), inferred(tmp_path / "b", "engine", 16, "bf16")]
+    with pytest.raises(RequestError, match="inferred in batches of 16, against 1"):
+        compare(runs)
+    [pair] = compare(runs, force=True).pairs
+    assert pair.not_comparable == ("inferred in bf16, against fp32", "inferred in batches of 16, against 1")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     run = loaded(tmp_path / "run", rounds=1)
     uri = (tmp_path / "ml").as_uri()
+    (run.path / "plan.json").write_bytes(b"{\xff}")
     [run_id] = to_mlflow(run, uri)
     client = tracking.MlflowClient(tracking_uri=uri)
     found = client.get_run(run_id)
@@ -50,7 +52,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     assert found.data.metrics["figures/mfu"] == pytest.approx(result.figures["mfu"].value)  # type: ignore[index]
     assert found.data.tags["accelmark.verdict"] == "VALID"
     assert len(client.get_metric_history(run_id, "loss")) == len(result.curves["loss"])
-    assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
+    assert {"result.json", "summary.json", "plan.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
 
 
 def test_an_unreachable_store_is_told(tmp_path: Path) -> None:
@@ -58,6 +60,26 @@ def test_an_unreachable_store_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="MLflow at"):
         to_mlflow(loaded(tmp_path / "run", rounds=1), (tmp_path / "file").as_uri())
+
+
+def test_a_server_that_does_not_answer_is_told_before_mlflow_tries_for_minutes(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow.tracking")
+    run = loaded(tmp_path / "run", rounds=1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(RunError, match=rf"MLflow at http://127.0.0.1:{port}: does not answer: .*refused"):
+            to_mlflow(run, f"http://me:secret@127.0.0.1:{port}")
+    with pytest.raises(RequestError, match="is no address"):
+        to_mlflow(run, "http://[")
+
+
+def test_a_finished_run_has_no_live_telemetry_and_says_so(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(export)
+    done = CliRunner().invoke(app, [str(loaded(tmp_path / "run", rounds=1).path), "--prometheus"])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "no live telemetry: its records have ended or are old" in done.stderr
 
 
 def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
@@ -84,8 +106,8 @@ def test_a_bundle_and_a_search_are_exported_as_runs_are(tmp_path: Path) -> None:
     read.Reload()
     assert len(read.Scalars("loss")) == len(next(iter(run.rounds.values())).curves["loss"])
     uri = (tmp_path / "ml").as_uri()
-    client = tracking.MlflowClient(tracking_uri=uri)
     [packed] = to_mlflow(load_source(bundle), uri)
+    client = tracking.MlflowClient(tracking_uri=uri)
     assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(packed)}
     [searched] = to_mlflow(load_source(RECORDED), uri)
     assert client.get_run(searched).data.params["network"] == "small28"

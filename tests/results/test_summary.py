@@ -63,11 +63,16 @@ def test_a_failed_round_spoils_the_case_but_not_the_others_figures(tmp_path: Pat
     assert case.figures[F.THROUGHPUT_TRAIN].num_rounds == 1
 
 
-def test_rounds_that_never_started_are_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "state"), [(None, "queued"), ("queued", "queued"), ("cancelled", "cancelled"), ("succeeded", "lost")]
+)
+def test_rounds_that_never_started_are_missed(tmp_path: Path, told: str | None, state: str) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     (run / "toy-pytorch-X1x1x1" / "round2" / "job.json").unlink()
+    event = {"kind": "state", "job": "toy-pytorch-X1x1x1/round2", "state": told, "reason": "as it came"}
+    (run / "events.jsonl").write_text("" if told is None else json.dumps(event) + "\n")
     case = measure_run(run).cases[0]
-    assert (case.state, case.verdict) == ("queued", "INVALID")
+    assert (case.state, case.verdict) == (state, "INVALID")
     assert any("1 of 2 rounds have a result" in reason for reason in case.reasons)
 
 
@@ -89,6 +94,21 @@ def test_an_edited_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
     (run / "plan.json").unlink()
     problems = check_manifest(run)
     assert [problem.split(":")[0].rsplit("/", 1)[-1] for problem in problems] == ["plan.json", "rank0.out.log"]
+
+
+def test_what_the_coordinator_writes_after_all_is_summed_up_is_not_covered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "slurm.job").write_text("7")
+    measure_run(run)
+    assert "slurm.job" not in (run / "MANIFEST.sha256").read_text()
+    (run / "slurm.job").unlink()
+    (run / "coordinator.log").write_text("closed a connection")
+    assert check_manifest(run) == []
+    with (run / "MANIFEST.sha256").open("a") as manifest:  # as those were that covered them
+        manifest.write(f"{'0' * 64}  coordinator.log\n{'0' * 64}  slurm.job\n")
+    assert check_manifest(run) == []
+    (run / "toy-pytorch-X1x1x1" / "coordinator.log").write_text("of nobody")
+    assert check_manifest(run) == ["toy-pytorch-X1x1x1/coordinator.log: was added (the manifest does not name it)"]
 
 
 def test_the_manifest_is_one_that_sha256sum_reads(tmp_path: Path) -> None:
@@ -132,12 +152,12 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_load(tmp_path: Path)
         measure_run(make_run(tmp_path / "runs" / f"run{number}", Made(windows=2, eval_windows=(2,), metrics=(0.95,))))
     (tmp_path / "runs" / "run2" / "summary.json").write_text("{broken")
     (tmp_path / "runs" / "run3" / "toy-pytorch-X1x1x1" / "round1" / "result.json").write_text("")
-    runs, problems = load_runs(find_sources(tmp_path))
+    runs, problems = load_runs(find_sources(tmp_path)[0])
     assert [run.path.name for run in runs] == ["run0", "run1", "run3"]
     assert len(problems) == 2
     assert "run2/summary.json" in problems[0]
     assert "run3" in problems[1]
-    assert len(list(find_sources(tmp_path / "runs" / "run1"))) == 1
+    assert len(find_sources(tmp_path / "runs" / "run1")[0]) == 1
 
 
 def test_a_corrupt_round_is_a_problem_of_the_summary(tmp_path: Path) -> None:

@@ -33,9 +33,23 @@ def test_changes_are_found_where_they_were_made() -> None:
 
 
 def test_a_single_outlier_is_no_new_level() -> None:
-    values = noisy((100, 20))
-    values[10] = 90.0
-    assert all(end - begin >= 2 for begin, end, _ in levels(values, change_points(values)))
+    assert change_points([1000, 1004, 998, 1003, 996, 700, 1001, 1005, 997, 1002]) == []
+
+
+@pytest.mark.parametrize("count", [6, 8, 12, 20])
+def test_over_many_series_outliers_are_passed_over_and_shifts_are_found(count: int) -> None:
+    num_series = 200
+    alarms = outliers = found = 0
+    for seed in range(num_series):
+        noise = random.Random(seed)
+        steady = [1000 + noise.gauss(0, 10) for _ in range(count)]
+        alarms += change_points(steady) != []
+        place, middle = noise.randrange(count), count // 2
+        outliers += change_points([*steady[:place], steady[place] - 300, *steady[place + 1 :]]) != []
+        found += change_points([*steady[:middle], *(value + 60 for value in steady[middle:])]) == [middle]
+    assert alarms <= 0.1 * num_series
+    assert outliers <= 0.13 * num_series
+    assert found >= 0.88 * num_series
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0, 1.0], [0.0] * 10, [5.0] * 10])

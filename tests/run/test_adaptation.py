@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.plan import Plan
 from accelmark.run.adaptation import carry_out
@@ -91,6 +92,18 @@ def test_a_script_that_fails_is_told_with_what_it_said(folder: Path, carry: Carr
     (folder / "environment_variables.sh").write_text("echo error: no toolkit at /opt/acme >&2\nfalse || exit 3\n")
     with pytest.raises(RunError, match=r"environment_variables\.sh: ended with exit code 3: error: no toolkit"):
         carry()
+
+
+@pytest.mark.parametrize(
+    ("script", "left"), [("export PYTHONPATH=/opt/lib", ["/opt/lib"]), ("unset PYTHONPATH", []), ("", None)]
+)
+def test_accelmark_is_found_whatever_a_script_makes_of_the_path(
+    folder: Path, carry: CarryOut, monkeypatch: pytest.MonkeyPatch, script: str, left: list[str] | None
+) -> None:
+    ours = str(Path(accelmark.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", f"{ours}:/own")
+    (folder / "environment_variables.sh").write_text(f"{script}\n")
+    assert carry()["PYTHONPATH"].split(os.pathsep) == [ours, *(["/own"] if left is None else left)]
 
 
 def test_the_vendors_requirements_replace_the_cases(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_rank_that_is_silent_for_too_long_is_ended_as_stalled(make_task: MakeT
     end = ended(task, start(task))
     assert end.state == "timed_out"
     assert end.ranks[0].state == "stalled"
-    assert end.reason == "rank 0 wrote nothing for 0.8 s"
+    assert end.reason == "rank 0 wrote no event for 0.8 s"
 
 
 def test_a_rank_that_takes_too_long_is_asked_to_end_and_says_so(make_task: MakeTask) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
+from accelmark.results.store import check_manifest
 from accelmark.run import session
 from accelmark.run.directory import RunDirectory
 from accelmark.run.processes import ProcessId
 from accelmark.run.states import JobStatus
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from tests.run.fakes import left_running, make_plan, processes_with, wait_for
 
@@ -85,6 +88,9 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
     code, *_ = done(drive("start", run, plan=make_plan(("raise",), (), fail_fast=True)))
     assert (code, states(run)) == (1, ["failed", "cancelled"])
     assert "fail_fast" in (statuses(run)[1].reason or "")
+    summary = json.loads((run / "summary.json").read_text())
+    assert [case["state"] for case in summary["cases"]] == ["failed", "cancelled"]
+    assert any("fail_fast" in reason for reason in summary["cases"][1]["reasons"])
 
 
 def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -161,6 +167,27 @@ def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
     done(drive("start", run, plan=make_plan(("first=raise",))))
     assert (done(drive("resume", run))[0], states(run)) == (1, ["failed"])
     assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
+
+
+def test_a_resumption_that_hosts_are_not_ready_for_leaves_a_run_that_verifies(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = ClusterSpec.model_validate({"hosts": [{"address": "localhost", "service_ports": [port]}]})
+        done(drive("start", run, plan=make_plan(("raise",), cluster=cluster)))
+        code, _, err = done(drive("resume", run, "--failed", "--look"))
+    assert (code, f"port {port} is taken" in err) == (1, True), err
+    assert '"run_resumed"' in (run / "events.jsonl").read_text()
+    assert check_manifest(run) == []
+
+
+def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no Slurm
+    cluster = ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": [{"address": "localhost"}]})
+    for _ in range(2):
+        code, _, err = done(drive("start", tmp_path / "run", "--look", plan=make_plan((), cluster=cluster)))
+        assert (code, err) == (1, "error: Slurm gives no allocation: salloc is not on the PATH\n")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_second_run_into_the_same_directory_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,33 @@ def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: Simpl
     assert watched(clock, tmp_path, 1) is None
 
 
+def test_words_that_are_no_events_are_no_sign_of_life_once_there_were_events(
+    clock: SimpleNamespace, tmp_path: Path
+) -> None:
+    say(tmp_path, 0, FINISHED.replace("FINISHED", "INIT_START"))
+    say(tmp_path, 1, FINISHED)
+    assert watched(clock, tmp_path, 0, 1) == Breach("stalled", "rank 0 wrote no event for 0.2 s")
+
+
+def test_an_event_among_many_words_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
+    begun = FINISHED.replace("FINISHED", "INIT_START")
+    say(tmp_path, 0, begun)
+    watch = LimitWatch(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
+    for look in range(50):
+        say(tmp_path, 0, "socket.cpp: will retry\n" * 100 + (begun if look % 10 == 0 else "") + "half a li")
+        assert watch.look() is None
+        clock.at += 0.01
+
+
+def test_ranks_that_finished_have_to_end_too(clock: SimpleNamespace, tmp_path: Path) -> None:
+    say(tmp_path, 0, FINISHED)
+    say(tmp_path, 1, FINISHED)
+    found = watched(clock, tmp_path)
+    assert found == Breach(
+        "stalled", "all of this host's 2 ranks finished, but a process did not end within 0.2 s after it"
+    )
+
+
 def test_where_all_fall_silent_the_first_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
     found = watched(clock, tmp_path)
     assert found == Breach("stalled", "rank 0 wrote nothing for 0.2 s, nor did 1 more of this host's 2 ranks")

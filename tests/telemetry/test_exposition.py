@@ -14,6 +14,7 @@ SAMPLE: dict[str, Any] = {
     "devices": [{"index": 0, "power_w": 250.0, "sm_clock_mhz": 1500.0, "energy_j": 12.0, "throttle": ["x"]},
                 {"index": 1, "power_w": None}],
 }  # fmt: skip
+NOW_S = 1001.0
 
 
 def record(path: Path, *entries: dict[str, Any], torn: str = "") -> Path:
@@ -25,7 +26,7 @@ def record(path: Path, *entries: dict[str, Any], torn: str = "") -> Path:
 def test_prometheus_own_parser_reads_it(tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     path = record(tmp_path / "round1" / "node" / "telemetry.jsonl", {"header": {}}, SAMPLE)
-    text = expose([({"run": 'a"b\\c\nd'}, path)])
+    text = expose([({"run": 'a"b\\c\nd'}, path)], now_s=NOW_S)
     found = {
         (sample.name, sample.labels.get("device")): sample
         for family in parser.text_string_to_metric_families(text)
@@ -44,7 +45,7 @@ def test_prometheus_own_parser_reads_it(tmp_path: Path) -> None:
 
 def test_several_recorders_share_one_heading(tmp_path: Path) -> None:
     paths = [record(tmp_path / "round1" / name / "telemetry.jsonl", SAMPLE) for name in ("n0", "n1")]
-    text = expose([({}, path) for path in paths])
+    text = expose([({}, path) for path in paths], now_s=NOW_S)
     assert text.count("# TYPE accelmark_host_cpu_ratio") == 1
     assert text.count("accelmark_host_cpu_ratio{") == 2
 
@@ -54,4 +55,20 @@ def test_what_has_ended_is_torn_or_missing_is_left_out(tmp_path: Path) -> None:
     assert last_sample(record(tmp_path / "torn", SAMPLE, torn='{"t": 2, "ho')) == SAMPLE
     assert last_sample(record(tmp_path / "damaged", SAMPLE, torn="not json\n")) == SAMPLE
     assert last_sample(tmp_path / "gone") is None
-    assert expose([]) == ""
+    assert expose([], now_s=NOW_S) == ""
+
+
+def test_each_series_is_there_once_though_two_cases_have_the_same_rounds(tmp_path: Path) -> None:
+    paths = [record(tmp_path / case / "round1" / "node" / "telemetry.jsonl", SAMPLE) for case in ("one", "two")]
+    lines = expose([({"run": "r"}, path) for path in paths], now_s=NOW_S).splitlines()
+    series = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    assert 'accelmark_host_cpu_ratio{case="two",node="node",round="round1",run="r"}' in series
+
+
+@pytest.mark.parametrize(("interval_s", "age_s", "shown"), [(1, 29, True), (1, 31, False), (60, 500, True)])
+def test_a_sample_of_a_killed_recorder_is_not_one_of_now(
+    tmp_path: Path, interval_s: int, age_s: int, shown: bool
+) -> None:
+    path = record(tmp_path / "c" / "round1" / "n" / "telemetry.jsonl", {"header": {"interval_s": interval_s}}, SAMPLE)
+    assert bool(expose([({}, path)], now_s=SAMPLE["wall"] + age_s)) == shown

@@ -17,8 +17,9 @@ RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory
 FAILURES: tuple[TrialStatus, ...] = (*RETRIED, "diverged")
 """Ends without a result. What diverged would diverge again: it is skipped."""
 
-NonNegative = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -43,7 +44,7 @@ class EpochRecord(Record):
     those really processed. ``complete`` is False for a part.
     """
 
-    trial: int
+    trial: Count
     attempt: Annotated[int, Field(ge=1)] = 1
     epoch: Annotated[int, Field(ge=1)]
     begun_s: NonNegative
@@ -55,17 +56,17 @@ class EpochRecord(Record):
     evaluating_s: NonNegative
     train_loss: float | None
     validation_loss: float | None
-    validation_accuracy: float | None
+    validation_accuracy: Share | None
     complete: bool
 
 
 class OperationCost(Record):
     """Operations of one network in one counting mode: per image, and per optimiser step."""
 
-    forward: int
-    backward: int
-    evaluation: int
-    update: int
+    forward: Count
+    backward: Count
+    evaluation: Count
+    update: Count
 
     def of(self, epoch: EpochRecord) -> int:
         """Return the operations that an epoch took."""
@@ -85,31 +86,31 @@ class TrialRecord(Record):
     (of training steps alone, without waiting for data), ``peak_memory_mib`` of rank 0's device. None where it has none.
     """
 
-    trial: int
-    individual: int
-    round: int
-    attempt: int
-    worker: int
-    parent: int | None
+    trial: Count
+    individual: Count
+    round: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1)]
+    worker: Count
+    parent: Count | None
     morphs: tuple[Morph, ...]
     hyperparameters: Hyperparameters
     tuned: bool
     weights: WeightMode
-    epochs_planned: int
+    epochs_planned: Annotated[int, Field(ge=1)]
     cost: OperationCost
-    parameters: int
+    parameters: Count
     started_s: NonNegative
     ended_s: NonNegative | None = None
     status: TrialStatus = "running"
     reason: str = ""
     predicted_accuracy: float | None = None
-    held_out_accuracy: float | None = None
+    held_out_accuracy: Share | None = None
     held_out_s: NonNegative = 0.0
     precision: str | None = None
     device: str | None = None
     host: str | None = None
-    ranks: int | None = None
-    trained_images: int | None = None
-    flops_per_image: float | None = None
-    computing_s: float | None = None
-    peak_memory_mib: float | None = None
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    trained_images: Count | None = None
+    flops_per_image: NonNegative | None = None
+    computing_s: NonNegative | None = None
+    peak_memory_mib: NonNegative | None = None

@@ -1,7 +1,7 @@
 """Score, Error and Regulated score: pure functions of the recorded epochs.
 
-Score = operations / seconds from the first trial's start to the last recorded epoch. Error = 1 - accuracy.
-Regulated score = -ln(Error) x Score.
+Score = operations / seconds from the first attempt's start to the last recorded epoch of any attempt; operations are
+those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -ln(Error) x Score.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAMPLE_S: Final = 360.0
 class ScorePoint:
     """The figures of a run at one moment of its clock.
 
-    score                       operations per second since the first trial's start
+    score                       operations per second since the first attempt's start
     error                       of the best network so far on the held-out split, which the search never saw;
                                 None until one trial was evaluated on it
     search_error                the best of all peeks at the validation split: optimistic, disclosed beside it
@@ -48,20 +48,28 @@ def regulated(score: float, error: float | None) -> float | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Scoreboard:
-    """The records of one run, ready to be asked for its figures at any moment."""
+    """The records of one run, ready to be asked for its figures at any moment.
+
+    trials           the latest attempt of each trial
+    epochs           those that are scored
+    failed_attempts  all attempts that gave no result: they spent time
+    failed_epochs    their epochs: time, and no operations
+    """
 
     trials: Mapping[int, TrialRecord]
     epochs: Sequence[EpochRecord]
+    failed_attempts: Sequence[TrialRecord] = ()
+    failed_epochs: Sequence[EpochRecord] = ()
 
     @property
     def started_s(self) -> float:
-        """When the first trial started."""
-        return min((trial.started_s for trial in self.trials.values()), default=0.0)
+        """When the first attempt of any trial started."""
+        return min((one.started_s for one in (*self.trials.values(), *self.failed_attempts)), default=0.0)
 
     @property
     def ended_s(self) -> float:
-        """When the last recorded epoch (or part of one) ended."""
-        return max((epoch.ended_s for epoch in self.epochs), default=self.started_s)
+        """When the last recorded epoch (or part of one) of any attempt ended."""
+        return max((epoch.ended_s for epoch in (*self.epochs, *self.failed_epochs)), default=self.started_s)
 
     def operations_until(self, time_s: float) -> float:
         """Return the operations done by ``time_s``; an epoch that is under way counts by its share of time."""
@@ -144,9 +152,9 @@ class Scoreboard:
 
     def series(self, step_s: float = SAMPLE_S) -> tuple[ScorePoint, ...]:
         """Return the figures every ``step_s`` (0.1 h unless told otherwise) and at the end."""
-        if not self.epochs:
-            return ()
         length = self.ended_s - self.started_s
+        if length <= 0:
+            return ()
         times = [self.started_s + step_s * number for number in range(1, int(length / step_s) + 1)]
         points = [self.at(time) for time in times if self.ended_s - time > 1e-9]
         return (*points, self.final())

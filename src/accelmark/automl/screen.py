@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 _PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SHOWN: Final = 12
 _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
+_ENDS: Final = {
+    "trials": "all its trials were done",
+    "time": "its time was used up",
+    "asked": "it was asked to stop",
+    "exhausted": "no network was left that its morphs could make within its limits",
+}
+"""Why a session ended, in words."""
 
 
 def operations_per_s(value: float | None) -> str:
@@ -124,7 +131,7 @@ def show_summary(summary: Summary) -> None:
     for line in judged.disclosures:
         console.print(f"  {line}", highlight=False)
     rows = {
-        "run": f"{summary.run} ({summary.standing})",
+        "run": f"{summary.run} ({summary.standing}{_because(summary.ended_because)})",
         "trials": ", ".join(f"{number} {status}" for status, number in sorted(summary.trials.items())),
         "duration": f"{summary.duration_s:.1f} s",
         "score": f"{operations_per_s(final.score)} ({summary.counting})",
@@ -140,6 +147,10 @@ def show_summary(summary: Summary) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f": {_ENDS.get(reason, reason)}"
 
 
 def _measured(value: float | None, unit: str, reason: str) -> str:

@@ -41,6 +41,7 @@ class Tuner:
         self._training: Final = training
         self._run: Final = run
         self._open: dict[int, Trial] = {}
+        self._taken: dict[int, Hyperparameters] = {}
         name = f"accelmark-{tuning.study or run}"
         try:
             self._storage: Final = _storage(tuning.storage, directory)
@@ -98,10 +99,19 @@ class Tuner:
 
     def ask(self, trial: int) -> Hyperparameters:
         """Return what TPE proposes for this trial number; what is not searched stays as configured."""
-        asked = self._study.ask(self.distributions)
+        try:
+            asked = self._study.ask(self.distributions)
+        except ValueError as error:  # a run that shares the study searched another space after we had looked
+            raise StudyError(
+                f"study {self._study.study_name!r} is searched by another run otherwise: {error}"
+            ) from error
         asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self.defaults().model_copy(update=dict(asked.params))
+
+    def took(self, trial: int, hyperparameters: Hyperparameters) -> None:
+        """Take note that a trial did not take what was asked for, but these: their worth is what the study is told."""
+        self._taken[trial] = hyperparameters
 
     def tell(self, trial: int, value: float | None, *, diverged: bool = False) -> None:
         """Report a trial's worth; None when it gave no result. A trial that was not tuned is passed over.
@@ -111,13 +121,30 @@ class Tuner:
         """
         from optuna.trial import TrialState
 
-        asked = self._open.pop(trial, None)
+        asked, taken = self._open.pop(trial, None), self._taken.pop(trial, None)
         if asked is None:
+            return
+        if taken is not None:
+            self._study.tell(asked, state=TrialState.FAIL)
+            self._tell_taken(asked, taken, value, diverged=diverged)
             return
         if value is None:
             self._study.tell(asked, state=TrialState.PRUNED if diverged else TrialState.FAIL)
         else:
             self._study.tell(asked, value)
+
+    def _tell_taken(self, asked: Trial, taken: Hyperparameters, value: float | None, *, diverged: bool) -> None:
+        """Put what was really executed into the study, where its space has it."""
+        from optuna.trial import TrialState, create_trial
+
+        params = {name: getattr(taken, name) for name in asked.params}
+        if None in params.values() or (value is None and not diverged):
+            return
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        known = dict(asked.distributions)
+        self._study.add_trial(
+            create_trial(state=state, value=value, params=params, distributions=known, user_attrs={_RUN: self._run})
+        )
 
     def abandon_running(self) -> int:
         """Mark trials that this run left behind when it was killed as failed; return how many."""
@@ -138,6 +165,8 @@ class Tuner:
             self._storage.engine.dispose()
 
     def _check_space(self) -> None:
+        from optuna.distributions import check_distribution_compatibility
+
         known = self.distributions
         for trial in self.trials:
             if trial.params and set(trial.distributions) != set(known):
@@ -145,6 +174,14 @@ class Tuner:
                     f"study {self._study.study_name!r} searched {sorted(trial.distributions)}, this run searches"
                     f" {sorted(known)}: it is of another experiment"
                 )
+            for name, distribution in trial.distributions.items():
+                try:
+                    check_distribution_compatibility(distribution, known[name])
+                except ValueError as error:
+                    raise StudyError(
+                        f"study {self._study.study_name!r} searched {name} in {distribution}, tuning.{name} says"
+                        f" {known[name]}: it is of another experiment; name another tuning.study"
+                    ) from error
 
 
 def default_hyperparameters(training: TrainingConfig) -> Hyperparameters:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 from accelmark.automl.counting import count
-from accelmark.automl.engine.journal import Event, Proposed, read_journal
+from accelmark.automl.engine.journal import Chain, Event, Proposed, read_chain, read_journal
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
+from accelmark.automl.evidence import against_clock, against_data, against_request
 from accelmark.automl.graph import Network, find_problems
 from accelmark.automl.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.records import FAILURES, Hyperparameters, TrialRecord
 from accelmark.automl.rules import judge, preset
 from accelmark.automl.summary import JudgementRecord, facts_of
 from accelmark.automl.trial.order import executed_network
-
-_CLOCK_SLACK_S = 0.5
 
 
 class Verified(JudgementRecord):
@@ -26,10 +24,14 @@ class Verified(JudgementRecord):
 
 
 def verify_run(run: RunDirectory) -> Verified:
-    """Recompute what can be recomputed and judge the run; a contradiction makes it INVALID."""
-    config, state = run.config(), run.state()
+    """Recompute what can be recomputed and judge the run; a contradiction makes it INVALID.
+
+    Raises RunError or JournalError when the run cannot be read.
+    """
+    config, events, chain = run.config(), read_journal(run.path), read_chain(run.path)
+    state = RunState.folded(events)
     judged = judge(preset(config.rules), facts_of(config, state))
-    broken: list[str] = []
+    broken = _broken_chain(chain)
     for record in state.attempts.values():
         network = state.individuals[record.individual].network
         broken.extend(_contradictions(record, network, state))
@@ -40,8 +42,10 @@ def verify_run(run: RunDirectory) -> Verified:
             broken.append(f"trial {record.trial}: its operations are not those of its network")
         if latest and record.flops_per_image not in (None, counted.matrix):
             broken.append(f"trial {record.trial}: the driver saw another matrix work than is counted")
-    broken.extend(broken_lineage(read_journal(run.path), state))
-    broken.extend(_overlaps(state))
+    broken.extend(broken_lineage(events, state))
+    broken.extend(against_data(config, state))
+    broken.extend(against_clock(config, events, state))
+    broken.extend(against_request(config, state))
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.of(epoch) for epoch in epochs)
     return Verified(
@@ -49,12 +53,39 @@ def verify_run(run: RunDirectory) -> Verified:
         version=judged.version,
         verdict="INVALID" if broken or judged.reasons else "VALID",
         reasons=(*judged.reasons, *broken),
-        disclosures=judged.disclosures,
+        disclosures=(*judged.disclosures, *_not_checked(state, chain)),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
+            f"{chain.lines - chain.unhashed} of {chain.lines} lines of the journal carry the hash of the one before",
         ),
     )
+
+
+def _broken_chain(chain: Chain) -> list[str]:
+    match chain.broken:
+        case None:
+            return []
+        case 1:
+            return ["line 1 of the journal does not follow from the configuration and the network: they were changed"]
+        case line:
+            return [
+                f"line {line} of the journal does not follow from line {line - 1}: one of them was changed, or lines"
+                " were put in or taken out between them"
+            ]
+
+
+def _not_checked(state: RunState, chain: Chain) -> list[str]:
+    told: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        told.append(
+            "an older version wrote the journal and did not say how the data are split: images, steps and accuracies"
+            " could not all be held against the data"
+        )
+    if chain.unhashed:
+        what = "no line" if chain.unhashed == chain.lines else f"none of the first {chain.unhashed} lines"
+        told.append(f"{what} of the journal carries a hash of the one before: a change there leaves no trace")
+    return told
 
 
 def _contradictions(record: TrialRecord, network: Network, state: RunState) -> list[str]:
@@ -67,13 +98,11 @@ def _contradictions(record: TrialRecord, network: Network, state: RunState) -> l
         found.append(
             f"trial {record.trial}: its epochs hold {recorded} images, the driver trained {record.trained_images}"
         )
-    for epoch in epochs:
-        if epoch.ended_s < epoch.begun_s or epoch.begun_s < record.started_s - _CLOCK_SLACK_S:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: its times contradict each other")
-        if epoch.training_s + epoch.evaluating_s > epoch.ended_s - epoch.begun_s + _CLOCK_SLACK_S:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: worked longer than it lasted")
-        if epoch.steps * record.hyperparameters.batch_size < epoch.trained_images:
-            found.append(f"trial {record.trial}, epoch {epoch.epoch}: more images than its steps hold")
+    found.extend(
+        f"trial {record.trial}, epoch {epoch.epoch}: more images than its steps hold"
+        for epoch in epochs
+        if epoch.steps * record.hyperparameters.batch_size < epoch.trained_images
+    )
     return found
 
 
@@ -111,17 +140,3 @@ def _morphed(network: Network, morphs: Iterable[Morph]) -> Network | None:
     except MorphError:
         return None
     return network
-
-
-def _overlaps(state: RunState) -> list[str]:
-    """Two trials on one worker at the same time would count the same accelerator twice."""
-    found: list[str] = []
-    by_worker: dict[int, list[TrialRecord]] = {}
-    for record in state.attempts.values():
-        by_worker.setdefault(record.worker, []).append(record)
-    for records in by_worker.values():
-        ordered = sorted(records, key=lambda record: record.started_s)
-        for one, other in pairwise(ordered):
-            if one.ended_s is not None and other.started_s < one.ended_s - _CLOCK_SLACK_S:
-                found.append(f"trials {one.trial} and {other.trial} ran on worker {one.worker} at the same time")
-    return found

@@ -43,7 +43,8 @@ def run(
 
     loaded = load_config(config)
     if data is not None:
-        dataset = loaded.config.dataset.model_copy(update={"directory": data.resolve()})
+        given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
+        dataset = loaded.config.dataset.model_copy(update=given)
         loaded = type(loaded)(loaded.config.model_copy(update={"dataset": dataset}), loaded.form, loaded.unused)
     _tell_unused(loaded)
     if dry_run:
@@ -190,13 +191,17 @@ def _tell_unused(loaded: Loaded) -> None:
 
 def _check_only(loaded: Loaded) -> None:
     from accelmark.automl.config import resolve_network
-    from accelmark.automl.data import open_dataset
+    from accelmark.automl.engine.checks import check_without_start
 
-    network = resolve_network(loaded.config)
-    dataset = open_dataset(loaded.config.dataset, network)
+    dataset, unchecked = check_without_start(loaded.config, resolve_network(loaded.config))
     typer.echo(loaded.config.model_dump_json(indent=2))
-    sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
-    typer.echo(f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out pictures", err=True)
+    if dataset is not None:
+        sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
+        typer.echo(
+            f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out pictures", err=True
+        )
+    for line in unchecked:
+        typer.echo(f"not checked: {line}", err=True)
 
 
 def _live(as_json: bool) -> Any:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from accelmark.cli import options
+from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from accelmark.results.compare import Pair
 
@@ -46,18 +48,17 @@ def compare(
         typer.echo(comparison.model_dump_json())
         return
     for problem in problems:
-        typer.secho(f"warning: {problem}", fg="yellow", err=True)
+        typer.secho(f"warning: {printable(problem)}", fg="yellow", err=True)
     for pair in comparison.pairs:
         _print(pair)
     for line in comparison.unmatched:
-        typer.echo(f"not compared: {line}")
+        typer.echo(f"not compared: {printable(line)}")
     if output is not None:
         typer.echo(str(output))
 
 
 def _print(pair: Pair) -> None:
     from rich.console import Console
-    from rich.text import Text
 
     from accelmark.report.comparison import scale_text, summary_line
     from accelmark.results.differences import differing_text
@@ -67,16 +68,22 @@ def _print(pair: Pair) -> None:
         console = Console(width=140, highlight=False)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        console.print(Text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}{marks}"))
+        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}{marks}"))
     for reason in pair.not_comparable:
-        console.print(Text(f"NOT COMPARABLE: {reason}", style="bold red"))
+        console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     console.print(figures_table(pair, narrow=console.width < _WIDE))
-    console.print(Text(summary_line(pair)))
+    console.print(summary_line(pair), markup=False)
     for text in differing_text(pair.differing):
-        console.print(Text(f"  {text}"))
+        console.print(_text(f"  {text}"))
     for text in pair.one_sided:
-        console.print(Text(f"  one side only: {text}"))
+        console.print(_text(f"  one side only: {text}"))
     console.print()
+
+
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
 
 
 def figures_table(pair: Pair, *, narrow: bool) -> Table:
@@ -99,5 +106,5 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
         cells = (
             [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
         )
-        table.add_row(line.title, *cells, judged)
+        table.add_row(*map(_text, [line.title, *cells]), judged)
     return table

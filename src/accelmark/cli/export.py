@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,11 @@ def export(
         from accelmark.telemetry.exposition import expose
 
         records = sorted(run.glob("*/round*/*/telemetry.jsonl"))
-        typer.echo(expose([({"run": run.resolve().name}, record) for record in records]), nl=False)
+        text = expose([({"run": run.resolve().name}, record) for record in records], now_s=time.time())
+        typer.echo(text, nl=False)
+        if not text:
+            why = "its records have ended or are old" if records else "it holds no record"
+            typer.secho(f"warning: {run}: no live telemetry: {why}", fg="yellow", err=True)
     told: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
         from accelmark.results.sources import load_source

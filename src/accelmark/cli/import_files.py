@@ -22,7 +22,7 @@ class Origin(StrEnum):
 def import_files(
     origin: Annotated[Origin, typer.Argument(help="Whose files they are.")],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml ...")
+        list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
@@ -38,7 +38,8 @@ def import_files(
     taken = [name for name in texts if (out / name).exists()]
     if taken and not force:
         raise RequestError(f"{out}: there already: {', '.join(taken)}; give --force to replace, or another --out")
-    make_directory(out)
+    if texts:
+        make_directory(out)
     for name, text in texts.items():
         write_atomic(out / name, text)
     if as_json:
@@ -47,6 +48,8 @@ def import_files(
         return
     for name in texts:
         typer.echo(f"wrote {out / name}")
+    if not texts:
+        typer.echo("wrote nothing: none of the files holds a setting that AccelMark has")
     if converted.left_over:
         typer.echo("could not be carried over:")
         for item in converted.left_over:

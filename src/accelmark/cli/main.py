@@ -32,6 +32,7 @@ from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
 from accelmark.cli.verify import verify
+from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
@@ -90,7 +91,7 @@ def _print_error(error: AccelmarkError) -> None:
         problems = [str(problem) for problem in error.problems] if isinstance(error, SpecError) else [str(error)]
         typer.echo(json.dumps({"error": type(error).__name__, "problems": problems}))
         return
-    lines = str(error).splitlines() or [type(error).__name__]
+    lines = printable(str(error)).splitlines() or [type(error).__name__]
     many = len(lines) > 1 and isinstance(error, SpecError)
     typer.secho(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red", err=True)
     for line in lines if many else lines[1:]:

@@ -13,7 +13,7 @@ from accelmark.cli import options
 from accelmark.cli.results_screen import show_rows, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from accelmark.results.store import LoadedRun
     from accelmark.results.table import Row
@@ -32,7 +32,8 @@ def results(
         list[Path] | None, typer.Argument(metavar="[DIR …]", help="Directories of runs, runs, bundles; else runs/.")
     ] = None,
     where: Annotated[
-        list[str] | None, typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200.")
+        list[str] | None,
+        typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200; all of several."),
     ] = None,
     group_by: Annotated[
         str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group by columns: chip, case, scale, …")
@@ -47,18 +48,35 @@ def results(
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
+    from accelmark.report.printable import printable
     from accelmark.results.sources import open_sources
-    from accelmark.results.table import filtered, rows_of
+    from accelmark.results.table import column, matching, rows_of
     from accelmark.spec.errors import RequestError
 
+    asked = {
+        "--sql": sql is not None,
+        "--group-by": group_by,
+        "--format": output_format,
+        "--output": output,
+        "--json": as_json,
+    }
+    _refuse_idle("--readme" if readme else None, asked)
+    _refuse_idle("--json" if as_json else None, {"--format": output_format})
+    only_flat = output_format not in (None, Format.MARKDOWN)
+    _refuse_idle(
+        "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None,
+        {"--group-by": group_by},
+    )
+    groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
+    wanted = [_assignment(text) for text in where or ()]
     runs, problems = open_sources(places or [Path("runs")])
     for problem in problems:
-        typer.secho(f"warning: {problem}", fg="yellow", err=True)
+        typer.secho(f"warning: {printable(problem)}", fg="yellow", err=True)
+    runs = matching(runs, wanted)
     if readme:
         _renew(readme, runs)
         return
-    wanted = dict(_assignment(text) for text in where or ())
-    rows = filtered(rows_of(runs), wanted)
+    rows = rows_of(runs)
     if sql is not None:
         _answer(rows, sql, output_format, output, as_json=as_json)
     elif as_json:
@@ -77,11 +95,11 @@ def results(
     elif output_format is Format.MARKDOWN:
         from accelmark.report.runs_table import markdown
 
-        _emit(markdown(rows, _columns(group_by)), output)
+        _emit(markdown(rows, groups), output)
     elif output is not None:
         raise RequestError("name what to write with --format csv, parquet or markdown")
     else:
-        show_rows(rows, _columns(group_by))
+        show_rows(rows, groups)
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -93,8 +111,13 @@ def _assignment(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _columns(group_by: str | None) -> list[str]:
-    return [name.strip() for name in group_by.split(",") if name.strip()] if group_by else []
+def _refuse_idle(chosen: str | None, others: Mapping[str, object]) -> None:
+    """Refuse options that ``chosen`` leaves without an effect, rather than let them seem to have had one."""
+    from accelmark.spec.errors import RequestError
+
+    idle = [name for name, value in others.items() if value]
+    if chosen is not None and idle:
+        raise RequestError(f"{', '.join(idle)} does nothing together with {chosen}: leave one of them out")
 
 
 def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
@@ -118,8 +141,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
 
     answer = ask(rows, sql)
     if as_json:
-        found = [dict(zip(answer.heads, row, strict=True)) for row in answer.rows]
-        _emit(json.dumps({"results": found}, default=str), output)
+        _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
     elif output_format is Format.CSV:
         from accelmark.results.table import to_csv
 

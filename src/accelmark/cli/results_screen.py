@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from accelmark.report.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -28,7 +30,7 @@ def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console 
     console = console or _console()
     for values, part in grouped(rows, group_by).items():
         if group_by:
-            typer.secho(group_title(group_by, values), bold=True)
+            typer.secho(printable(group_title(group_by, values)), bold=True)
         (heads, names), cells = shown_columns(part), shown_rows(part)
         table = _table(heads, cells)
         if _fits(console, table):
@@ -56,9 +58,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(Text(printable(head)), overflow="fold")
     for row in rows:
-        table.add_row(*(Text("–" if value is None else str(value)) for value in row))
+        table.add_row(*(Text("–" if value is None else printable(str(value))) for value in row))
     return table
 
 
@@ -76,7 +78,8 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
     from accelmark.report.numbers import NOTHING
 
     for row in rows:
-        facts, figures = row[:num_facts], zip(heads[num_facts:], row[num_facts:], strict=True)
+        shown = [printable(text) for text in row]
+        facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
         told = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
         console.print(Text.assemble((facts[0], "bold"), "  ", "  ".join(told)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]

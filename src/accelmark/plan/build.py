@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.data import DataDirs
+from accelmark.plan.here import check_hosts
 from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
@@ -18,7 +19,7 @@ from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.engines import known_engines
-from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.inference import InferJob
 from accelmark.spec.job import JobSpec, Provenance, TrainJob
 from accelmark.spec.key import CaseKey
@@ -79,6 +80,7 @@ def build_plan(
         data_dirs=data_dirs,
         where=where,
         command_line=command_line or {},
+        problems=check_hosts(cluster),
     )
     for case_request in request.cases:
         planner.add(case_request)
@@ -136,6 +138,9 @@ class _Planner:
             self.jobs.extend(self._rounds(key, folder, case, train, resolved, request.data))
         except SpecError as error:
             self.problems.extend(error.problems)
+        except DataError as error:
+            hint = "with data: DIRECTORY beside the key, or --data DIRECTORY"
+            self.problems.append(Problem(self.where, request.key, str(error), hint))
         except RequestError as error:
             self.problems.append(Problem(self.where, request.key, str(error).removeprefix(f"{self.where}: ")))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, figure, percent
+from accelmark.report.runs_table import escaped
 from accelmark.report.view import half_interval
 from accelmark.results.figures import FigureName
 from accelmark.results.files import write_atomic
@@ -131,7 +132,8 @@ def machine(hardware: str, first: RoundResult | None) -> str:
     hosts = first.environment.hosts if first else ()
     if not hosts or hosts[0].get("devices"):
         return hardware
-    cpu: dict[str, Any] = hosts[0].get("cpu") or {}
+    found = hosts[0].get("cpu")
+    cpu: dict[str, Any] = found if isinstance(found, dict) else {}
     parts = [str(cpu["model"])] if cpu.get("model") else []
     parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
     return f"{hardware} ({', '.join(parts)})" if parts else hardware
@@ -160,4 +162,4 @@ def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"

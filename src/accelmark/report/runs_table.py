@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from accelmark.report.numbers import NOTHING, figure, percent
+from accelmark.report.printable import printable
 from accelmark.results.figures import FIGURES, FigureName
 from accelmark.results.table import HALF, Cell, Row, grouped
 
@@ -69,7 +70,7 @@ def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
     """Return the table in Markdown, a heading for each group."""
     parts = []
     for values, part in grouped(rows, group_by).items():
-        title = f"### {_escaped(group_title(group_by, values))}\n\n" if group_by else ""
+        title = f"### {escaped(group_title(group_by, values))}\n\n" if group_by else ""
         parts.append(title + plain_markdown(shown_columns(part)[0], shown_rows(part)))
     return "\n".join(parts) or plain_markdown(shown_columns(rows)[0], [])
 
@@ -77,8 +78,9 @@ def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
 def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return any table in Markdown."""
     lines = [heads, ["---"] * len(heads), *([NOTHING if value is None else value for value in row] for row in rows)]
-    return "".join("| " + " | ".join(_escaped(str(cell)) for cell in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(escaped(str(cell)) for cell in line) + " |\n" for line in lines)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+def escaped(text: str) -> str:
+    """Return a cell of Markdown: on one line, and nothing in it is HTML or obeyed by a terminal."""
+    return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")

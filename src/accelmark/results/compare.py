@@ -108,15 +108,20 @@ def compare(
     pairs: list[Pair] = []
     unmatched: list[str] = []
     for other in others:
-        left = list(other.summary.cases)
-        for case in first.summary.cases:
-            match = _match(case, left)
-            if match is None:
-                unmatched.append(f"{case.key}: {other.summary.run} has no {case.key.model} ({_task(case)})")
-                continue
-            left.remove(match)
-            pairs.append(_pair(first, case, other, match, across_scales=across_scales))
-        unmatched += [f"{case.key}: only {other.summary.run} has it" for case in left]
+        matches = _matches(first, other)
+        for number, case in enumerate(first.summary.cases):
+            if number in matches:
+                match = other.summary.cases[matches[number]]
+                pairs.append(_pair(first, case, other, match, across_scales=across_scales))
+            elif any(_same_work(case, found) for found in other.summary.cases):
+                unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
+            else:
+                unmatched.append(f"{_name(case)}: {other.summary.run} has no {case.key.model} ({_task(case)})")
+        unmatched += [
+            f"{_name(case)}: only {other.summary.run} has it"
+            for number, case in enumerate(other.summary.cases)
+            if number not in matches.values()
+        ]
     if not pairs:
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
     refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
@@ -138,22 +143,50 @@ def _task(case: CaseResult) -> str:
     return {"train": "training", "infer": "inference", "automl": "a search"}[case.task]
 
 
-def _match(case: CaseResult, candidates: Sequence[CaseResult]) -> CaseResult | None:
-    """Return the candidate of the same model and task that is most alike in framework, scale and variant."""
-    key = case.key
-    same = [found for found in candidates if found.key.model == key.model and found.task == case.task]
+def _name(case: CaseResult) -> str:
+    return f"{case.key} {case.variant}" if case.variant else str(case.key)
 
-    def alike(found: CaseResult) -> tuple[bool, ...]:
-        other = found.key
+
+def _same_work(one: CaseResult, two: CaseResult) -> bool:
+    return (one.key.model, one.task) == (two.key.model, two.task)
+
+
+def _matches(first: LoadedRun, other: LoadedRun) -> dict[int, int]:
+    """Return which case of ``other`` stands beside which of ``first``: of all pairs, those most alike come first.
+
+    Cases of one model and task are alike by framework, scale, precision and batch of an inference, variant, hardware
+    and version of the framework, in this order.
+    """
+
+    def alike(pair: tuple[int, int]) -> tuple[bool, ...]:
+        case, found = first.summary.cases[pair[0]], other.summary.cases[pair[1]]
+        one, two = case.key, found.key
         return (
-            other.framework == key.framework,
-            (other.nnodes, other.nproc) == (key.nnodes, key.nproc),
-            found.variant == case.variant,
-            other.hardware == key.hardware,
-            other.framework_version == key.framework_version,
+            one.framework == two.framework,
+            (one.nnodes, one.nproc) == (two.nnodes, two.nproc),
+            _inferred(first, case) == _inferred(other, found),
+            case.variant == found.variant,
+            one.hardware == two.hardware,
+            one.framework_version == two.framework_version,
         )
 
-    return max(same, key=alike, default=None)
+    possible = [
+        (number, place)
+        for number, case in enumerate(first.summary.cases)
+        for place, found in enumerate(other.summary.cases)
+        if _same_work(case, found)
+    ]
+    matches: dict[int, int] = {}
+    for number, place in sorted(possible, key=alike, reverse=True):
+        if number not in matches and place not in matches.values():
+            matches[number] = place
+    return matches
+
+
+def _inferred(run: LoadedRun, case: CaseResult) -> tuple[str, int] | None:
+    """Return the precision and the batch of an inference; None for other tasks and where no round could be read."""
+    found = next((result for result in run.rounds_of(case) if result.inference), None)
+    return (found.precision, found.inference.batch_size) if found and found.inference else None
 
 
 def _pair(first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResult, *, across_scales: bool) -> Pair:
@@ -172,7 +205,10 @@ def _pair(first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResul
     return Pair(
         baseline=sides[0],
         other=sides[1],
-        not_comparable=tuple(_parted(*sides, across_scales=across_scales)),
+        not_comparable=(
+            *_parted(*sides, across_scales=across_scales),
+            *_parted_inference(_inferred(first, case), _inferred(other, match)),
+        ),
         differences=tuple(differences),
         one_sided=tuple(one_sided),
         differing=differing(facts_of(first, case), facts_of(other, match)),
@@ -212,6 +248,16 @@ def _parted(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
             yield f"{there}, against {here}"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
         yield (f"{two.key.nnodes} hosts x {two.key.nproc} ranks against {one.key.nnodes} hosts x {one.key.nproc} ranks")
+
+
+def _parted_inference(one: tuple[str, int] | None, two: tuple[str, int] | None) -> Iterable[str]:
+    """Yield what parts two inferences; engines do not: they are what people compare on purpose."""
+    if one is None or two is None:
+        return
+    if one[0] != two[0]:
+        yield f"inferred in {two[0]}, against {one[0]}"
+    if one[1] != two[1]:
+        yield f"inferred in batches of {two[1]}, against {one[1]}"
 
 
 def _values(run: LoadedRun, case: CaseResult, name: FigureName) -> list[float]:

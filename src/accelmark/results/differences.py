@@ -76,9 +76,9 @@ def _of_run(run: LoadedRun, case: CaseResult) -> Iterable[tuple[Area, str, str]]
     for entry in jobs if isinstance(jobs, list) else ():
         if not isinstance(entry, dict) or entry.get("directory") not in case.rounds:
             continue
-        job = entry.get("job") or {}
+        job = entry.get("job")
         for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
-            folder = job.get(name)
+            folder = job.get(name) if isinstance(job, dict) else None
             if isinstance(folder, dict) and isinstance(folder.get("sha256"), str):
                 yield "source", title, _short(folder["sha256"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,14 @@ class Answer:
     heads: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows for JSON: heads that are there twice are numbered, what is no finite number is None."""
+        heads: list[str] = []
+        for head in self.heads:
+            names = itertools.chain([head], (f"{head}_{number}" for number in itertools.count(2)))
+            heads.append(next(name for name in names if name not in heads and (name == head or name not in self.heads)))
+        return [dict(zip(heads, map(_finite, row), strict=True)) for row in self.rows]
+
 
 def ask(rows: Sequence[Row], sql: str) -> Answer:
     """Answer one SELECT over the table ``results``.
@@ -36,6 +46,7 @@ def ask(rows: Sequence[Row], sql: str) -> Answer:
     duckdb = _duckdb()
     with _filled(rows) as connection:
         connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+        connection.execute("SET temp_directory = ''")  # else it spills into the directory that it was called in
         connection.execute("SET enable_external_access = false")
         connection.execute("SET autoload_known_extensions = false")
         connection.execute("SET lock_configuration = true")
@@ -52,6 +63,8 @@ def ask(rows: Sequence[Row], sql: str) -> Answer:
             cursor = connection.execute(statements[0])
             heads = tuple(str(entry[0]) for entry in cursor.description or ())
             return Answer(heads, tuple(cursor.fetchall()))
+        except duckdb.OutOfMemoryException as error:
+            raise RequestError(f"the SQL takes more than {_MEMORY_LIMIT} of memory: ask for less at a time") from error
         except duckdb.Error as error:
             raise RequestError(f"the SQL cannot be answered: {_first(error)}") from error
 
@@ -72,6 +85,14 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         except (duckdb.Error, OSError) as error:
             beside.unlink(missing_ok=True)
             raise RunError(f"{path}: cannot be written: {_first(error)}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _duckdb() -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures import FigureName
@@ -61,6 +62,14 @@ class Environment(Spec):
     """``sys_info.json`` of each host."""
     started: dict[str, Any] = Field(default_factory=dict)
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
+
+    @field_validator("started")
+    @classmethod
+    def _named(cls, started: dict[str, Any]) -> dict[str, Any]:
+        for name in ("hooks", "library_versions"):
+            if not isinstance(started.get(name) or {}, dict):
+                raise ValueError(f"{name} must be a mapping of names")
+        return started
 
 
 Severity = Literal["info", "warning", "open", "error"]
@@ -173,6 +182,16 @@ class RoundResult(Spec):
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+
+    @field_validator("target")
+    @classmethod
+    def _aimed(cls, target: dict[str, Any] | None) -> dict[str, Any] | None:
+        if target is not None:
+            metric, direction, value = (target.get(name) for name in ("metric", "direction", "value"))
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if not isinstance(metric, str) or direction not in ("at_least", "at_most") or not is_number:
+                raise ValueError("must name a metric, a direction (at_least or at_most) and a value")
+        return target
 
 
 class Spread(Spec):

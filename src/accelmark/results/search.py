@@ -152,9 +152,10 @@ def _report(path: Path) -> _Report:
 
 def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], header: dict[str, Any]) -> RoundResult:
     vendor = str(header.get("vendor") or "unknown")
-    devices = [device for device in header.get("devices") or () if isinstance(device, dict)]
+    listed = header.get("devices")
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
     name = next((str(device["name"]) for device in devices if device.get("name")), None)
-    training = config.get("training") or {}
+    training = config.get("training")
     key = CaseKey(
         model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, name),
         nproc=max(report.utilisation.workers, 1),
@@ -174,7 +175,7 @@ def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], hea
         converged=None,
         marks=() if state == "succeeded" else ("partial",),
         vendor=vendor,
-        precision=str(training.get("precision") or "unknown"),
+        precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
         started_at=str(session.get("at") or ""),
         figures=_figures(report),
         environment=Environment(hosts=({"host": str(session.get("host") or "")},), started=started),
@@ -232,7 +233,7 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        loaded = from_json(path.read_bytes())
+        loaded = from_json(path.read_bytes(), allow_inf_nan=False)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pydantic_core import from_json
 from accelmark.results.files import write_atomic
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
+from accelmark.spec.evidence import ALLOCATION_FILE, COORDINATOR_LOG
 
 RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -23,6 +25,8 @@ SCHEMA_VERSION: Final = 1
 
 _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
 """Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+_COORDINATORS: Final = {COORDINATOR_LOG, ALLOCATION_FILE}
+"""The coordinator's own files, not covered: they change or go as it lets go of the hosts, after all is summed up."""
 
 _DRAWN: Final = ("curves", "telemetry", "step_ms_histogram")
 """Parts of a round's result that are only drawn; they are most of it."""
@@ -181,6 +185,8 @@ def check_manifest(run_dir: Path) -> list[str]:
         file = run_dir / name
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
             problems.append(f"{path}: line {number} is no line of a manifest")
+        elif name in _COORDINATORS:
+            continue  # a manifest that was written before these were left out
         elif not file.is_file():
             problems.append(f"{name}: is missing")
         elif _sha256(file) != expected:
@@ -199,6 +205,8 @@ def _files(run_dir: Path) -> Iterator[Path]:
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _LEFT_OUT]
         for file in files:
+            if Path(directory) == run_dir and file in _COORDINATORS:
+                continue
             if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
                 path = Path(directory, file)
                 if path.is_file() and not path.is_symlink():
@@ -216,7 +224,7 @@ def _sha256(path: Path) -> str:
 def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = ()) -> R:
     path = files.where(name)
     try:
-        loaded = from_json(files.read(name))
+        loaded = from_json(files.read(name), allow_inf_nan=False)
     except ValueError as error:
         raise RunError(f"{path}: is not JSON: {error}") from error
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None
@@ -226,8 +234,25 @@ def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = 
     for field in left_out:
         loaded.pop(field, None)
     try:
-        return model.model_validate(loaded)
+        result = model.model_validate(loaded)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
+    for figure, value in _numbers(result):
+        if not math.isfinite(value):  # written as 1e999: JSON has no word for it
+            raise RunError(f"{path}: does not follow schema version {version}: figures.{figure}: is not finite")
+    return result
+
+
+def _numbers(result: RoundResult | Summary) -> Iterator[tuple[str, float]]:
+    if isinstance(result, RoundResult):
+        for name, figure in result.figures.items():
+            if figure.value is not None:
+                yield name.value, figure.value
+        return
+    for case in result.cases:
+        for name, spread in case.figures.items():
+            for value in (spread.mean, spread.stdev, *(spread.ci95 or ())):
+                if value is not None:
+                    yield name.value, value

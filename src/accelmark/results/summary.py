@@ -14,6 +14,7 @@ import accelmark
 from accelmark.results.aggregate import aggregate, finding_warnings, spread_warnings
 from accelmark.results.files import write_atomic
 from accelmark.results.judgement import Judge
+from accelmark.results.round_state import ledger_states
 from accelmark.results.rounds import round_result
 from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary, Task
 from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, load_round, write_manifest
@@ -126,7 +127,7 @@ def _summary(
         if key is None:
             continue
         bad = [problem for problem in problems if f"/{slug}/" in problem]
-        cases.append(_case(run_dir, judge, key, there, len(directories), bad, planned))
+        cases.append(_case(run_dir, judge, key, there, directories, bad, planned))
     plan = _plan(run_dir)
     vendors = [result.vendor for result in rounds.values()]
     return Summary(
@@ -155,17 +156,18 @@ def _case(
     judge: Judge,
     key: CaseKey,
     rounds: Mapping[str, RoundResult],
-    num_planned: int,
+    directories: Sequence[str],
     problems: Sequence[str],
     planned: Mapping[str, dict[str, Any]],
 ) -> CaseResult:
     results = list(rounds.values())
     figures = aggregate(results)
-    judged = judge(run_dir, rounds, max(num_planned, 1))
+    judged = judge(run_dir, rounds, max(len(directories), 1))
+    not_started = _not_started(run_dir, directories)
     marks: list[Mark] = list(dict.fromkeys(mark for result in results for mark in result.marks))
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
-    states.extend("queued" for _ in range(num_planned - len(results) - len(problems)))
+    states.extend(state for state, _ in not_started)
     warnings = [*spread_warnings(figures)]
     warnings += finding_warnings(judged.findings)
     warnings += dict.fromkeys(
@@ -180,7 +182,7 @@ def _case(
         state=worst(states),
         converged=_all([result.converged for result in results]),
         verdict="INVALID" if problems else judged.verdict,
-        reasons=(*judged.reasons, *problems),
+        reasons=(*judged.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(marks),
         figures=figures,
         rounds=tuple(rounds),
@@ -188,6 +190,19 @@ def _case(
         findings=judged.findings,
         adaptation=judged.adaptation,
     )
+
+
+def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobState, str | None]]:
+    """Return what the coordinator wrote of rounds that left nothing: they wait, or were cancelled, and why.
+
+    One that it saw begin has lost its files.
+    """
+    told = ledger_states(run_dir)
+    missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
+    found = [told.get(name, ("queued", None)) for name in missing]
+    return [
+        (state, why) if state in ("queued", "cancelled") else ("lost", "its files are gone") for state, why in found
+    ]
 
 
 def _variant(result: RoundResult) -> str | None:

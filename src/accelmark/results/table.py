@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from accelmark.results.figures import FigureName
@@ -27,6 +28,8 @@ HALF: Final = "_half95"
 COLUMNS: Final[dict[str, type]] = FACTS | {
     column: float for name in FigureName for column in (name.value, f"{name.value}{HALF}")
 }
+_MANY: Final = "marks"
+"""The column whose cells hold any number of words."""
 _SHORT: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
 
 
@@ -71,14 +74,34 @@ def column(name: str) -> str:
     return name
 
 
-def filtered(rows: Iterable[Row], wanted: Mapping[str, str]) -> list[Row]:
-    """Return the rows whose columns hold what is wanted, letter case aside; ``a,b`` wants either."""
-    tests = [(column(name), {part.strip().lower() for part in text.split(",")}) for name, text in wanted.items()]
-    return [row for row in rows if all(_word(row[name]) in accepted for name, accepted in tests)]
+def matching(runs: Iterable[LoadedRun], wanted: Iterable[tuple[str, str]]) -> list[LoadedRun]:
+    """Return the runs with those of their cases alone whose columns hold what is wanted, letter case aside.
+
+    ``a,b`` wants either; so does the whole text, where a cell holds commas. Marks are many in one cell: one of them is
+    enough, and marks that are wanted by several entries are all wanted.
+
+    Raises:
+        RequestError: there is no such column, or one that holds a single value is named twice.
+    """
+    tests: list[tuple[str, frozenset[str]]] = []
+    for name, text in wanted:
+        name = column(name)
+        if name != _MANY and any(name == before for before, _ in tests):
+            raise RequestError(f"{name} is wanted twice, and no case has two: write {name}=A,B for either")
+        parts = (text, *(part for part in text.split(",") if part.strip()))
+        tests.append((name, frozenset(part.strip().lower() for part in parts)))
+    found = []
+    for run in runs:
+        rows = [(case, _row(run, case)) for case in run.summary.cases]
+        kept = tuple(case for case, row in rows if all(_words(name, row[name]) & accepted for name, accepted in tests))
+        if kept:
+            found.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))
+    return found
 
 
-def _word(value: Cell) -> str:
-    return "" if value is None else str(value).lower()
+def _words(name: str, value: Cell) -> frozenset[str]:
+    text = "" if value is None else str(value).lower()
+    return frozenset({text, *(text.split(", ") if name == _MANY else ())})
 
 
 def grouped(rows: Iterable[Row], by: Sequence[str]) -> dict[tuple[Cell, ...], list[Row]]:

@@ -21,6 +21,7 @@ from typing import Final, final
 from pydantic import BaseModel
 
 from accelmark.results.files import write_atomic
+from accelmark.run.environment import keep_ours_first
 from accelmark.run.telling import telling_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
@@ -108,6 +109,7 @@ def carry_out(
     if folder is not None and (folder / "csrc").is_dir():
         _build(folder / "csrc", site, node_dir, seen.environment)
     ready = dict(seen.environment)
+    keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
     installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}

@@ -10,6 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.files import make_directory, write_atomic
 from accelmark.results.schema import JobState, Summary
+from accelmark.results.store import MANIFEST_FILE
 from accelmark.run.assign import JOB_FILE, job_on_hosts, node_works
 from accelmark.run.background import in_background
 from accelmark.run.directory import RunDirectory
@@ -108,6 +109,10 @@ class Coordinator:
                 for job in again:
                     self._queue_again(job)
             return await self._all([job.directory for job in again if not from_scratch])
+        except AccelmarkError:
+            if (self._directory.path / MANIFEST_FILE).exists():  # the event log is not as it was summed up
+                measure_run(self._directory.path)
+            raise
         finally:
             await self._let_go()
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+import accelmark
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.task import AgentTask
 
 TELEMETRY_MODULE = "accelmark.telemetry.record"
 COMPILED_DIRECTORY = "compiled"
 """What the ranks compile, while they run: no round finds the work of an earlier one done."""
+_PATH_VARIABLE = "PYTHONPATH"
 _SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -20,7 +23,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
 
     What the vendor and the cluster file set wins over ``ambient``; what AccelMark merely proposes (threads, visible
-    devices, a place for what is compiled) gives way to it.
+    devices, a place for what is compiled) gives way to it. A ``PYTHONPATH`` of theirs stands behind AccelMark's own.
     """
     environment = dict(ambient)
     proposals = {
@@ -36,6 +39,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     if task.threads is not None:
         environment["OMP_NUM_THREADS"] = str(task.threads)
     environment.update(task.environment)
+    keep_ours_first(environment, ambient)
     environment.update(
         {
             RUN_MARKER: task.run,
@@ -47,6 +51,26 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     if task.world_size == 1:
         environment.update(_SINGLE_RANK)
     return environment
+
+
+def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:
+    """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it stood there ``before``.
+
+    Code that was brought to a host is found by nothing else. What stands where Python looks anyhow is left alone: put
+    first, all that is installed would hide what the variable is there to offer.
+    """
+    ours = Path(accelmark.__file__).parents[1]
+    if not _stands_in(ours, before) or ours == Path(sysconfig.get_path("purelib")):
+        return
+    named = environment.get(_PATH_VARIABLE)
+    others = [entry for entry in named.split(os.pathsep) if Path(entry) != ours] if named else []
+    if environment.get(_PATH_VARIABLE) != before[_PATH_VARIABLE]:
+        environment[_PATH_VARIABLE] = os.pathsep.join([str(ours), *others])
+
+
+def _stands_in(place: Path, environment: Mapping[str, str]) -> bool:
+    entries = environment.get(_PATH_VARIABLE, "").split(os.pathsep)
+    return any(Path(entry) == place for entry in entries if entry)
 
 
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:

@@ -18,6 +18,10 @@ _EXCEPTION: Final = re.compile(
     r"^(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
 )
 _FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b.*")
+_NOT_BEGUN: Final = re.compile(
+    r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
+)
+"""What Python says, without a traceback, where it finds nothing to run."""
 
 
 @final
@@ -112,5 +116,5 @@ def _message(value: dict[str, Any]) -> str | None:
 
 def _exceptions(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        if _EXCEPTION.match(line) or _FATAL.match(line):
+        if _EXCEPTION.match(line) or _FATAL.match(line) or _NOT_BEGUN.match(line):
             yield line.strip()

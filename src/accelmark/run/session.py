@@ -20,7 +20,6 @@ from accelmark.run.directory import RunDirectory
 from accelmark.run.follow import StopRequest
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.launchers.sandbox_of import refuse_missing_images
-from accelmark.run.preflight.facts import NotReadyError
 from accelmark.run.progress import Progress, ProgressReader
 from accelmark.run.states import JobStatus
 from accelmark.run.terminal import Display, display
@@ -28,9 +27,9 @@ from accelmark.run.unchanged import refuse_changed
 from accelmark.run.watcher import Silence
 from accelmark.run.wording import duration
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
+from accelmark.spec.evidence import COORDINATOR_LOG
 
 _STOP_PATIENCE_S: Final = 90.0
-LOG_FILE: Final = "coordinator.log"
 
 
 @final
@@ -48,14 +47,15 @@ def start(plan: Plan, path: Path, fetch: FetchData, *, as_json: bool, ready: Rea
 
     Raises:
         NotReadyError: hosts are not ready; nothing was started, and no directory is left.
-        AccelmarkError: it could not begin; what fails later is in the outcome.
+        AccelmarkError: it could not begin, and no directory is left; what fails later is in the outcome.
     """
     refuse_missing_images(plan)
     directory = RunDirectory.create(path, plan)
     try:
         return _carry_out(directory, fetch, Coordinator.run, ready, as_json=as_json)
-    except NotReadyError:
-        directory.discard()
+    except BaseException:
+        if not directory.events():
+            directory.discard()
         raise
 
 
@@ -163,7 +163,7 @@ def _carry_out(
 @contextmanager
 def _logging(directory: RunDirectory) -> Iterator[None]:
     """Write what libraries (of SSH, above all) log to ``coordinator.log``, as much as the run file asks for."""
-    handler = logging.FileHandler(directory.path / LOG_FILE, encoding="utf-8", delay=True)
+    handler = logging.FileHandler(directory.path / COORDINATOR_LOG, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root, level = logging.getLogger(), directory.plan.log_level.upper()
     before = root.level

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from accelmark.results.files import free_mib
 from accelmark.run.ranklog import last_words
 from accelmark.run.task import SEEN_FILE, Limits
 from accelmark.run.wording import duration
+from accelmark.spec.events import PERFLOG_PREFIX
+
+_EVENT: Final = PERFLOG_PREFIX.encode()
 
 
 @final
@@ -25,10 +28,13 @@ class Breach:
 @final
 @dataclass(slots=True)
 class _Silence:
-    """How long a rank's log has been as it is."""
+    """Since when a rank has given no sign of life."""
 
-    num_bytes: int
     since: float
+    num_bytes: int = 0
+    """Of its log; below zero those of the launcher's, while it has none of its own."""
+    has_events: bool = False
+    """Whether it ever wrote an event; from then on nothing else counts."""
 
 
 @final
@@ -69,24 +75,47 @@ class LimitWatch:
         return None
 
     def _stalled(self, now: float) -> Breach | None:
-        """Find ranks that wrote nothing for too long and have not finished; the first to fall silent is named.
+        """Find ranks that wrote no event for too long; the first to fall silent is named.
 
-        Until a rank has begun its log, what the launcher says counts as its sign of life.
+        A rank that has finished is done with events, but where all have, their processes have to end in that time too.
         """
         launcher = size_of(self.node_dir / self.launcher_log)
         for rank in self.ranks:
-            num_bytes = size_of(_log_of(self.node_dir, rank)) or -launcher
-            known = self._silences.get(rank)
-            if known is None or known.num_bytes != num_bytes:
-                self._silences[rank] = _Silence(num_bytes, now)
+            self._hear(rank, launcher, now)
         limit_s = self.limits.stall_timeout_s
         silent = [rank for rank in self.ranks if now - self._silences[rank].since > limit_s]
-        silent = [rank for rank in silent if last_words(_log_of(self.node_dir, rank)).finished is None]
         if not silent:
             return None
-        first = min(silent, key=lambda rank: self._silences[rank].since)
-        others = "" if len(silent) == 1 else f", nor did {len(silent) - 1} more of this host's {len(self.ranks)} ranks"
-        return Breach("stalled", f"rank {first} wrote nothing for {limit_s:g} s{others}")
+        unfinished = [rank for rank in silent if last_words(_log_of(self.node_dir, rank)).finished is None]
+        if not unfinished:
+            return self._hanging(silent)
+        first = min(unfinished, key=lambda rank: self._silences[rank].since)
+        num_more = len(unfinished) - 1
+        others = "" if not num_more else f", nor did {num_more} more of this host's {len(self.ranks)} ranks"
+        what = "no event" if self._silences[first].has_events else "nothing"
+        return Breach("stalled", f"rank {first} wrote {what} for {limit_s:g} s{others}")
+
+    def _hanging(self, finished: list[int]) -> Breach | None:
+        if len(finished) < len(self.ranks):
+            return None
+        who = f"rank {finished[0]}" if len(finished) == 1 else f"all of this host's {len(finished)} ranks"
+        limit_s = self.limits.stall_timeout_s
+        return Breach("stalled", f"{who} finished, but a process did not end within {limit_s:g} s after it")
+
+    def _hear(self, rank: int, launcher: int, now: float) -> None:
+        """Note whether a rank has given a sign of life: an event, and until its first anything that it writes.
+
+        Until a rank has begun its log, what the launcher says counts.
+        """
+        log = _log_of(self.node_dir, rank)
+        known = self._silences.setdefault(rank, _Silence(now))
+        num_bytes = size_of(log) or -launcher
+        if num_bytes == known.num_bytes:
+            return
+        has_event = num_bytes > 0 and _has_event(log, max(0, known.num_bytes - len(_EVENT)))
+        if has_event or not known.has_events:
+            known.since = now
+        known.num_bytes, known.has_events = num_bytes, known.has_events or has_event
 
     def _unseen_s(self, now: float) -> float:
         """Return for how long no coordinator was seen; its stamps are compared, since the wall clock may jump."""
@@ -97,6 +126,16 @@ class LimitWatch:
         if stamp != self._seen_stamp:
             self._seen_stamp, self._last_seen = stamp, now
         return now - self._last_seen
+
+
+def _has_event(log: Path, begin: int) -> bool:
+    """Whether there is an event in a log behind so many bytes, or anywhere where the log is shorter than that."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin if begin <= size_of(log) else 0)
+            return _EVENT in file.read()
+    except OSError:
+        return False
 
 
 def _log_of(node_dir: Path, rank: int) -> Path:

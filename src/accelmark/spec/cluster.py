@@ -14,7 +14,7 @@ class HostSpec(Spec):
     """One machine."""
 
     address: str = Field(min_length=1)
-    """Name or address; ``localhost`` is this machine without SSH."""
+    """Name or address; ``launcher: local`` takes this machine's only."""
     label: str | None = None
     """The name in reports and directories; the address when null."""
     port: int | None = Field(default=None, ge=1, le=65535)

@@ -50,7 +50,7 @@ class RunSpec(Spec):
     timeout_s: PositiveFloat | None = None
     """Longest time one round may take from launch to its end; null: no limit."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest silence of a rank before its job is ended as stalled."""
+    """Longest time without an event of a rank, or from its last one to its end, before its job is ended as stalled."""
     telemetry_interval_s: PositiveFloat = 1.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much ``coordinator.log`` in the run directory says."""

@@ -13,6 +13,9 @@ from typing import Any, Final
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TAIL_BYTES: Final = 256 * 1024
 _MIB: Final = 2.0**20
+_INTERVALS: Final = 10
+_LEAST_S: Final = 30.0
+"""A sample is one of now for so many intervals, and so many seconds at least: busy machines are late."""
 
 _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
     ("host", "cpu", "host_cpu_ratio", 1.0, "gauge", "Share of all cores that was busy."),
@@ -35,28 +38,45 @@ _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
 _TIME: Final = "sample_timestamp_seconds"
 
 
-def expose(recorders: Iterable[tuple[Mapping[str, str], Path]]) -> str:
-    """Return the last sample of each recorder as metrics; a record that has ended or holds no sample is left out.
+def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
+    """Return the last sample of each recorder as metrics.
+
+    A record that has ended or holds no sample is left out; so is one that was not added to for ten of its intervals
+    (and 30 s): whoever wrote it was killed, and an old figure is not taken for one of now.
 
     Args:
-        recorders: labels and the ``telemetry.jsonl`` of each.
+        recorders: labels and the ``telemetry.jsonl`` of each, which lies in its case, round and node.
+        now_s: Unix time.
     """
-    samples = [
-        ({"node": path.parent.name, "round": path.parent.parent.name, **labels}, sample)
-        for labels, path in recorders
-        if (sample := last_sample(path)) is not None
-    ]
+    samples = []
+    for labels, path in recorders:
+        sample = last_sample(path)
+        if sample is not None and _is_number(sample.get("wall")) and now_s - sample["wall"] <= _oldest_s(path):
+            node, round_dir, case = (path.parents[above].name for above in range(3))
+            samples.append(({"node": node, "round": round_dir, "case": case, **labels}, sample))
     lines: list[str] = []
     for where, field, name, factor, kind, text in _METRICS:
         found = list(_values(samples, where, field, factor))
         if found:
             lines += [f"# HELP accelmark_{name} {text}", f"# TYPE accelmark_{name} {kind}"]
             lines += [f"accelmark_{name}{{{labels}}} {value!r}" for labels, value in found]
-    times = [(labels, sample["wall"]) for labels, sample in samples if _is_number(sample.get("wall"))]
+    times = [(labels, sample["wall"]) for labels, sample in samples]
     if times:
         lines += [f"# HELP accelmark_{_TIME} When the sample was taken.", f"# TYPE accelmark_{_TIME} gauge"]
         lines += [f"accelmark_{_TIME}{{{_labels(labels)}}} {float(at)!r}" for labels, at in times]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _oldest_s(path: Path) -> float:
+    """Return the age in seconds up to which a sample is one of now, by the interval that the record's head states."""
+    interval_s: object = None
+    try:
+        with path.open("rb") as file:
+            head = json.loads(file.readline(_TAIL_BYTES))
+        interval_s = head["header"]["interval_s"]
+    except (OSError, ValueError, TypeError, KeyError):  # a record without its head: as if it sampled every few seconds
+        pass
+    return max(_INTERVALS * interval_s, _LEAST_S) if isinstance(interval_s, int | float) else _LEAST_S
 
 
 def last_sample(path: Path) -> dict[str, Any] | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.counting import count
@@ -14,8 +17,10 @@ from accelmark.automl.engine.journal import Journal, JournalError, Note, Propose
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.thread_crew import ThreadCrew
 from accelmark.automl.morphs.settings import with_kernel
+from accelmark.automl.screen import show_summary
 from accelmark.automl.search import family
 from accelmark.automl.summary import summarise
+from accelmark.automl.tuning import JOURNAL_NAME
 from accelmark.automl.verify import verify_run
 from accelmark.report.automl import write_report
 from accelmark.spec.errors import RequestError
@@ -168,6 +173,48 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
     assert summary.interruptions == 1
     assert 3.9 <= summary.duration_s < 30  # a busy machine may come late to its end
     assert verify_run(run).reasons == ("no trial finished",)
+
+
+def test_a_searched_kernel_that_breaks_the_limits_is_not_executed_and_the_search_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bound = round(1.5 * count(tiny_network(), "accelmark").matrix_forward)
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=1),
+        search=SearchConfig(method="random", max_forward_operations=bound),
+        tuning=TuningConfig(kernel=(3, 7)),
+    )
+    run = new_run(tmp_path, wanted)
+    assert session(run, wanted).reason == "trials"
+    state = run.state()
+    assert all(count(one.network, "accelmark").matrix_forward <= bound for one in state.individuals)
+    assert {record.hyperparameters.kernel for record in state.trials.values()} == {3}
+    kept = [note for note in state.notes if "kernel 7 would break the limits of the search; it takes 3" in note.text]
+    assert kept
+    study = optuna.load_study(
+        study_name=f"accelmark-{run.name}",
+        storage=JournalStorage(JournalFileBackend(str(run.path / JOURNAL_NAME))),
+    )
+    assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "COMPLETE"] == [3] * 5
+    assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "FAIL"] == [7] * len(kept)
+    assert verify_run(run).verdict == "VALID"
+    show_summary(summarise(run))
+    assert "all its trials were done" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_search_whose_networks_cannot_grow_any_more_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=None),
+        search=SearchConfig(morphs=("deepen",), max_nodes=1),
+    )
+    run = new_run(tmp_path, wanted)
+    assert session(run, wanted).reason == "exhausted"
+    show_summary(summarise(run))
+    assert "no network was left" in " ".join(capsys.readouterr().out.split())
 
 
 def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -45,6 +46,12 @@ _FLAGS: Final = {
 }  # fmt: skip
 _FLAGS_WITHOUT_EFFECT: Final = {"ip", "num_parallel_calls"}
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
+_MAPPINGS: Final = ("tuner", "tuner.classArgs", "trial")
+_NAME: Final = "aiperf"
+_NAME_LENGTH: Final = 80
+_KERNELS: Final = (3, 5, 7)
+_BATCH_SHARES: Final = (12, 13, 14)
+"""AIPerf searches the batch between 12 and 14 times a card's memory in GiB; its own 448 is 14 times 32."""
 _REMARK: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 
 
@@ -88,6 +95,8 @@ class _Reader:
                 self.unused.append(f"{path}: unknown key ({nearest(path, _KNOWN | _WITHOUT_EFFECT)})")
             elif isinstance(value, dict):
                 flat |= self._flattened(value, f"{path}.")
+            elif path in _MAPPINGS and value is not None:
+                self.problems.append(Problem(self.where, path, f"must be a mapping of keys, found {value!r}"))
             else:
                 flat[path] = value
         return flat
@@ -125,40 +134,63 @@ class _Reader:
             flags[name] = value
         return flags, environment
 
-    def _number(self, place: str, value: Any, kind: type[int] | type[float]) -> Any:
+    def _whole(self, place: str, value: Any) -> int | None:
+        """Return a count of at least 1; None, the problem noted, for anything else: nothing is rounded."""
         try:
-            return kind(value)
+            number = None if isinstance(value, bool | float) else int(value)
         except (TypeError, ValueError):
-            self.problems.append(Problem(self.where, place, f"must be a number, found {value!r}"))
+            number = None
+        if number is None or number < 1:
+            self.problems.append(Problem(self.where, place, f"must be a whole number of at least 1, found {value!r}"))
             return None
+        return number
 
-    def _flag(self, name: str, kind: type[int] | type[float], default: float) -> Any:
-        value = self.flags.get(name)
-        return default if value is None else self._number(f"trial.command --{name}", value, kind)
+    def _count(self, flag: str, default: int) -> int | None:
+        value = self.flags.get(flag)
+        return default if value is None else self._whole(f"trial.command --{flag}", value)
 
-    def _value(self, key: str, default: int) -> Any:
+    def _rate(self, flag: str, default: float, *, above_zero: bool) -> float | None:
+        value = self.flags.get(flag)
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number) and (number > 0 or (number == 0 and not above_zero)):
+            return number
+        what = f"must be a number {'above' if above_zero else 'of at least'} 0, found {value!r}"
+        self.problems.append(Problem(self.where, f"trial.command --{flag}", what))
+        return None
+
+    def _value(self, key: str, default: int) -> int | None:
         value = self.values.get(key)
-        return default if value is None else self._number(key, value, int)
+        return default if value is None else self._whole(key, value)
 
     def read(self) -> tuple[AutomlConfig, tuple[str, ...]]:
         concurrency = self._value("trialConcurrency", 1)
-        if "slave" in self.flags and self._flag("slave", int, 1) != concurrency:
+        slaves = self._count("slave", 1)
+        if "slave" in self.flags and None not in (slaves, concurrency) and slaves != concurrency:
             self.problems.append(
                 Problem(self.where, "trial.command --slave", f"must be trialConcurrency, {concurrency}")
             )
+        devices = max(1, len([card for card in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]))
+        batch = self._count("batch_size", 448)
+        if batch is not None and batch % devices:
+            what = f"must be a multiple of the {devices} cards in CUDA_VISIBLE_DEVICES, found {batch}"
+            self.problems.append(Problem(self.where, "trial.command --batch_size", what))
         values = {
-            "name": str(self.values.get("experimentName", "aiperf")),
+            "name": self._name(),
             "network": self._network(),
             "dataset": self._dataset(),
             "search": {"method": self._method(), "morphs": ("deepen", "widen", "add-skip")},
             "schedule": self._schedule(concurrency),
+            "tuning": {"kernel": _KERNELS, "batch_size": _searched_batches(batch or 1, devices)},
             "training": {
-                "batch_size": self._flag("batch_size", int, 448),
-                "learning_rate": self._flag("initial_lr", float, 0.1),
-                "final_learning_rate": self._flag("final_lr", float, 0.0),
-                "devices_per_trial": max(
-                    1, len([card for card in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if card])
-                ),
+                "batch_size": batch,
+                "learning_rate": self._rate("initial_lr", 0.1, above_zero=True),
+                "final_learning_rate": self._rate("final_lr", 0.0, above_zero=False),
+                "devices_per_trial": devices,
             },
             "counting": "aiperf-v1",
             "rules": "aiperf-v1",
@@ -167,22 +199,39 @@ class _Reader:
             raise SpecError(self.problems)
         return parse(AutomlConfig, values, self.where), tuple(self.unused)
 
-    def _schedule(self, concurrency: Any) -> dict[str, Any]:
-        epochs = self._flag("epochs", int, self._flag("epoch", int, 60))
-        warm = [self._flag(f"warmup_{number}", int, 15 * number) for number in (1, 2, 3)]
-        duration: Any = None
-        try:
-            duration = duration_s(self.values.get("maxExecDuration", "12h"))
-        except ValueError as error:
-            self.problems.append(Problem(self.where, "maxExecDuration", str(error)))
-        if isinstance(duration, int | float) and not isinstance(self.values.get("maxExecDuration"), str | None):
-            duration = duration * 3600  # AIPerf's bare numbers are hours
+    def _name(self) -> str:
+        """Return the experiment's name as a folder can bear it."""
+        given = self.values.get("experimentName")
+        if given is None:
+            return _NAME
+        words = re.findall(r"[A-Za-z0-9._-]+", str(given))
+        name = "-".join(words).lstrip("._-")[:_NAME_LENGTH] or _NAME
+        if name != str(given):
+            self.unused.append(f"experimentName: the run is called {name!r}, which a folder can bear")
+        return name
+
+    def _schedule(self, concurrency: int | None) -> dict[str, Any]:
+        epochs = self._count("epochs" if "epochs" in self.flags else "epoch", 60)
+        warm = [self._count(f"warmup_{number}", 15 * number) for number in (1, 2, 3)]
         return {
             "concurrency": concurrency,
             "max_trials": self._value("maxTrialNum", 30000),
-            "max_duration": duration,
+            "max_duration": self._duration(),
             "round_epochs": (*warm, epochs),
         }
+
+    def _duration(self) -> float | None:
+        given = self.values.get("maxExecDuration")
+        try:
+            seconds = duration_s("12h" if given is None else given)
+        except ValueError as error:
+            self.problems.append(Problem(self.where, "maxExecDuration", str(error)))
+            return None
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            what = f"must be a time above 0, such as 12h, found {given!r}"
+            self.problems.append(Problem(self.where, "maxExecDuration", what))
+            return None
+        return float(seconds) if isinstance(given, str | None) else seconds * 3600.0  # AIPerf's bare numbers are hours
 
     def _method(self) -> str:
         name = str(self.values.get("tuner.builtinTunerName", "NetworkMorphism"))
@@ -203,8 +252,8 @@ class _Reader:
         width = self._value("tuner.classArgs.input_width", 224)
         channels = self._value("tuner.classArgs.input_channel", 3)
         classes = self._value("tuner.classArgs.n_output_node", 1000)
-        known = {(224, 3, 1000): "resnet50", (28, 1, 10): "small28", (32, 3, 10): "small32"}
-        if (width, channels, classes) not in known:
+        known: dict[Any, str] = {(224, 3, 1000): "resnet50", (28, 1, 10): "small28", (32, 3, 10): "small32"}
+        if (width, channels, classes) not in known and None not in (width, channels, classes):
             shapes = ", ".join(f"{w} x {w} x {c} -> {n}" for w, c, n in known)
             what = f"no seed network takes {width} x {width} x {channels} -> {classes}; known: {shapes}"
             self.problems.append(Problem(self.where, "tuner.classArgs", what))
@@ -225,3 +274,9 @@ class _Reader:
         name = self._network()
         self.problems = kept
         return name
+
+
+def _searched_batches(batch: int, devices: int) -> tuple[int, ...]:
+    """Return the batches that AIPerf searches where ``batch`` is its largest, as the devices can share them evenly."""
+    shares = (batch * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES)
+    return tuple(sorted({share for share in shares if share > 0})) or (batch,)

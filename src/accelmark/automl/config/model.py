@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from accelmark.automl.counting import Mode
 from accelmark.automl.morphs import MORPH_KINDS, MorphKind, MorphLimits, WeightMode
@@ -19,13 +19,21 @@ from accelmark.spec.model import Spec
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 
-PositiveInt = Annotated[int, Field(ge=1)]
+
+def _number(value: Any) -> Any:
+    """Refuse yes and no, which Python counts as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, found {str(value).lower()}")
+    return value
+
+
+PositiveInt = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 
 
 def duration_s(value: Any) -> Any:
     """Read ``12h``, ``90m``, ``1.5h`` or ``3600s`` as seconds; a bare number is left as it is (seconds)."""
     if not isinstance(value, str):
-        return value
+        return _number(value)
     match = _DURATION.fullmatch(value.strip())
     if match is None:
         raise ValueError("is no duration: write for example 90s, 10m, 1.5h or 2d")
@@ -35,7 +43,13 @@ def duration_s(value: Any) -> Any:
 Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0)]
 
 
-class DatasetConfig(Spec):
+class Form(Spec):
+    """A part of the configuration; its numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class DatasetConfig(Form):
     """Which pictures, and where they lie.
 
     The search trains and validates on the training split alone; the test split is held out for the error that is
@@ -53,7 +67,7 @@ class DatasetConfig(Spec):
     """Use only so many training and so many held-out images: for trying things out; disclosed."""
 
 
-class SearchConfig(Spec):
+class SearchConfig(Form):
     """Where the next network comes from, and how far networks may grow."""
 
     method: SearchName = "bayesian"
@@ -79,7 +93,7 @@ class SearchConfig(Spec):
         )
 
 
-class ScheduleConfig(Spec):
+class ScheduleConfig(Form):
     """How many trials, how long, how many at a time."""
 
     concurrency: PositiveInt = 1
@@ -109,7 +123,7 @@ class ScheduleConfig(Spec):
         )
 
 
-class TuningConfig(Spec):
+class TuningConfig(Form):
     """The space that TPE searches; an empty list or None leaves that hyperparameter as it is."""
 
     kernel: tuple[PositiveInt, ...] = (3, 5, 7)
@@ -127,6 +141,11 @@ class TuningConfig(Spec):
             raise ValueError("study names a study that runs share: give storage, where it lives, too")
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, or their output would shift")
+        if 1 in self.kernel:
+            raise ValueError(
+                "a kernel of 1 cannot be searched: a convolution that has it sees no neighbours and is like those that"
+                " only mix channels, so no later trial could make it larger again"
+            )
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
             raise ValueError("learning_rate must be a range of positive numbers, low before high")
         if self.dropout and not 0 <= self.dropout[0] < self.dropout[1] < 1:
@@ -134,7 +153,7 @@ class TuningConfig(Spec):
         return self
 
 
-class TrainingConfig(Spec):
+class TrainingConfig(Form):
     """How one trial trains: SGD with momentum, the learning rate falling linearly over the trial."""
 
     batch_size: PositiveInt = 448
@@ -149,20 +168,20 @@ class TrainingConfig(Spec):
     """A trial that shows no progress for so long has stalled."""
 
 
-class LocalCluster(Spec):
+class LocalCluster(Form):
     """This machine alone."""
 
     kind: Literal["local"] = "local"
 
 
-class AddressCluster(Spec):
+class AddressCluster(Form):
     """A running Ray cluster."""
 
     kind: Literal["address"]
     address: Annotated[str, Field(min_length=1)]
 
 
-class SshCluster(Spec):
+class SshCluster(Form):
     """Hosts on which we start and stop Ray ourselves; its head runs on this machine, which they must reach."""
 
     kind: Literal["ssh"]
@@ -185,7 +204,7 @@ def _known_rules(name: str) -> str:
     return name
 
 
-class AutomlConfig(Spec):
+class AutomlConfig(Form):
     """One search: network, data, how to search, schedule, training, where to run, and what it is judged by."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")] = "automl"
@@ -200,6 +219,16 @@ class AutomlConfig(Spec):
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
     rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
+
+    @model_validator(mode="after")
+    def _kernels_within_bounds(self) -> Self:
+        above = [kernel for kernel in self.tuning.kernel if kernel > self.search.max_kernel]
+        if above and self.schedule.tuning_round is not None:
+            raise ValueError(
+                f"tuning.kernel: {', '.join(map(str, above))} is above search.max_kernel, {self.search.max_kernel}:"
+                " take it out, or allow it there"
+            )
+        return self
 
     @model_validator(mode="after")
     def _dealt_out_evenly(self) -> Self:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from accelmark.automl.data.arrays import checked_pictures, read_npz
 from accelmark.automl.data.pictures import ArrayPictures, FolderPictures, Images, Labels, Pictures
 from accelmark.spec.errors import DataError
 
@@ -21,14 +23,16 @@ Pair = tuple[Pictures, Pictures]
 
 def read_fashion_mnist(directory: Path) -> Pair:
     """Read four IDX files, plain or gzipped."""
-    pairs = [
-        ArrayPictures(
-            _idx(directory, f"{name}-images-idx3-ubyte", 3)[:, None],
-            _idx(directory, f"{name}-labels-idx1-ubyte", 1).astype(np.int64),
+    train, held_out = (
+        checked_pictures(
+            _idx(directory, images := f"{name}-images-idx3-ubyte", 3)[:, None],
+            _idx(directory, labels := f"{name}-labels-idx1-ubyte", 1),
+            images_at=str(directory / images),
+            labels_at=str(directory / labels),
         )
         for name in ("train", "t10k")
-    ]
-    return pairs[0], pairs[1]
+    )
+    return train, held_out
 
 
 def _idx(directory: Path, name: str, axes: int) -> Images:
@@ -37,13 +41,13 @@ def _idx(directory: Path, name: str, axes: int) -> Images:
         raw = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
     except FileNotFoundError as error:
         raise DataError(f"{directory}: a split is missing: neither {name} nor {name}.gz is there") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{packed}: cannot be unpacked: {error}") from error
     header = 4 * (1 + axes)
     if len(raw) < header or raw[:4] != bytes((0, 0, _IDX_BYTES, axes)):
         raise DataError(f"{directory / name}: is no IDX file of bytes with {axes} axes")
     shape = np.frombuffer(raw, ">i4", axes, offset=4)
-    if int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
+    if (shape < 0).any() or int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
         raise DataError(f"{directory / name}: says {shape.tolist()}, but holds {len(raw) - header} values")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
@@ -99,15 +103,17 @@ def _folder(folder: Path, names: list[str], side: int) -> Pictures:
 
 def read_arrays(path: Path) -> Pair:
     """Read an .npz file with train_images, train_labels, held_out_images and held_out_labels, images uint8."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = {"train_images", "train_labels", "held_out_images", "held_out_labels"} - set(arrays.files)
-            if missing:
-                raise DataError(f"{path}: a split is missing: no {', '.join(sorted(missing))}")
-            parts = [
-                (arrays[f"{name}_images"].astype(np.uint8), arrays[f"{name}_labels"].astype(np.int64))
-                for name in ("train", "held_out")
-            ]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as arrays: {error}") from error
-    return ArrayPictures(*parts[0]), ArrayPictures(*parts[1])
+    arrays = read_npz(path, "pictures")
+    missing = {"train_images", "train_labels", "held_out_images", "held_out_labels"} - set(arrays)
+    if missing:
+        raise DataError(f"{path}: a split is missing: no {', '.join(sorted(missing))}")
+    train, held_out = (
+        checked_pictures(
+            arrays[images := f"{name}_images"],
+            arrays[labels := f"{name}_labels"],
+            images_at=f"{path}: {images}",
+            labels_at=f"{path}: {labels}",
+        )
+        for name in ("train", "held_out")
+    )
+    return train, held_out

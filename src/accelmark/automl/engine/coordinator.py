@@ -13,16 +13,8 @@ from accelmark.automl.config import AutomlConfig
 from accelmark.automl.counting import count
 from accelmark.automl.curve import predicted_accuracy
 from accelmark.automl.engine.crew import Crew, Ended, EpochReported, Lost, Progressed, Ready
-from accelmark.automl.engine.journal import (
-    Beat,
-    EpochDone,
-    Event,
-    Journal,
-    Note,
-    SessionBegan,
-    SessionEnded,
-    Tried,
-)
+from accelmark.automl.engine.hyperparameters import Settled, open_hyperparameters
+from accelmark.automl.engine.journal import Beat, EpochDone, Event, Journal, Note, SessionBegan, SessionEnded, Tried
 from accelmark.automl.engine.proposals import Proposals
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
@@ -30,8 +22,7 @@ from accelmark.automl.engine.weights import WeightStore, read_weights
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord, TrialStatus
 from accelmark.automl.schedule import Assignment, Scheduler
 from accelmark.automl.search import Individual
-from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, digest, executed_network
-from accelmark.automl.tuning import Tuner, default_hyperparameters
+from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, digest
 from accelmark.spec.errors import RunError
 
 _BEAT_S: Final = 1.0
@@ -73,7 +64,9 @@ class Coordinator:
         self._replaced: dict[int, int] = {}
         self._last_beat = -_BEAT_S
         self._began = time.monotonic()
-        self._tuner: Final = self._make_tuner()
+        self._hyperparameters: Final = open_hyperparameters(
+            config, run, fingerprint=fingerprint, sessions=len(self._state.sessions)
+        )
         self._scheduler = self._state.scheduler(config.schedule.schedule)
         self._proposals: Final = Proposals(config, self._state.family(config.seed), self._write)
 
@@ -93,8 +86,7 @@ class Coordinator:
         finally:
             self._proposals.close()
             self._journal.close()
-            if self._tuner is not None:
-                self._tuner.close()
+            self._hyperparameters.close()
 
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
@@ -103,21 +95,8 @@ class Coordinator:
         self._journal.write(event)
         self._state.take(event)
 
-    def _make_tuner(self) -> Tuner | None:
-        if self._config.schedule.tuning_round is None:
-            return None
-        return Tuner(
-            self._config.tuning,
-            self._config.training,
-            run=self._run.name,
-            experiment=f"data {self._fingerprint[:16]}, network {digest(self._run.network())[:16]}",
-            directory=self._run.path,
-            seed=self._config.seed + len(self._state.sessions),
-        )
-
     def _take_up(self) -> None:
-        if self._tuner is not None:
-            self._tuner.abandon_running()
+        self._hyperparameters.take_up()
         if not self._state.individuals:
             self._proposals.begin(self._run.network())
             self._scheduler.offer(0)
@@ -133,6 +112,7 @@ class Coordinator:
                 experiment=self._run.name,
                 dataset_fingerprint=self._fingerprint,
                 dataset_identity=self._identity,
+                splits=self._crew.splits,
                 workers=self._crew.size,
             )
         )
@@ -184,23 +164,20 @@ class Coordinator:
             self._start(worker, assignment)
 
     def _start(self, worker: int, assignment: Assignment) -> None:
-        tuned = assignment.tuned and self._tuner is not None
-        hyper = (
-            self._tuner.ask(assignment.trial)
-            if self._tuner is not None and tuned
-            else default_hyperparameters(self._config.training)
-        )
         one = self._proposals.family.individuals[assignment.individual]
         given = one.network
-        one = one.model_copy(update={"network": executed_network(given, hyper)})
+        settled = self._hyperparameters.settle(assignment, given)
+        one = one.model_copy(update={"network": settled.network})
         weights, parent = self._starting_point(one)
         now = self._now()
-        order = self._order(assignment, one, hyper, parent, self._scheduler.remaining_s(now))
-        record = self._record(worker, assignment, one, hyper, weights is not None, tuned, now)
+        order = self._order(assignment, one, settled.hyperparameters, parent, self._scheduler.remaining_s(now))
+        record = self._record(worker, assignment, one, settled, weights is not None, now)
         # The trial first: killed in between, no network is left whose hyperparameters no trial tells.
         self._write(Tried(trial=record))
         if one.network != given:
             self._proposals.update(one)
+        if settled.note:
+            self._note(settled.note)
         self._idle.discard(worker)
         self._working[worker], self._orders[worker] = record, order
         self._seen[worker] = (0, now)
@@ -247,9 +224,8 @@ class Coordinator:
         worker: int,
         assignment: Assignment,
         one: Individual,
-        hyper: Hyperparameters,
+        settled: Settled,
         carried: bool,
-        tuned: bool,
         now: float,
     ) -> TrialRecord:
         counted = count(one.network, self._config.counting)
@@ -261,8 +237,8 @@ class Coordinator:
             worker=worker,
             parent=one.parent,
             morphs=one.morphs,
-            hyperparameters=hyper,
-            tuned=tuned,
+            hyperparameters=settled.hyperparameters,
+            tuned=settled.tuned,
             weights="carried" if carried else "from-scratch",
             epochs_planned=assignment.epochs,
             cost=OperationCost(
@@ -352,8 +328,7 @@ class Coordinator:
             worth = predicted_accuracy(curve, max(self._config.schedule.round_epochs))
             done = _with(done, predicted_accuracy=worth)
         self._write(Tried(trial=done))
-        if self._tuner is not None:
-            self._tuner.tell(done.trial, worth, diverged=done.status == "diverged")
+        self._hyperparameters.tell(done.trial, worth, diverged=done.status == "diverged")
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if worth is not None:
             self._proposals.observe(done.individual, worth)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, final
 
+from accelmark.automl.engine.journal import Splits
 from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
 
 
@@ -64,6 +65,11 @@ class Crew(Protocol):
     @property
     def size(self) -> int:
         """How many workers there are."""
+        ...
+
+    @property
+    def splits(self) -> Splits:
+        """How the data are split, as the workers found them."""
         ...
 
     def start(self, worker: int, order: TrialOrder, weights: dict[str, Array] | None) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, SshCluster, resolve_network
-from accelmark.automl.data import open_dataset
+from accelmark.automl.data import Dataset
+from accelmark.automl.engine.checks import check_batches, check_request
 from accelmark.automl.engine.coordinator import Coordinator, Observer
 from accelmark.automl.engine.journal import SessionEnded
 from accelmark.automl.engine.ray_access import check_answers, guarded, showing_what_is_there
@@ -43,8 +44,7 @@ def start_run(
     Raises RequestError, DataError or RunError before any trial when something is wrong with the request.
     """
     network = resolve_network(config)
-    fingerprint = _checked_data(config, network)
-    with _crew(config, network, fingerprint) as crew:
+    with _crew(config, network, check_request(config, network)) as crew:
         run = RunDirectory.created(root, config, network)
         if announce is not None:
             announce(run)
@@ -59,8 +59,9 @@ def resume_run(run: RunDirectory, *, observer: Observer | None = None) -> Sessio
         state = run.state()
         if state.ended is not None and state.ended.over:
             raise RequestError(f"{run.path}: this run is over ({state.ended.reason}); there is nothing to resume")
-        fingerprint = _checked_data(config, network)
-        with _crew(config, network, fingerprint) as crew:
+        seed_trained = any(one.id == 0 and one.standing != "pending" for one in state.individuals)
+        dataset = check_request(config, network, seed_trained=seed_trained)
+        with _crew(config, network, dataset) as crew:
             known = {session.dataset_fingerprint for session in state.sessions}
             if known and known != crew.fingerprints:
                 raise RequestError(f"{run.path}: the data are not those that this run began with")
@@ -68,21 +69,15 @@ def resume_run(run: RunDirectory, *, observer: Observer | None = None) -> Sessio
             return Session(run, _worked(run, config, crew, observer))
 
 
-def _checked_data(config: AutomlConfig, network: Network) -> str | None:
-    """Open the data here where trials run here; hosts of a cluster have their own, and their workers check it."""
-    if not isinstance(config.cluster, LocalCluster):
-        return None
-    return open_dataset(config.dataset, network).fingerprint
-
-
 @contextmanager
-def _crew(config: AutomlConfig, network: Network, fingerprint: str | None) -> Iterator[RayCrew]:
+def _crew(config: AutomlConfig, network: Network, dataset: Dataset | None) -> Iterator[RayCrew]:
     # Ray writes remarks about lost workers to standard output, which belongs to who asked for JSON.
     with redirect_stdout(sys.stderr), _cluster(config) as address:
         crew = RayCrew(config, network, address=address)
         try:
-            if len(crew.fingerprints | ({fingerprint} if fingerprint else set())) != 1:
+            if len(crew.fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
                 raise RequestError("the workers' hosts hold different data under the same name")
+            check_batches(config, crew.splits.training)
             yield crew
         finally:
             crew.close()

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig
+from accelmark.automl.engine.checks import check_places
 from accelmark.automl.engine.crew import Ended, EpochReported, Lost, Message, Progressed, Ready
+from accelmark.automl.engine.journal import Splits
 from accelmark.automl.engine.ray_worker import as_actor
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RunError
 
 _DRAIN_S: Final = 0.5
 _START_S: Final = 5.0
@@ -37,6 +39,7 @@ class RayCrew:
         self.size: Final = config.schedule.concurrency
         self.fingerprints: Final[set[str]] = set()
         self.identities: Final[set[str]] = set()
+        self._splits: Splits | None = None
         self._hired = False
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
@@ -77,13 +80,7 @@ class RayCrew:
     def _set_up(self, config: AutomlConfig, network: Network, resources: Mapping[str, float]) -> None:
         devices = config.training.devices_per_trial
         cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
-        places = accelerators // devices if accelerators else cores // devices
-        if self.size > places:
-            what = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
-            raise RequestError(
-                f"{self.size} trials at a time with {devices} devices each are asked for;"
-                f" the cluster has {what}, enough for {places}"
-            )
+        check_places(config, cores=cores, accelerators=accelerators)
         threads = 0 if accelerators else max(1, cores // (self.size * devices))
         reserve = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
         self._class = as_actor(**reserve)
@@ -101,6 +98,13 @@ class RayCrew:
         while self._starting:
             self.listen(_START_S)
         self._hired = True
+
+    @property
+    def splits(self) -> Splits:
+        """How the data are split; the same on all workers."""
+        if self._splits is None:
+            raise RunError("no worker has opened the data yet")
+        return self._splits
 
     def _hire(self, worker: int) -> None:
         actor = self._class.remote(*self._arguments)
@@ -156,6 +160,7 @@ class RayCrew:
         if kind is self._starting:
             self.fingerprints.add(value[1])
             self.identities.add(value[2])
+            self._splits = Splits.of(value[3])
             return [Ready(worker)]
         if kind is self._running:
             return [*self._last_reports(worker), Ended(worker, TrialResult.model_validate_json(value[0]), value[1])]

@@ -20,6 +20,7 @@ class TrialWorker:
 
         asked, seed = DatasetConfig.model_validate_json(dataset), Network.model_validate_json(network)
         self._data = open_dataset(asked, seed)
+        self._classes = seed.classes
         self._executor = make_executor(self._data, asked, seed, devices=devices, threads=threads)
         self._news = threading.Condition()
         self._busy = False
@@ -27,9 +28,14 @@ class TrialWorker:
         self._images = 0
         self._cancelled = threading.Event()
 
-    def ready(self) -> tuple[int, str, str]:
-        """Return the process id, and the fingerprint and the identity of the data that this worker holds."""
-        return os.getpid(), self._data.fingerprint, self._data.identity
+    def ready(self) -> tuple[int, str, str, tuple[int, int, int, int]]:
+        """Return the process id, and of the data that this worker holds: fingerprint, identity, splits.
+
+        Splits are the numbers of pictures to train on, to validate on and held out, and of classes.
+        """
+        data = self._data
+        sizes = len(data.training), len(data.validation), len(data.held_out), self._classes
+        return os.getpid(), data.fingerprint, data.identity, sizes
 
     def run(self, order: str, weights: dict[str, Array] | None) -> tuple[str, dict[str, Array] | None]:
         """Carry out one trial; return its result as JSON, and the best epoch's weights."""

@@ -13,13 +13,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.engine.journal import read_journal
+from accelmark.automl.engine.journal import CONFIG, NETWORK, read_journal
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.graph import Network, load_network
 from accelmark.spec.errors import RequestError, RunError
 
-CONFIG: Final = "automl.json"
-NETWORK: Final = "network.json"
 _LOCK: Final = "lock"
 _STOP: Final = "stop"
 

@@ -9,6 +9,7 @@ from accelmark.automl.engine.journal import (
     Beat,
     EpochDone,
     Event,
+    JournalError,
     Note,
     Proposed,
     SessionBegan,
@@ -40,14 +41,18 @@ class RunState:
 
     @staticmethod
     def folded(events: Iterable[Event]) -> RunState:
-        """Fold events, oldest first."""
+        """Fold events, oldest first; raises JournalError with the line of one that no earlier line explains."""
         state = RunState()
-        for event in events:
-            state.take(event)
+        for line, event in enumerate(events, start=1):
+            try:
+                state.take(event)
+            except JournalError as error:
+                raise JournalError(f"line {line} of the journal tells of {error}") from error
         return state
 
     def take(self, event: Event) -> None:
-        """Take in one event."""
+        """Take in one event; raises JournalError when it is about a network or a trial that is not known."""
+        self._check(event)
         match event:
             case SessionBegan():
                 self.sessions.append(event)
@@ -78,6 +83,24 @@ class RunState:
             case SessionEnded():
                 self.ended = event
                 self.clock_s = max(self.clock_s, event.clock_s)
+
+    def _check(self, event: Event) -> None:
+        known = len(self.individuals)
+        match event:
+            case Proposed(individual=one) if not 0 <= one.id <= known:
+                raise JournalError(f"network {one.id}; only {known} networks were proposed before it")
+            case Valued(individual=number) if not 0 <= number < known:
+                raise JournalError(f"the value of network {number}, which no line before it proposes")
+            case Tried(trial=record) if record.individual >= known:
+                raise JournalError(
+                    f"trial {record.trial} of network {record.individual}, which no line before it proposes"
+                )
+            case EpochDone(epoch=epoch) if (epoch.trial, epoch.attempt) not in self.attempts:
+                raise JournalError(
+                    f"an epoch of trial {epoch.trial}, attempt {epoch.attempt}, which no line before it starts"
+                )
+            case _:
+                pass
 
     def _compare(self, record: TrialRecord) -> None:
         if record.status in ("finished", "cut"):
@@ -113,7 +136,13 @@ class RunState:
 
     def scoreboard(self) -> Scoreboard:
         """Return the figures of the run. Work of attempts that gave no result is time spent, not work done."""
-        return Scoreboard(self.trials, self.useful_epochs())
+        failed = {key: record for key, record in self.attempts.items() if record.status in FAILURES}
+        return Scoreboard(
+            trials=self.trials,
+            epochs=self.useful_epochs(),
+            failed_attempts=list(failed.values()),
+            failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
+        )
 
     def utilisation(self) -> Utilisation:
         """Return how the workers' time was spent, all attempts included, until the last trial ended."""

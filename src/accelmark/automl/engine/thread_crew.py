@@ -12,6 +12,7 @@ from typing import Final
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.engine.crew import Ended, EpochReported, Lost, Message, Progressed
+from accelmark.automl.engine.journal import Splits
 from accelmark.automl.engine.ray_worker import TrialWorker
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.order import Array, EpochReport, TrialOrder, TrialResult
@@ -28,6 +29,7 @@ class ThreadCrew:
         self._workers: Final = [TrialWorker(*arguments) for _ in range(size)]
         self._heard: Final[queue.Queue[Message]] = queue.Queue()
         self.fingerprints: Final = {worker.ready()[1] for worker in self._workers}
+        self.splits: Final = Splits.of(self._workers[0].ready()[3])
 
     @property
     def size(self) -> int:

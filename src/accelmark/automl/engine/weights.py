@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from accelmark.automl.data.arrays import read_npz
 from accelmark.automl.trial.order import Array
 from accelmark.spec.errors import DataError
 
@@ -62,8 +63,8 @@ class WeightStore:
 
 def read_weights(path: Path) -> dict[str, Array]:
     """Read arrays from an .npz file; raises DataError when it is missing or broken."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name].astype(np.float32) for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as weights: {error}") from error
+    arrays = read_npz(path, "weights")
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise DataError(f"{path}: cannot be read as weights: {name} holds {array.dtype}, not floats")
+    return {name: array.astype(np.float32) for name, array in arrays.items()}

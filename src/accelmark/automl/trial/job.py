@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from accelmark.automl.trial.order import TrialOrder, digest
+from accelmark.spec.errors import DataError
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import (
@@ -26,11 +27,14 @@ def trial_settings(order: TrialOrder, *, pictures: int, world_size: int, threads
     """Return the driver's settings for an order over ``pictures`` training pictures.
 
     The trial's batch is the global one, dealt out evenly; the learning rate falls linearly over all its epochs. Every
-    epoch is validated. There is no bound in time: a trial that is cut must not be evaluated once more.
+    epoch is validated. There is no bound in time: a trial that is cut must not be evaluated once more. Raises DataError
+    for a batch larger than the split: trained would be another one than was asked for.
     """
     hyper, training = order.hyperparameters, order.training
+    if hyper.batch_size > pictures:
+        raise DataError(f"a batch of {hyper.batch_size} is larger than the training split of {pictures} pictures")
     return TrainSettings(
-        batch_size=max(1, min(hyper.batch_size, pictures) // world_size),
+        batch_size=max(1, hyper.batch_size // world_size),
         eval_batch_size=_EVALUATION_BATCH,
         precision=training.precision,
         seed=order.seed,

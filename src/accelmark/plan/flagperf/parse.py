@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import math
+import textwrap
+import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -20,6 +24,8 @@ class Parsed:
     values: dict[str, Any]
     skipped: dict[str, str] = field(default_factory=dict)
     """Name (or ``line N``) -> why it could not be read as data."""
+    taken_whole: dict[str, str] = field(default_factory=dict)
+    """``line N`` -> the module that everything is taken from there (``from M import *``)."""
 
 
 def parse_file(path: Path) -> Parsed:
@@ -29,42 +35,86 @@ def parse_file(path: Path) -> Parsed:
         SpecError: it cannot be read, or is not of the kind that its name says.
     """
     if path.suffix in (".yaml", ".yml"):
-        return Parsed(str(path), dict(read_yaml(path)))
+        return Parsed(str(path), _yaml(path))
     if path.suffix != ".py":
         raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
+    parsed = Parsed(str(path), {})
+    for statement in _tree(path).body:
+        try:
+            _take(statement, parsed)
+        except (OverflowError, RecursionError) as error:
+            what = "nests too deeply to be read" if isinstance(error, RecursionError) else "is too large a number"
+            raise SpecError([Problem(str(path), f"line {statement.lineno}", what)]) from error
+    return parsed
+
+
+def _yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        values = read_yaml(path)
+        repr(values)  # what cannot be shown cannot be complained of either
+    except (ValueError, RecursionError) as error:
+        what = "nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise SpecError([Problem(str(path), "", f"cannot be read: {what}")]) from error
+    return values
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        source = path.read_bytes()
     except OSError as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
-    except (SyntaxError, ValueError) as error:
-        where = f"line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise SpecError([Problem(str(path), where, f"is not Python: {error}")]) from error
-    values: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    for statement in tree.body:
-        _take(statement, values, skipped)
-    return Parsed(str(path), values, skipped)
+    try:
+        return ast.parse(source, str(path))
+    except SyntaxError as error:
+        where = f"line {error.lineno}" if error.lineno else ""
+        raise SpecError([Problem(str(path), where, f"is not Python: {error.msg}")]) from error
+    except ValueError as error:
+        raise SpecError([Problem(str(path), "", f"is not Python: {error}")]) from error
+    except (RecursionError, MemoryError) as error:
+        raise SpecError([Problem(str(path), _too_deep(source), "nests too deeply to be read")]) from error
 
 
-def _take(statement: ast.stmt, values: dict[str, Any], skipped: dict[str, str]) -> None:
+def _too_deep(source: bytes) -> str:
+    """Return the ``line N`` of the first statement that Python's parser gives up on, which names none itself."""
+    lines = source.splitlines(keepends=True)
+    first = 1
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type != tokenize.NEWLINE:
+            continue
+        statement = b"".join(lines[first - 1 : token.end[0]]).decode(errors="replace")
+        try:
+            ast.parse(textwrap.dedent(statement))
+        except (RecursionError, MemoryError):
+            return f"line {first}"
+        except (SyntaxError, ValueError):
+            pass  # the head of a block, whose body comes as statements of their own
+        first = token.end[0] + 1
+    return ""
+
+
+def _take(statement: ast.stmt, parsed: Parsed) -> None:
+    line = f"line {statement.lineno}"
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return  # a documentation string
-    if isinstance(statement, ast.Import | ast.ImportFrom):
+    if isinstance(statement, ast.Import):
+        return
+    if isinstance(statement, ast.ImportFrom):
         names = ", ".join(alias.name for alias in statement.names)
-        module = getattr(statement, "module", None)
-        if names != "*":
-            return
-        skipped[f"line {statement.lineno}"] = f"takes everything from {module}, which is not read"
+        if names == "*":
+            parsed.taken_whole[line] = statement.module or "."
+        else:
+            parsed.skipped[line] = f"takes {names} from {statement.module or '.'}, which is not read"
         return
     name, expression = _assignment(statement)
     if name is None or expression is None:
-        skipped[f"line {statement.lineno}"] = "is code, not a setting"
+        parsed.skipped[line] = "is code, not a setting"
         return
+    parsed.skipped.pop(name, None)
     try:
-        values[name] = _literal(expression)
+        parsed.values[name] = _literal(expression)
     except ValueError:
-        values.pop(name, None)
-        skipped[name] = f"is computed, and nothing is executed: {ast.unparse(expression)[:80]}"
+        parsed.values.pop(name, None)
+        parsed.skipped[name] = f"is computed, and nothing is executed: {ast.unparse(expression)[:80]}"
 
 
 def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
@@ -83,21 +133,30 @@ def _literal(expression: ast.expr) -> Any:
 
     Raises:
         ValueError: it is something else.
+        OverflowError: a number is too large for a float.
+        RecursionError: it nests too deeply.
     """
     if isinstance(expression, ast.BinOp):
-        left, right = _literal(expression.left), _literal(expression.right)
-        numbers = all(isinstance(side, int | float) for side in (left, right))
-        texts = all(isinstance(side, str) for side in (left, right))
-        if isinstance(expression.op, ast.Add) and (numbers or texts):
-            return left + right
-        if isinstance(expression.op, ast.Sub) and numbers:
-            return left - right
-        if isinstance(expression.op, ast.Mult) and numbers:
-            return left * right
-        if isinstance(expression.op, ast.Div) and numbers and right:
-            return left / right
-        raise ValueError(expression)
+        value = _joined(expression)
+        if isinstance(value, int | float) and not math.isfinite(value):
+            raise OverflowError
+        return value
     try:
         return ast.literal_eval(expression)
-    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+    except (TypeError, SyntaxError) as error:
         raise ValueError(expression) from error
+
+
+def _joined(expression: ast.BinOp) -> Any:
+    left, right = _literal(expression.left), _literal(expression.right)
+    numbers = all(isinstance(side, int | float) for side in (left, right))
+    texts = all(isinstance(side, str) for side in (left, right))
+    if isinstance(expression.op, ast.Add) and (numbers or texts):
+        return left + right
+    if isinstance(expression.op, ast.Sub) and numbers:
+        return left - right
+    if isinstance(expression.op, ast.Mult) and numbers:
+        return left * right
+    if isinstance(expression.op, ast.Div) and numbers and right:
+        return left / right
+    raise ValueError(expression)

@@ -55,15 +55,12 @@ class RunIndex:
     def _look(self) -> Seen:
         runs: dict[str, LoadedRun] = {}
         unfinished: dict[str, Path] = {}
-        problems: list[str] = []
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-        try:
-            paths = list(find_sources(self.directory))
-        except RunError as error:
-            return Seen({}, {}, (str(error),))
+        paths, unread = find_sources(self.directory)
+        problems = [self._below(problem) for problem in unread]
         for path in paths:
             name = self._name(path)
-            stamp = _stamp(_decisive(path))
+            stamp = _stamp(path)
             if stamp is None:
                 unfinished[name] = path
                 continue
@@ -97,16 +94,11 @@ def _load(path: Path) -> LoadedRun | str:
         return str(error)
 
 
-def _decisive(path: Path) -> Path:
-    """Return the file whose change says that a run changed."""
-    if path.is_file():
-        return path
-    return path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
-
-
 def _stamp(path: Path) -> _Stamp | None:
+    """Return when the file changed whose change says that a run changed; None where it is not there yet."""
     try:
-        found = path.stat()
+        decisive = path if path.is_file() else path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
+        found = decisive.stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size

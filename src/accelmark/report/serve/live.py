@@ -44,12 +44,11 @@ def live_run(name: str, path: Path) -> LiveRun:
     from accelmark.results.search import is_search
     from accelmark.run import session
 
-    if is_search(path):
-        return _live_search(name, path)
-
     try:
+        if is_search(path):
+            return _live_search(name, path)
         seen = session.standing(path)
-    except AccelmarkError as error:
+    except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
     jobs: list[LiveJob] = []
     for directory, status in seen.statuses.items():
@@ -82,10 +81,7 @@ def _live_search(name: str, path: Path) -> LiveRun:
     from accelmark.automl.summary import summarise
 
     run = RunDirectory(path)
-    try:
-        seen, limits = summarise(run), run.config().schedule
-    except AccelmarkError as error:
-        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+    seen, limits = summarise(run), run.config().schedule
     finished = seen.trials.get("finished", 0)
     shares = [seen.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []

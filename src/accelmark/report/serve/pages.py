@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -187,7 +188,7 @@ class Pages:
             for record in sorted(path.glob("*/round*/*/telemetry.jsonl"))
             if record.resolve().is_relative_to(path)
         ]
-        return Reply(expose(recorders), CONTENT_TYPE)
+        return Reply(expose(recorders, now_s=time.time()), CONTENT_TYPE)
 
 
 def _halved(row: Row, name: FigureName) -> tuple[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import sys
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from accelmark.report.serve.index import RunIndex
 from accelmark.report.serve.pages import HTML, Pages, Reply, message
@@ -32,6 +32,9 @@ _INLINE_POLICY: Final = (
 )
 """For the page of a run, rendered here from its results with everything escaped: it may ask nothing of anybody."""
 _MOST_BODY: Final = 4096
+
+
+_LENGTH: Final = re.compile(r"[0-9]{1,9}")
 
 
 @final
@@ -82,6 +85,10 @@ def make_server(index: RunIndex, host: str, port: int, token: str | None) -> Thr
     return server
 
 
+def _malformed() -> Reply:
+    return message("This cannot be shown", "The address is malformed.", 400)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD, and the POST that signs in; everything else is refused."""
 
@@ -98,11 +105,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
-        if urlsplit(self.path).path != "/sign-in" or self.access.token is None:
+        split = self._address()
+        if split is None:
+            return
+        if split.path != "/sign-in" or self.access.token is None:
             self._send(message("Read-only", "Nothing here can be changed.", 405))
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MOST_BODY:
+        if not _LENGTH.fullmatch(length) or int(length) > _MOST_BODY:
             self._send(message("Too much", "A token is shorter.", 413))
             return
         body = parse_qs(self.rfile.read(int(length)).decode("utf-8", errors="replace"))
@@ -117,7 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _answer(self) -> None:
-        split = urlsplit(self.path)
+        split = self._address()
+        if split is None:
+            return
         path = unquote(split.path)
         if self.access.hosts is not None and self._asked_host() not in self.access.hosts:
             self._send(message("Misdirected", "This server answers only to names of this machine.", 421))
@@ -128,13 +140,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(Reply(fill("sign_in.html", served=True, title="Sign in", wrong=False), status=401))
         else:
             try:
-                reply = self.pages.reply(path, parse_qs(split.query, max_num_fields=200))
+                query = parse_qs(split.query, max_num_fields=200)
             except ValueError:
-                reply = message("This cannot be shown", "The address is malformed.", 400)
+                self._send(_malformed())
+                return
+            try:
+                reply = self.pages.reply(path, query)
             except Exception as error:  # noqa: BLE001 - one page that fails must not end the server
                 print(f"serve: {path!r}: {type(error).__name__}: {error}", file=sys.stderr)
                 reply = message("This page failed", "The server's terminal says why.", 500)
             self._send(reply)
+
+    def _address(self) -> SplitResult | None:
+        """Return what was asked for; None where that is no address, which is answered here."""
+        try:
+            return urlsplit(self.path)
+        except ValueError:
+            self._send(_malformed())
+            return None
 
     def _asked_host(self) -> str:
         asked = self.headers.get("Host", "").lower()
@@ -144,11 +167,12 @@ class _Handler(BaseHTTPRequestHandler):
         scheme, _, bearer = self.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return bearer.strip()
-        try:
-            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
-        except CookieError:
-            return ""
-        return cookie.value if cookie else ""
+        # Not by http.cookies, which stops at the first cookie that it does not like: others' stand beside ours.
+        for part in self.headers.get("Cookie", "").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == COOKIE:
+                return value
+        return ""
 
     def _send(self, reply: Reply) -> None:
         body = reply.body.encode("utf-8")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
 
@@ -19,6 +24,7 @@ _MOST_METRICS: Final = 1000
 _MOST_PARAMETERS: Final = 100
 """What one request to an MLflow server may hold."""
 _LONGEST_PARAMETER: Final = 6000
+_PATIENCE_S: Final = 10.0
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
 
@@ -42,6 +48,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise RequestError("MLflow needs accelmark[export]") from error
+    _reach(tracking_uri)
     try:
         client = MlflowClient(tracking_uri=tracking_uri)
         found = client.get_experiment_by_name(experiment)
@@ -49,6 +56,32 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
         return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
     except (MlflowException, OSError) as error:
         raise RunError(f"MLflow at {tracking_uri}: {error}") from error
+
+
+def _reach(tracking_uri: str) -> None:
+    """Ask a server for anything: MLflow itself tries one that does not answer for minutes, and says nothing meanwhile.
+
+    Raises:
+        RunError: no answer came.
+        RequestError: it is no address.
+    """
+    try:
+        split = urlsplit(tracking_uri)
+    except ValueError as error:
+        raise RequestError(f"{tracking_uri!r} is no address: {error}") from error
+    if split.scheme not in ("http", "https"):
+        return
+    bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path, "", ""))
+    try:
+        with urllib.request.urlopen(bare, timeout=_PATIENCE_S):  # noqa: S310 - HTTP it is
+            return
+    except urllib.error.HTTPError:  # it answers; whether as MLflow does shows in a moment
+        return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):  # MLflow has settings of its own for certificates
+            return
+        raise RunError(f"MLflow at {bare}: does not answer: {reason}") from error
 
 
 def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:
@@ -69,7 +102,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     secrets = set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
-            text = without(run.files.read(name).decode("utf-8"), secrets)
+            text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")

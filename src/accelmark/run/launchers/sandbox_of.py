@@ -26,7 +26,7 @@ class Enclosure:
     def having_image(self) -> list[list[str]]:
         """Return the commands that see to it that the image is there: whether it is, and what makes it where not."""
         recipe = self.recipe
-        return [] if recipe is None else [recipe.present, *([recipe.make] if recipe.make else [])]
+        return [] if recipe is None else [recipe.present, recipe.make]
 
 
 def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Enclosure:

@@ -23,8 +23,8 @@ from accelmark.run.launchers.sandbox_of import python_inside
 from accelmark.run.launchers.step import Step, StepLink, run_here, source_directory
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
+from accelmark.spec.evidence import ALLOCATION_FILE
 
-ALLOCATION_FILE: Final = "slurm.job"
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
 
 

@@ -25,6 +25,7 @@ from accelmark.run.preflight.facts import (
     judge_host,
     judge_together,
 )
+from accelmark.run.preflight.images import look_for_images
 from accelmark.run.preflight.look import look_at_devices
 from accelmark.run.ssh.connection import HostError
 from accelmark.spec.cluster import HostSpec
@@ -98,6 +99,8 @@ class Preflight:
                 what = f"does not see {place.shown.parent} of this machine"
                 hint = "put the run directory on a file system that all nodes see (--out)"
                 problems = [p if p.what != unseen else HostProblem(name, what, hint) for p in problems]
+            if self._cluster.container is not None and facts.engine_problem is None:
+                problems += await look_for_images(place, self._directory.plan, self._jobs_on(place))
             if all(problem.severity == "warning" for problem in problems):
                 problems += await self._look_at_devices(place, facts)
             return problems
@@ -123,8 +126,11 @@ class Preflight:
         is_master = any(len(job.nodes) > 1 and job.nodes[0].host == host.name for job in self._jobs)
         return sorted({*([self._cluster.master_port] if is_master else []), *host.service_ports})
 
+    def _jobs_on(self, place: Place) -> list[PlannedJob]:
+        return [job for job in self._jobs if any(node.host == place.host.name for node in job.nodes)]
+
     async def _look_at_devices(self, place: Place, facts: HostFacts) -> list[HostProblem]:
-        jobs = [job for job in self._jobs if any(node.host == place.host.name for node in job.nodes)]
+        jobs = self._jobs_on(place)
         looked = await look_at_devices(place, self._directory, self._launcher, jobs[0], facts)
         if looked is None:
             return []

@@ -8,6 +8,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.check import REACH_TIMEOUT_S
+from accelmark.run.preflight.images import pulled_images
 from accelmark.run.preflight.look import has_devices, look_command
 
 
@@ -19,6 +20,8 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
     found: dict[str, list[list[str]]] = {}
     for name in used:
         found[name] = [launcher.on(hosts[name], command(python, "probe"))]
+        for recipe in pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
+            found[name] += [launcher.on(hosts[name], argv) for argv in (recipe.present, recipe.seek)]
         if has_devices(plan.vendor):
             found[name].append(launcher.on(hosts[name], look_command(launcher.variables, python, plan.vendor)))
     reached: set[tuple[str, str]] = set()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Literal, final
 
 from accelmark.results.files import make_directory, naming_the_disk
 from accelmark.run.telling import telling_lines
@@ -19,6 +19,15 @@ from accelmark.spec.key import CaseKey
 IMAGE_LOG: Final = "image.log"
 """What the engine said while it made the image, in the directory of the job that needed it first."""
 _LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
+_ABSENT: Final = re.compile(
+    r"no such manifest|manifest unknown|not found|unauthorized|denied|pinging container registry|did not resolve",
+    re.IGNORECASE,
+)
+"""A registry's own word; or podman's, which pulls by the same way. Docker's client is not who pulls: its daemon may
+know a proxy or mirror where the client reaches nothing."""
+_FOUND: Final = re.compile("single image")
+"""What older podman ends with where a registry has the image, but for one architecture alone."""
+Sought = Literal["found", "absent", "unsure"]
 RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
 """Runs a command on a host; gives its exit code and all that it said."""
 
@@ -32,9 +41,25 @@ class ImageRecipe:
     present: list[str]
     """The command that ends with 0 where the image is there."""
     make: list[str]
-    """The command that builds or loads it; empty where it has to be there already."""
+    """The command that builds, loads or pulls it."""
     archive: Path | None = None
-    """The file that it is loaded from, where it is not built."""
+    """The file that it is loaded from, where it is."""
+    seek: list[str] = field(default_factory=list)
+    """The command that asks a registry whether it has it; empty where it is not pulled."""
+
+    @property
+    def origin(self) -> str:
+        """How it is made, for errors."""
+        if self.archive is not None:
+            return f"loaded from {self.archive}"
+        return "pulled" if self.seek else "built"
+
+
+def sought(code: int, told: str) -> Sought:
+    """Return what :attr:`ImageRecipe.seek` found, from its exit code and what it said."""
+    if code == 0 or _FOUND.search(told):
+        return "found"
+    return "absent" if _ABSENT.search(told) else "unsure"
 
 
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
@@ -52,8 +77,11 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     """
     engine, archive = container.engine, container.image_file
     if container.image is not None:
-        load = [engine, "load", "--input", str(archive)] if archive is not None else []
-        return ImageRecipe(container.image, _present(engine, container.image), load, archive)
+        present = _present(engine, container.image)
+        if archive is not None:
+            return ImageRecipe(container.image, present, [engine, "load", "--input", str(archive)], archive)
+        pull, seek = [engine, "pull", container.image], [engine, "manifest", "inspect", container.image]
+        return ImageRecipe(container.image, present, pull, seek=seek)
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
@@ -93,16 +121,13 @@ async def have_image(recipe: ImageRecipe, host: str, run: RunCommand, directory:
     """
     if (await run(recipe.present))[0] == 0:
         return
-    if not recipe.make:
-        raise RunError(f"{host}: the image {recipe.name} is not there, and nothing says how to make it")
     code, told = await run(recipe.make)
     make_directory(directory)
     with naming_the_disk(directory / IMAGE_LOG):
         (directory / IMAGE_LOG).write_text(told, encoding="utf-8", errors="replace")
-    origin = f"loaded from {recipe.archive}" if recipe.archive is not None else "built"
     if code != 0:
         why = telling_lines(told) or f"exit code {code}"
-        raise RunError(f"{host}: the image {recipe.name} could not be {origin}: {why}")
+        raise RunError(f"{host}: the image {recipe.name} could not be {recipe.origin}: {why}")
     if recipe.archive is not None and (await run(recipe.present))[0] != 0:
         held = ", ".join(_LOADED.findall(told)) or "something without a name"
         what = f"{recipe.archive} holds no image {recipe.name} (container.image): what it holds was loaded as {held}"

@@ -7,16 +7,15 @@ import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+from accelmark.run.ssh.refusal import CONNECT_TIMEOUT_S, key_of, why_not_reached
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import RequestError, RunError
 
 if TYPE_CHECKING:
     import asyncssh
 
-CONNECT_TIMEOUT_S: Final = 20.0
 _KEEPALIVE_S: Final = 5.0
 _KEEPALIVES: Final = 3
 
@@ -69,7 +68,8 @@ class SshHost:
         """Return the living connection, made anew where there is none.
 
         Raises:
-            UnreachableError: the host refuses, does not answer, or is not who it was.
+            UnreachableError: the host refuses, does not answer, or is not who it was; or a file of this machine that
+                SSH needs (key, known hosts, configuration) is not there or wrong.
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
@@ -79,9 +79,9 @@ class SshHost:
     async def _connect(self) -> asyncssh.SSHClientConnection:
         ssh = library()
         options: dict[str, Any] = {}
-        key = self.host.key or self._cluster.key
+        key = key_of(self.host, self._cluster)
         if key is not None:
-            options["client_keys"] = [str(key.expanduser())]
+            options["client_keys"] = [str(key)]
         if self._cluster.known_hosts is not None:
             options["known_hosts"] = str(self._cluster.known_hosts.expanduser())
         user = self.host.user or self._cluster.user
@@ -97,26 +97,8 @@ class SshHost:
                 keepalive_count_max=_KEEPALIVES,
                 **options,
             )
-        except (TimeoutError, OSError, ssh.Error) as error:
-            raise UnreachableError(self.name, self._why(error)) from error
-
-    def _why(self, error: Exception) -> str:
-        asyncssh = library()
-        at = f"{self.host.address} port {self._cluster.port_of(self.host)}"
-        if isinstance(error, asyncssh.HostKeyNotVerifiable):
-            file = self._cluster.known_hosts or Path("~/.ssh/known_hosts")
-            return (
-                f"its host key is not the known one ({error.reason}): if it was set up anew, correct {file}; "
-                f"if it is new, compare its key and add it there (ssh-keyscan -p {self._cluster.port_of(self.host)} "
-                f"{self.host.address})"
-            )
-        if isinstance(error, asyncssh.PermissionDenied):
-            return f"SSH at {at} refuses the login ({error.reason}): check user and key in the cluster file"
-        if isinstance(error, TimeoutError | asyncio.TimeoutError):
-            return f"does not answer at {at} within {CONNECT_TIMEOUT_S:g} s"
-        if isinstance(error, OSError):
-            return f"cannot be reached at {at}: {error.strerror or error}"
-        return f"SSH at {at} failed: {error}"
+        except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
+            raise UnreachableError(self.name, why_not_reached(error, self.host, self._cluster)) from error
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> Done:
         """Run a command and return what it came to, also where it failed.
@@ -153,10 +135,10 @@ class SshHost:
 
     def as_openssh(self, argv: Sequence[str]) -> list[str]:
         """Return the command of openssh's client that does what :meth:`run` does."""
-        key, known, user = self.host.key or self._cluster.key, self._cluster.known_hosts, self.host.user
+        key, known, user = key_of(self.host, self._cluster), self._cluster.known_hosts, self.host.user
         user = user or self._cluster.user
         options = ["-p", str(self._cluster.port_of(self.host))]
-        options += ["-i", str(key.expanduser())] if key is not None else []
+        options += ["-i", str(key)] if key is not None else []
         options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
         return ["ssh", *options, f"{user}@{self.host.address}" if user else self.host.address, shlex.join(argv)]
 

@@ -1,0 +1,126 @@
+"""Images that are pulled from a registry, by an engine that is a script: no registry is here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from accelmark.plan.plan import Plan
+from accelmark.run.assign import job_on_hosts, node_works
+from accelmark.run.directory import RunDirectory
+from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.preflight.check import Preflight
+from accelmark.run.preflight.describe import preflight_commands
+from accelmark.spec.cluster import ClusterSpec
+from tests.run.fakes import make_plan
+from tests.run.test_session import done, drive, statuses
+
+THERE, GONE = "registry.example.com/there:1", "registry.example.com/gone:1"
+ENGINE = """\
+#!/bin/sh
+# Keeps the names of images in a file, has a registry of one image, and runs "containers" as processes.
+store=$(dirname "$0")
+echo "$1" "$2" "$3" >> "$store/asked"
+case $1 in
+    info) ;;
+    image) grep -qsx "$3" "$store/images" ;;
+    manifest) [ "$3" = registry.example.com/there:1 ] || { cat "$store/refusal" >&2; exit 1; } ;;
+    pull) [ "$2" = registry.example.com/there:1 ] || { cat "$store/refusal" >&2; exit 1; }
+        echo "$2" >> "$store/images" ;;
+    run)
+        while [ "$1" != --entrypoint ]; do
+            [ "$1" != --env ] || export "$2"
+            shift
+        done
+        shift 3
+        exec sh "$@" ;;
+esac
+"""
+Engine = Literal["podman", "docker"]
+
+
+@pytest.fixture
+def store(plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Both engines first on the PATH, and where they keep what they have."""
+    store = tmp_path / "engine"
+    store.mkdir()
+    for name in ("podman", "docker"):
+        (store / name).write_text(ENGINE)
+        (store / name).chmod(0o755)
+    (store / "refusal").write_text("Error: manifest unknown\n")
+    monkeypatch.setenv("PATH", f"{store}:{os.environ['PATH']}")
+    return store
+
+
+def plan_in(image: str, engine: Engine = "podman") -> Plan:
+    container = {"engine": engine, "image": image, "python": sys.executable}
+    return make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
+
+
+def look(plan: Plan, run: Path) -> list[tuple[str, str]]:
+    run.mkdir(exist_ok=True)
+    found = asyncio.run(Preflight(RunDirectory(run, plan), launcher_for(plan, run), plan.jobs).run())
+    return [(problem.severity, problem.what) for problem in found if "is busy: load" not in problem.what]
+
+
+def asked(store: Path, verb: str) -> list[str]:
+    return [line for line in (store / "asked").read_text().splitlines() if line.startswith(verb)]
+
+
+def test_an_image_of_a_registry_is_pulled_where_it_is_absent_and_only_then(store: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        code, out, err = done(drive("start", tmp_path / name, "--look", plan=plan_in(THERE)))
+        assert (code, statuses(tmp_path / name)[0].state) == (0, "succeeded"), out + err + str(statuses(tmp_path))
+    assert asked(store, "pull") == [f"pull {THERE} "]
+    assert asked(store, "manifest") == [f"manifest inspect {THERE}"]
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_job_with_what_the_engine_said(store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan_in(GONE)))
+    (status,) = statuses(run)
+    reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown"
+    assert (status.state, status.reason) == ("failed", reason)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said", "severity"),
+    [
+        ("podman", "Error: pinging container registry registry.example.com: no such host", "error"),
+        ("podman", "Error: something else", "warning"),
+        ("docker", "no such manifest: registry.example.com/gone:1", "error"),
+        ("docker", "error pinging v2 registry: no such host", "warning"),
+    ],
+)
+def test_an_image_that_is_nowhere_is_found_before_anything_starts(
+    store: Path, tmp_path: Path, engine: Engine, said: str, severity: str
+) -> None:
+    """A daemon may have ways to a registry that its client has not: only the registry's own word is sure there."""
+    (store / "refusal").write_text(f"{said}\n")
+    plan = plan_in(GONE, engine)
+    what = f"the image {GONE} is not there, and not found to be pulled: {said}"
+    assert look(plan, tmp_path / "run") == [(severity, what)]
+    (store / "images").write_text(f"{GONE}\n")
+    assert look(plan, tmp_path / "run") == []
+    assert look(plan_in(THERE, engine), tmp_path / "run") == []
+    assert not asked(store, "pull"), "looking pulls nothing"
+
+
+def test_a_dry_run_shows_what_looks_for_an_image_and_what_pulls_it(store: Path, tmp_path: Path) -> None:
+    plan = plan_in(THERE)
+    directory, launcher, (job,) = RunDirectory(tmp_path, plan), launcher_for(plan, tmp_path), plan.jobs
+    (looks,) = preflight_commands(plan, launcher, plan.jobs).values()
+    assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
+    (work,) = node_works(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
+    assert launcher.describe(work)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
+
+
+def test_an_image_of_one_architecture_is_found_by_an_older_podman_too(store: Path, tmp_path: Path) -> None:
+    said = 'parsing manifest blob "{}": Treating single images as manifest lists is not implemented'
+    (store / "refusal").write_text(f"Error: {said}\n")
+    assert look(plan_in(GONE), tmp_path / "run") == []
