@@ -41,6 +41,8 @@ _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 _RESERVED: Final = frozenset({"accelmark", "torch", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
 """Names of modules that nothing may be installed under for the ranks: they would come before the real ones."""
+_FRAMEWORK: Final = frozenset({"torch", "torchgen"})
+"""What requirements may bring all the same: a chip's own build of the framework, whose version the result tells."""
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
@@ -109,11 +111,12 @@ def carry_out(
         raise RunError(f"{requirements}: is not on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
         _install(requirements, site, node_dir, seen.environment)
-        _refuse_shadows(requirements, site, _modules(site))
+        _refuse_shadows(requirements, site, (name for name in _modules(site) if name not in _FRAMEWORK))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
         _build(folder / "csrc", site, node_dir, seen.environment)
-        _refuse_shadows(folder / "csrc", site, _modules(site), added=set(_entries(site)) - before)
+        added = set(_entries(site)) - before
+        _refuse_shadows(folder / "csrc", site, added & set(_modules(site)), added)
     ready = dict(seen.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
