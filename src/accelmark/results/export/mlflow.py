@@ -99,7 +99,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=some)
     for some in _batches(metrics, _MOST_METRICS):
         client.log_batch(run_id, metrics=some)
-    secrets = set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
+    secrets = _secrets(run)
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
@@ -107,6 +107,13 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     succeeded = contents.tags["accelmark.state"] == "succeeded"
     client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
     return run_id
+
+
+def _secrets(run: LoadedRun) -> set[str]:
+    try:
+        return set(secrets_in(from_json(run.files.read("plan.json"))))
+    except (RunError, ValueError):
+        return set()
 
 
 def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
