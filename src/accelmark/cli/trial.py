@@ -18,9 +18,10 @@ PATIENCE_S: Final = 600.0
 _END_PATIENCE_S: Final = 60.0
 _OF_A_TRIAL: Final = frozenset(
     {"declared-open", "real-data", "whole-evaluation", "target-reached", "rounds-complete", "enough-rounds",
-     "source-tree"}
+     "enough-duration", "source-tree", "telemetry-present"}
 )  # fmt: skip
-"""Rules that three open steps on made-up data break whatever they train; and that AccelMark itself was changed."""
+"""Rules that three open steps on made-up data break whatever they train; that AccelMark itself was changed; and that
+devices were not read, which the checks of the folder tell with what to do."""
 _TO_LOOK_AT: Final = "modules-replaced"
 """Allowed, though a result is OPEN with it until a person has looked."""
 
