@@ -182,6 +182,7 @@ def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
         (tmp_path / "monitor.json").write_text(json.dumps({"pid": process.pid, "started": started, "vendor": "cpu"}))
         monkeypatch.setattr("accelmark.telemetry.monitor._STOP_PATIENCE_S", 0.2)
         process.send_signal(signal.SIGSTOP)  # a stopped process takes no SIGTERM
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # two signals at once: the other might come first
         try:
             assert f"kill -9 {process.pid}" in str(_call("monitor", "stop", "-l", str(tmp_path)).exception)
         finally:

@@ -28,7 +28,9 @@ def outputs_of(case: TrainCase, model: nn.Module, device: torch.device) -> list[
     """
     kept: list[Tensor] = []
     was_training = model.training
-    handle = model.register_forward_hook(lambda _module, _inputs, output: kept.extend(_tensors(output)))
+    handle = model.register_forward_hook(
+        lambda _module, _inputs, output: kept.extend(one for one in tensors_in(output) if one.is_floating_point())
+    )
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -63,13 +65,13 @@ def difference(standard: Sequence[Tensor] | None, found: Sequence[Tensor] | None
     return largest
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from _tensors(value)
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors of whatever a model takes or gives: a tensor, or sequences and mappings of them."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        for value in given.values():
+            yield from tensors_in(value)
+    elif isinstance(given, tuple | list):
+        for value in given:
+            yield from tensors_in(value)

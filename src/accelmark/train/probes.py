@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from accelmark.train.case import Batch, TrainCase
+from accelmark.train.equivalence import tensors_in
 from accelmark.train.identity import meta_copy
 from accelmark.train.synthetic import on_meta
 
@@ -50,7 +51,7 @@ class Passing:
 
     def _enter(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._training or (model.training and torch.is_grad_enabled()):
-            self.num_samples += max((len(tensor) for tensor in _tensors((given, named)) if tensor.ndim), default=0)
+            self.num_samples += max((len(tensor) for tensor in tensors_in((given, named)) if tensor.ndim), default=0)
 
     def _leave(self, module: nn.Module, _given: tuple[Any, ...], output: Any) -> None:
         if module.training and isinstance(output, Tensor):
@@ -179,14 +180,3 @@ def _drawn() -> frozenset[int]:
     chance = random.SystemRandom()
     decades = ((10**power + 1, 10 ** (power + 1)) for power in range(_DECADES))
     return frozenset([1, *(chance.randint(*decade) for decade in decades for _ in range(_A_DECADE))])
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        for value in given.values():
-            yield from _tensors(value)
-    elif isinstance(given, tuple | list):
-        for value in given:
-            yield from _tensors(value)
