@@ -15,8 +15,8 @@ from typing import Final
 
 import torch
 
+from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.job import JobSpec
-from accelmark.train.case import Place, TrainCase
 from accelmark.train.extern import load_module
 
 _DTYPES: Final = {"bf16": torch.bfloat16}

@@ -26,8 +26,8 @@ import torch
 
 from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan
-from accelmark.results.rank_log import Attempt, read_rank_log
-from accelmark.run.data import data_dirs
+from accelmark.results.read.rank_log import Attempt, read_rank_log
+from accelmark.run.controller.data import data_dirs
 from accelmark.spec.catalog import load_case, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.runfile import CaseRequest, RunSpec

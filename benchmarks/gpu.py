@@ -24,11 +24,11 @@ from rich.table import Table
 import accelmark
 from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan
-from accelmark.results.figures import FigureName
-from accelmark.results.rounds import read_job, round_result
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figures.timeline import read_timeline
+from accelmark.results.rounds.training import read_job, round_result
 from accelmark.results.schema import RoundResult
-from accelmark.results.timeline import read_timeline
-from accelmark.run.session import start
+from accelmark.run.controller.session import start
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.runfile import CaseRequest, RunSpec

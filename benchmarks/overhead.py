@@ -25,6 +25,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.backend import PyTorchBackend
+from accelmark.frameworks.pytorch.clock import HostClock, HostLosses
+from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
@@ -32,14 +35,11 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.settings import TrainSettings
 from accelmark.telemetry.sysinfo import cpu_model
-from accelmark.train.account import Account
-from accelmark.train.backend import Progress
-from accelmark.train.clock import HostClock, HostLosses
-from accelmark.train.driver import Driver
-from accelmark.train.perflog import PerfLog
-from accelmark.train.platform import Ranks
-from accelmark.train.process import StopRequest
-from accelmark.train.pytorch import PyTorchBackend
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.driver import Driver
+from accelmark.train.loop.perflog import PerfLog
+from accelmark.train.loop.process import StopRequest
 from benchmarks.turns import Cost, Train, Turns
 
 RESULTS = Path(__file__).parent / "results"

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 
-from accelmark.train.case import TrainCase
-from accelmark.train.hooks import Training
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.hooks import Training
 from benchmarks.turns import Train
 
 ENDLESS = 10**9

@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 from pathlib import Path, PurePosixPath
 
+from accelmark.run.launchers.ssh.connection import SshHost
+from accelmark.run.launchers.ssh.deliver import put_files
+from accelmark.run.launchers.ssh.stream import Stream
 from accelmark.run.onhost import command, start_command
 from accelmark.run.preflight.facts import HostFacts, judge_host
-from accelmark.run.ssh.connection import SshHost
-from accelmark.run.ssh.deliver import put_files
-from accelmark.run.ssh.stream import Stream
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from tests.cluster.bed import WORK
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.schema import CaseResult
-from accelmark.run.measure import measure_run
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.events import PERFLOG_PREFIX
 from accelmark.spec.inference import InferJob, InferSettings
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit, RankExit

@@ -16,7 +16,7 @@ import accelmark
 from accelmark.audit import own_source
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
-from accelmark.run.measure import measure_run
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.events import PERFLOG_PREFIX
@@ -215,11 +215,11 @@ def test_a_run_without_a_record_of_its_source_is_invalid(run: Path) -> None:
 
 
 def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> None:
-    source = {"kind": "wheel", "version": "1", "sha256": "00", "modified": ["accelmark/train/driver.py"]}
+    source = {"kind": "wheel", "version": "1", "sha256": "00", "modified": ["accelmark/train/loop/driver.py"]}
     (run / "source.json").write_text(json.dumps(source))
     case = judged(run)
     assert case.verdict == "OPEN"
-    assert any("accelmark/train/driver.py" in reason for reason in case.reasons)
+    assert any("accelmark/train/loop/driver.py" in reason for reason in case.reasons)
 
 
 def head() -> str:
@@ -337,7 +337,7 @@ def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None
 
 
 def test_what_was_replaced_while_training_makes_a_run_invalid(run: Path) -> None:
-    told = {"replaced_functions": ["accelmark.train.account.follows_reference -> acme/extern/__init__.py:9"]}
+    told = {"replaced_functions": ["accelmark.train.loop.account.follows_reference -> acme/extern/__init__.py:9"]}
     add_event(run, 2, "INSPECTED", told)
     case = judged(run)
     assert case.verdict == "INVALID"
@@ -451,7 +451,7 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
     from accelmark.report.page import render_page
-    from accelmark.results.store import load_run
+    from accelmark.results.store.store import load_run
 
     change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:7"}, seed=2000)
     judged(run)

@@ -43,7 +43,7 @@ CASE = ROOT / "tests" / "train" / "tiny"
 
 EXTERN = """
 import madeup_kernels
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 class Extern(Hooks):
     def backward(self, loss, scaler):

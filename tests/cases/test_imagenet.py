@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from accelmark.cases.imagenet import ImageFolder
+from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.errors import DataError
-from accelmark.train.batches import generator_for
 
 
 @pytest.fixture

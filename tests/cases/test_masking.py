@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from accelmark.cases.bert._masking import CLS, IGNORED, MASK, SEP, MaskedWindows
-from accelmark.train.batches import generator_for
-from accelmark.train.token_shards import TokenShards
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.token_shards import TokenShards
 
 
 @pytest.fixture

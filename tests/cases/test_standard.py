@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.cases.bert.pytorch import Case as BertCase
+from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec
-from accelmark.train.case import Place
 from tests.cases.job_of import job_of, losses_of, run, value_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from accelmark.run.assign import job_on_hosts, node_works
-from accelmark.run.directory import RunDirectory
+from accelmark.run.agent.processes import descendants
+from accelmark.run.controller.assign import job_on_hosts, node_works
 from accelmark.run.launchers.choose import launcher_for
-from accelmark.run.processes import descendants
+from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, wait_for
 from tests.run.test_session import agent_of, done, drive, stepping
@@ -46,8 +46,8 @@ def briefly(commands: list[list[str]]) -> list[str]:
     for command in commands:
         words = " ".join(command)
         known = (
-            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
-            "accelmark.telemetry.record", "accelmark.train.launch", "accelmark.run.preflight.devices",
+            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent.agent",
+            "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
         )  # fmt: skip
         texts = {"Looks around": "probe", "Tries ports": "port", "Makes room": "clear", "Sends the files": "follow"}
         names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
@@ -60,7 +60,7 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     (commands,) = shown["commands"].values()
     assert briefly(shown["preflight"]["localhost"]) == ["probe"]
     assert briefly(commands["localhost"]) == [
-        "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.train.launch",
+        "accelmark.run.agent.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
     ]  # fmt: skip
     assert commands["localhost"][-1][-6:] == ["--nproc", "2", "--nnodes", "1", "--node-rank", "0"]
 
@@ -74,8 +74,8 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
     for noderank, host in enumerate(("h1", "h2")):
         lines = commands[host]
         assert briefly(lines) == [
-            "receive", "clear", "receive", "accelmark.run.agent", "follow",
-            "accelmark.telemetry.record", "accelmark.train.launch",
+            "receive", "clear", "receive", "accelmark.run.agent.agent", "follow",
+            "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
         ]  # fmt: skip
         for line in lines[:5]:
             assert line[:-1] == ["ssh", "-p", "2200", "-i", "/k e/y", f"bench@{host}"]
@@ -94,7 +94,7 @@ def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_p
     (commands,) = shown["commands"].values()
     lines = commands["localhost"]
     assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
-    assert "accelmark.run.agent" in lines[2]
+    assert "accelmark.run.agent.agent" in lines[2]
     assert lines[2][lines[2].index("--shm-size") + 1] == "1g"
     assert lines[-1][0] == "/opt/python"
     over_ssh = {"launcher": "ssh", "hosts": [{"address": "h1"}], "container": container}
@@ -116,7 +116,11 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     step = ["srun", f"--jobid={allocation or 'JOBID'}", "--nodes=1", "--ntasks=1", "--nodelist=h2"]
     assert shown["preflight"]["h2"][0][:5] == step
     assert commands["h2"][0][:5] == step
-    assert briefly(commands["h2"]) == ["accelmark.run.agent", "accelmark.telemetry.record", "accelmark.train.launch"]
+    assert briefly(commands["h2"]) == [
+        "accelmark.run.agent.agent",
+        "accelmark.telemetry.record",
+        "accelmark.frameworks.pytorch.elastic",
+    ]
 
 
 def test_names_with_metacharacters_are_shown_as_a_shell_would_need_them(plugins: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.report import report
-from accelmark.run.measure import measure_run
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError
 from tests.made_run import Made, make_run
 

@@ -18,13 +18,13 @@ from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
 from accelmark.report.markdown import BEGIN, END
 from accelmark.report.printable import printable
-from accelmark.results import compare as comparing
-from accelmark.results import query
-from accelmark.results.bundle import write_bundle
-from accelmark.results.bundled import SUFFIX
-from accelmark.results.sources import open_sources
-from accelmark.results.store import LoadedRun
-from accelmark.results.table import matching, rows_of
+from accelmark.results.compare import compare as comparing
+from accelmark.results.compare import query
+from accelmark.results.compare.table import matching, rows_of
+from accelmark.results.read.bundled import SUFFIX
+from accelmark.results.read.sources import open_sources
+from accelmark.results.store.bundle import write_bundle
+from accelmark.results.store.store import LoadedRun
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 

@@ -9,10 +9,10 @@ import pytest
 from accelmark.cli.check_line import Check
 from accelmark.cli.conformance import HOOKS, case_checks, vendor_checks
 from accelmark.cli.trial import trial
+from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
 from accelmark.spec.catalog import PLUGINS_VARIABLE, load_case
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.scaffold import new_folder
-from accelmark.train.hooks import ALLOWED_HOOKS
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_another_network_or_optimizer_of_a_vendor_is_found_by_its_trial(bench: P
     folder = new_folder("vendors", "acme7", bench)
     (folder / "cases" / "resnet_mini-pytorch").rename(folder / "cases" / "line6-pytorch")
     (folder / "cases" / "line6-pytorch" / "extern" / "__init__.py").write_text(
-        "import torch\nfrom accelmark.train.hooks import Hooks\n\n\nclass Extern(Hooks):\n"
+        "import torch\nfrom accelmark.frameworks.pytorch.hooks import Hooks\n\n\nclass Extern(Hooks):\n"
         "    def convert_model(self, model):\n        return torch.nn.Linear(2, 2)\n"
         "    def create_optimizer(self, model):\n        return torch.optim.RMSprop(model.parameters(), lr=0.5)\n"
     )

@@ -39,7 +39,7 @@ import os
 
 import acme_kernel
 import acme_notes
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 
 class Extern(Hooks):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run import session
-from accelmark.run.directory import RunDirectory
-from accelmark.run.states import JobStatus
+from accelmark.run.controller import session
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.run.fakes import make_plan

@@ -113,7 +113,7 @@ def test_a_container_here_gets_what_the_cluster_file_and_the_vendor_say_and_no_m
 def test_a_container_is_privileged_only_where_the_cluster_file_asks_for_it(recipe: Path) -> None:
     """Told by the command alone: a machine that is a container itself may not be able to start one."""
     job = make_plan(()).jobs[0].job
-    inside = Inside("accelmark.run.agent", (), "box", {})
+    inside = Inside("accelmark.run.agent.agent", (), "box", {})
     for privileged in (False, True):
         plan = fakes_here("podman", privileged=privileged)
         sandbox = enclosure_for(plan, job, PurePosixPath("/code"), recipe.parents[1]).sandbox

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.delivery import wheel
-from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, status_of

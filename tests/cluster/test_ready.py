@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.delivery import wheel
+from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.run.preflight.facts import NotReadyError
 from accelmark.run.preflight.report import refuse
 from tests.cluster.bed import Bed
@@ -184,7 +184,7 @@ def test_a_run_that_is_refused_leaves_nothing_and_resume_looks_again(plan: MakeP
     process = drive("start", run, "--look", plan=plan(("steps=100000", "first=hang"), num_hosts=2))
     wait_for(lambda: stepping(run), "a step that came home")
     for pid, line in bed.processes().items():
-        if "accelmark.run.agent" in line and " sh -c " not in line:
+        if "accelmark.run.agent.agent" in line and " sh -c " not in line:
             os.kill(pid, signal.SIGKILL)
     done(process)
     assert [status.state for status in statuses(run)] == ["lost"]

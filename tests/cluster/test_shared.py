@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.ssh import stream
-from accelmark.run.ssh.connection import HostError
+from accelmark.run.launchers.ssh import stream
+from accelmark.run.launchers.ssh.connection import HostError
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from accelmark.audit.verify import verify_run
-from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.preflight.check import Preflight
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.conftest import done, drive, status_of, stepping
 from tests.cluster.slurm import slurm

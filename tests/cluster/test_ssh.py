@@ -12,7 +12,7 @@ import pytest
 
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
-from accelmark.results.store import check_manifest
+from accelmark.results.store.store import check_manifest
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
@@ -97,7 +97,7 @@ def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Be
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
     wait_for(lambda: stepping(run), "a step that came home")
-    kill(bed, "accelmark.run.agent")
+    kill(bed, "accelmark.run.agent.agent")
     code, out, err = done(process)
     (status,) = statuses(run)
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)

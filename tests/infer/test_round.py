@@ -9,10 +9,10 @@ import pytest
 
 from accelmark.report.inference import latency_plot
 from accelmark.report.page import render_page
-from accelmark.results.figures import INFER_FIGURES, FigureName
-from accelmark.results.rounds import round_result
-from accelmark.results.store import load_run
-from accelmark.run.measure import measure_run
+from accelmark.results.figures.definitions import INFER_FIGURES, FigureName
+from accelmark.results.rounds.training import round_result
+from accelmark.results.store.store import load_run
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.inference import Note
 from accelmark.spec.job import JobSpec, NodeExit, RankExit
 from accelmark.spec.vendor import Chip, Peaks

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from accelmark.plan.flagperf import Converted, convert
+from accelmark.compat.flagperf import Converted, convert
 from accelmark.run.sandboxes.container import ContainerSandbox
 from accelmark.run.sandboxes.sandbox import Inside
 from accelmark.spec.catalog import load_vendor

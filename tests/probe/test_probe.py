@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures import FigureName
-from accelmark.results.rounds import round_result
-from accelmark.run.probe import probe, remembered
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.rounds.training import round_result
+from accelmark.run.controller.probe import probe, remembered
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.ceilings import Ceilings, Rate
 from tests.made_run import Made, make_round

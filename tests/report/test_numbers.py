@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accelmark.report.numbers import THIN, quantity, scale_of
-from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.figures.definitions import FIGURES, FigureName
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from accelmark.report.page import render_page, script_json, write_page
-from accelmark.results.store import check_manifest, load_run
-from accelmark.results.summary import write_round
-from accelmark.run.measure import measure_run
+from accelmark.results.rounds.summary import write_round
+from accelmark.results.store.store import check_manifest, load_run
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 

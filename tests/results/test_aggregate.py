@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.aggregate import finding_warnings, rounds_needed, spread, student_t
+from accelmark.results.figures.aggregate import finding_warnings, rounds_needed, spread, student_t
 from accelmark.results.schema import Figure, Finding
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.curves import histogram, thin
+from accelmark.results.figures.curves import histogram, thin
 
 
 @settings(max_examples=60, deadline=None)

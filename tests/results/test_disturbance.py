@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.disturbance import disturbances, is_disturbed
-from accelmark.results.round_state import NodeDir
+from accelmark.results.figures.disturbance import disturbances, is_disturbed
+from accelmark.results.rounds.state import NodeDir
 from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.job import NodeExit
-from accelmark.train.corewait import CoreWait
+from accelmark.train.loop.cpu_wait import CoreWait
 
 
 def ended(core_wait_s: float | None) -> InferFinished:
@@ -65,7 +65,7 @@ def test_work_of_others_on_the_same_core_shows_as_waiting() -> None:
     busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     asked = (
         f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
-        "from accelmark.train.corewait import CoreWait\n"
+        "from accelmark.train.loop.cpu_wait import CoreWait\n"
         "wait, began = CoreWait(), time.monotonic()\n"
         "while time.monotonic() - began < 1.5: pass\n"
         "print(wait.longest_s())"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.files import write_atomic
+from accelmark.results.store.files import write_atomic
 
 
 def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:

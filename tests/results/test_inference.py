@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.results.inference import invalid_reasons, mfu, percentile, phase_figures
+from accelmark.results.figures.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
 from accelmark.spec.infer_events import ForwardWindow, RepeatCheck
 from accelmark.spec.inference import Reference

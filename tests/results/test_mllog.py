@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.mllog import RULESET, write_mllog
-from accelmark.results.store import check_manifest, write_manifest
-from accelmark.run.measure import measure_run
+from accelmark.results.export.mllog import RULESET, write_mllog
+from accelmark.results.store.store import check_manifest, write_manifest
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import StopRequest
+from accelmark.train.loop.perflog import PerfLog
+from accelmark.train.loop.process import StopRequest
 from accelmark.train.rank import run_rank
 from tests.made_run import Made, make_run
 from tests.train.jobs import make_job, node_dir_of

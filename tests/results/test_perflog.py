@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results import perflog
-from accelmark.results.perflog import PerfLog, Record
+from accelmark.results.read import perflog
+from accelmark.results.read.perflog import PerfLog, Record
 from accelmark.spec.errors import RunError
 from tests.made_run import perflog as line_of
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures import TRAIN_FIGURES
-from accelmark.results.figures import FigureName as F
-from accelmark.results.rounds import round_result
+from accelmark.results.figures.definitions import TRAIN_FIGURES
+from accelmark.results.figures.definitions import FigureName as F
+from accelmark.results.rounds.training import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.case import Target
 from tests.made_run import Made, make_run

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from accelmark.report.markdown import results_table
-from accelmark.results.bundle import write_bundle
-from accelmark.results.bundled import SUFFIX
-from accelmark.results.compare import compare
-from accelmark.results.figures import FigureName as F
-from accelmark.results.sources import load_source, open_sources
-from accelmark.results.table import COLUMNS, rows_of, to_csv
+from accelmark.results.compare.compare import compare
+from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
+from accelmark.results.figures.definitions import FigureName as F
+from accelmark.results.read.bundled import SUFFIX
+from accelmark.results.read.sources import load_source, open_sources
+from accelmark.results.store.bundle import write_bundle
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 

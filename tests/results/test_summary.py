@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures import FigureName as F
+from accelmark.results.figures.definitions import FigureName as F
+from accelmark.results.read.sources import find_sources, load_runs
+from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, json_schema
-from accelmark.results.sources import find_sources, load_runs
-from accelmark.results.store import check_manifest, load_round, load_run, load_summary
-from accelmark.results.summary import write_round
-from accelmark.run.measure import measure_run
+from accelmark.results.store.store import check_manifest, load_round, load_run, load_summary
+from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
 
@@ -197,7 +197,8 @@ def test_the_published_schema_is_current() -> None:
 
 def test_reading_results_imports_nothing_heavy() -> None:
     code = (
-        "import sys, accelmark.results.summary, accelmark.results.store, accelmark.report.page, accelmark.cli.report;"
+        "import sys, accelmark.results.rounds.summary, accelmark.results.store.store;"
+        "import accelmark.report.page, accelmark.cli.report;"
         "print([name for name in ('numpy', 'scipy', 'plotly', 'jinja2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelmark.plan.plan import Plan
-from accelmark.run import session
-from accelmark.run.coordinator import unseen
+from accelmark.run.controller import session
+from accelmark.run.controller.coordinator import unseen
 from accelmark.run.preflight.report import ready
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec

@@ -14,11 +14,11 @@ import pytest
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.plan import Plan
-from accelmark.run.adaptation import carry_out
-from accelmark.run.assign import job_on_hosts, requirements_of
-from accelmark.run.directory import RunDirectory
+from accelmark.run.agent.adaptation import carry_out
+from accelmark.run.agent.error_lines import telling_lines
+from accelmark.run.controller.assign import job_on_hosts, requirements_of
 from accelmark.run.launchers.sandbox_of import model_files
-from accelmark.run.telling import telling_lines
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.inference import InferJob, InferSettings

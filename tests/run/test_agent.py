@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.bundle import unpack, write_bundle
-from accelmark.results.secret_list import SECRETS_FILE
-from accelmark.results.store import SUMMARY_FILE
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
-from accelmark.run.task import AgentTask, VisibleDevices
+from accelmark.results.store.bundle import unpack, write_bundle
+from accelmark.results.store.secret_list import SECRETS_FILE
+from accelmark.results.store.store import SUMMARY_FILE
+from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER, descendants
+from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.spec.job import NodeExit
 from tests.run.fakes import left_running, wait_for
 
@@ -31,7 +31,7 @@ def node_dir(task: AgentTask) -> Path:
 def start(task: AgentTask) -> Agent:
     where = node_dir(task)
     return subprocess.Popen(
-        [sys.executable, "-m", "accelmark.run.agent", str(where)],
+        [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
         env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
         start_new_session=True,
     )
@@ -195,7 +195,7 @@ def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> 
     where = str(node_dir(task))
     body = (
         "import subprocess, sys, time;"
-        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent', sys.argv[1]], start_new_session=True);"
+        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent.agent', sys.argv[1]], start_new_session=True);"
         "time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", body, where], env=os.environ | {RUN_MARKER: task.run})

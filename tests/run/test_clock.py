@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.task import AgentTask, TelemetryTask
+from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.agent.task import AgentTask, TelemetryTask
 from accelmark.spec.catalog import find
 from accelmark.spec.job import NodeExit
 from tests.run.fakes import wait_for
@@ -41,7 +41,7 @@ def test_a_clock_that_steps_back_changes_no_duration_and_no_end(
     shifted = {"PYTHONPATH": path, "CLOCK_OFFSET_FILE": str(clock)}
     began = time.monotonic()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "accelmark.run.agent", str(where)],
+        [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
         env=os.environ | shifted | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
         start_new_session=True,
     )

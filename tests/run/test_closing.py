@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accelmark.results.scaling import scaling_curves
-from accelmark.run.closing import scaling_lines
+from accelmark.results.figures.scaling import scaling_curves
+from accelmark.run.display.closing import scaling_lines
 from tests.results.compared_runs import loaded
 
 

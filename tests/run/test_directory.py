@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.run.directory import RunDirectory
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from tests.run.fakes import make_plan
 

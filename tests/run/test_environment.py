@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.environment import rank_environment
-from accelmark.run.ranklog import last_words
-from accelmark.run.task import AgentTask
+from accelmark.run.agent.environment import rank_environment
+from accelmark.run.agent.rank_output import last_words
+from accelmark.run.agent.task import AgentTask
 
 OURS = str(Path(accelmark.__file__).parents[1])
 

@@ -11,11 +11,11 @@ from typing import Literal
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.assign import job_on_hosts, node_works
-from accelmark.run.directory import RunDirectory
+from accelmark.run.controller.assign import job_on_hosts, node_works
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.describe import preflight_commands
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from accelmark.run.otherwork import OtherWork
+from accelmark.run.agent.background_load import OtherWork
 
 TICK_S = 0.1
 """Of the kernel's counters, over all cores, and some room."""

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from accelmark.run.progress import Progress, ProgressReader
-from accelmark.run.ranklog import parse_perflog, printable
-from accelmark.run.screen import Board, draw
-from accelmark.run.states import JobStatus
+from accelmark.run.agent.rank_output import parse_perflog, printable
+from accelmark.run.display.live import Board, draw
+from accelmark.run.display.progress import Progress, ProgressReader
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.settings import EndSettings
 from tests.run.fakes import job_spec, make_plan
 

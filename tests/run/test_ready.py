@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.preflight.check import Preflight
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan

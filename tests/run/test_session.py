@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.results.store import check_manifest
-from accelmark.run import session
-from accelmark.run.directory import RunDirectory
-from accelmark.run.processes import ProcessId
-from accelmark.run.states import JobStatus
+from accelmark.results.store.store import check_manifest
+from accelmark.run.agent.processes import ProcessId
+from accelmark.run.controller import session
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from tests.run.fakes import left_running, make_plan, processes_with, wait_for

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.source import source_record
+from accelmark.run.record.source import source_record
 
 ROOT = Path(__file__).parents[2]
 
 SOURCE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from accelmark.run.source import source_record
+from accelmark.run.record.source import source_record
 print(source_record().model_dump_json())
 """
 
@@ -69,7 +69,7 @@ def test_files_of_a_wheel_that_were_changed_added_or_removed_are_listed(site: Pa
         changed.write_bytes(kept)
         added.unlink()
         removed.write_bytes(b"")
-    assert record["modified"] == ["accelmark/py.typed", "accelmark/train/ends.py", "accelmark/train/faster.py"]
+    assert record["modified"] == ["accelmark/py.typed", "accelmark/train/loop/ends.py", "accelmark/train/faster.py"]
     assert record["sha256"] != before
 
 

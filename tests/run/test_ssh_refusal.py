@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.run.ssh.connection import SshHost, UnreachableError
+from accelmark.run.launchers.ssh.connection import SshHost, UnreachableError
 from accelmark.spec.cluster import ClusterSpec
 
 asyncssh = pytest.importorskip("asyncssh")

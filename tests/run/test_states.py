@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.schema import JobState
-from accelmark.run.states import Ledger, read_events, statuses
+from accelmark.run.record.states import Ledger, read_events, statuses
 from accelmark.spec.errors import RunError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.ranklog import LastWords
-from accelmark.run.verdict import Ending, first_cause, judge_job, judge_node, judge_rank
+from accelmark.run.agent.rank_output import LastWords
+from accelmark.run.agent.verdict import Ending, first_cause, judge_job, judge_node, judge_rank
 from accelmark.spec.job import NodeExit, RankExit
 
 ASKED = Ending("cancelled", "cancelled", "was asked to end")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelmark.run.task import Limits
-from accelmark.run.watch import Breach, LimitWatch
+from accelmark.run.agent.limits import Breach, LimitWatch
+from accelmark.run.agent.task import Limits
 from accelmark.spec.events import PERFLOG_PREFIX
 
 FINISHED = PERFLOG_PREFIX + '{"event": "FINISHED", "value": {"state": "completed"}, "metadata": {"rank": 0}}\n'
@@ -18,7 +18,7 @@ FINISHED = PERFLOG_PREFIX + '{"event": "FINISHED", "value": {"state": "completed
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The watch's clock, which a busy machine does not put forward."""
     stands = SimpleNamespace(at=0.0)
-    monkeypatch.setattr("accelmark.run.watch.time", SimpleNamespace(monotonic=lambda: stands.at))
+    monkeypatch.setattr("accelmark.run.agent.limits.time", SimpleNamespace(monotonic=lambda: stands.at))
     return stands
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.spec.job import JobSpec
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import StopRequest
+from accelmark.train.loop.perflog import PerfLog
+from accelmark.train.loop.process import StopRequest
 from accelmark.train.rank import run_rank
 from tests.train.jobs import Ran, node_dir_of
 

@@ -133,7 +133,7 @@ def environment(node_dir: Path) -> dict[str, str]:
 def command(job_file: Path, nproc: int) -> list[str]:
     if nproc == 1:
         return [sys.executable, "-m", "accelmark.train", str(job_file)]
-    return [sys.executable, "-m", "accelmark.train.launch", str(job_file), "--nproc", str(nproc)]
+    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", str(job_file), "--nproc", str(nproc)]
 
 
 def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:

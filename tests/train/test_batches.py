@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, generator_for
+from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import LoaderSettings
-from accelmark.train.batches import IndexedBatches, TensorBatches, generator_for
-from accelmark.train.case import Place
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.spec.settings import EndSettings
-from accelmark.train.backend import Progress
-from accelmark.train.ends import Agreement, Vote, bound_reached, nonfinite_end, total_steps
+from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.ends import Agreement, Vote, bound_reached, nonfinite_end, total_steps
 
 
 class Ranks:

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
+from accelmark.frameworks.pytorch.elastic import exit_code_of, judge
 from accelmark.train.exits import LastWords, rank_exit, read_last_words
-from accelmark.train.launch import exit_code_of, judge
 
 COMPLETED = LastWords({"state": "completed", "message": None}, ())
 FAILED = LastWords({"state": "failed", "message": "the loss was not finite"}, ())

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from accelmark.frameworks.pytorch import evaluation
+from accelmark.frameworks.pytorch.hooks import Hooks
 from accelmark.spec.errors import RequestError
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef
-from accelmark.train import evaluation
-from accelmark.train.account import Account
 from accelmark.train.extern import load_hooks, load_module
-from accelmark.train.hooks import Hooks
-from accelmark.train.window import Window
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.window import Window
 from tests.train.conftest import RunHere
 from tests.train.jobs import TINY, make_job
 
 GOOD = """
 import torch
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 from . import rates
 
 class Extern(Hooks):
@@ -61,7 +61,7 @@ def test_a_vendors_hooks_replace_the_defaults_and_are_recorded(tmp_path: Path, r
     ],
 )
 def test_what_is_not_a_hook_may_not_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:
-    code = f"from accelmark.train.hooks import Hooks\nclass Extern(Hooks):\n    {body}\n"
+    code = f"from accelmark.frameworks.pytorch.hooks import Hooks\nclass Extern(Hooks):\n    {body}\n"
     folder = vendor_folder(tmp_path, code)
     ran = run_here(make_job(tmp_path, extern=folder))
     assert ran.exit_code == 2
@@ -94,7 +94,7 @@ def test_a_framework_without_a_backend_is_refused(tmp_path: Path, run_here: RunH
 
 
 SAME = """
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 class Extern(Hooks):
     def convert_model(self, model):
@@ -103,7 +103,7 @@ class Extern(Hooks):
 
 IDENTITY = """
 import torch
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 class Extern(Hooks):
     def convert_model(self, model):
@@ -115,7 +115,7 @@ class Extern(Hooks):
 """
 
 OWN_FORWARD = """
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 class Extern(Hooks):
     def convert_model(self, model):
@@ -126,7 +126,7 @@ class Extern(Hooks):
 PATCH = """
 import functools
 import torch
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 def faster(*arguments, **more):
     return torch.zeros(())
@@ -192,7 +192,8 @@ def test_a_function_of_the_frameworks_that_was_replaced_is_seen(
 
 @pytest.mark.parametrize("name", ["__init__", "__getattribute__", "__setattr__", "__init_subclass__"])
 def test_an_extern_that_could_hide_what_it_replaces_is_refused(tmp_path: Path, run_here: RunHere, name: str) -> None:
-    code = f"from accelmark.train.hooks import Hooks\nclass Extern(Hooks):\n    def {name}(self, *more): ...\n"
+    code = "from accelmark.frameworks.pytorch.hooks import Hooks\nclass Extern(Hooks):\n"
+    code += f"    def {name}(self, *more): ...\n"
     ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, code)))
     assert ran.exit_code == 2
     assert f"Extern may not define {name}" in (ran.finished().message or "")
@@ -200,7 +201,7 @@ def test_an_extern_that_could_hide_what_it_replaces_is_refused(tmp_path: Path, r
 
 def test_an_extern_with_a_metaclass_is_refused(tmp_path: Path) -> None:
     code = (
-        "from accelmark.train.hooks import Hooks\nclass Meta(type):\n    pass\n"
+        "from accelmark.frameworks.pytorch.hooks import Hooks\nclass Meta(type):\n    pass\n"
         "class Extern(Hooks, metaclass=Meta):\n    pass\n"
     )
     with pytest.raises(RequestError, match=r"a metaclass \(Meta\)"):
@@ -209,7 +210,7 @@ def test_an_extern_with_a_metaclass_is_refused(tmp_path: Path) -> None:
 
 ON_THE_OBJECTS = """
 import torch
-from accelmark.train.hooks import Hooks
+from accelmark.frameworks.pytorch.hooks import Hooks
 
 class Extern(Hooks):
     def convert_model(self, model):
@@ -220,7 +221,7 @@ class Extern(Hooks):
 
 PATCHED_HOOKS = """
 import torch
-from accelmark.train import hooks
+from accelmark.frameworks.pytorch import hooks
 
 def create_optimizer(self, model):
     return torch.optim.RMSprop(model.parameters(), lr=0.003)
@@ -232,7 +233,8 @@ class Extern(hooks.Hooks):
 """
 
 OTHER_BODY = """
-from accelmark.train import hooks, window
+from accelmark.frameworks.pytorch import hooks
+from accelmark.train.loop import window
 
 def add(self, start, end, data_wait_ns, loss):
     return 0.0
@@ -244,7 +246,8 @@ class Extern(hooks.Hooks):
 """
 
 AT_THE_END = """
-from accelmark.train import account, hooks
+from accelmark.train.loop import account
+from accelmark.frameworks.pytorch import hooks
 
 class Extern(hooks.Hooks):
     def backward(self, loss, scaler):
@@ -267,7 +270,7 @@ def test_a_default_hook_that_was_patched_is_seen_and_its_work_compared(
     started = started_with(tmp_path, run_here, PATCHED_HOOKS)
     assert started.hooks == {}
     assert [name.partition(" -> ")[0] for name in started.replaced_functions] == [
-        "accelmark.train.hooks.Hooks.create_optimizer"
+        "accelmark.frameworks.pytorch.hooks.Hooks.create_optimizer"
     ]
     assert (started.optimizer_class, started.standard_optimizer_class) == ("RMSprop", "SGD")
     assert started.output_difference == 0.0
@@ -281,7 +284,7 @@ def test_a_new_body_in_an_old_function_is_seen(tmp_path: Path, run_here: RunHere
     finally:
         Window.add.__code__ = kept
     (replaced,) = ran.values("INIT_END")[0]["replaced_functions"]
-    assert replaced.startswith("accelmark.train.window.Window.add -> ")
+    assert replaced.startswith("accelmark.train.loop.window.Window.add -> ")
 
 
 def test_what_is_replaced_only_while_training_is_seen_at_its_end(
@@ -291,7 +294,7 @@ def test_what_is_replaced_only_while_training_is_seen_at_its_end(
     ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, AT_THE_END)))
     assert ran.values("INIT_END")[0]["replaced_functions"] == []
     (replaced,) = ran.values("INSPECTED")[0]["replaced_functions"]
-    assert replaced.startswith("accelmark.train.account.Account.converged -> ")
+    assert replaced.startswith("accelmark.train.loop.account.Account.converged -> ")
 
 
 def test_what_the_frameworks_module_replaces_is_told_apart(
@@ -309,7 +312,7 @@ def test_what_the_frameworks_module_replaces_is_told_apart(
     assert started.num_module_functions == 1
     assert started.module_functions[0].startswith("torch.nn.functional.celu -> ")
     (replaced,) = started.replaced_functions
-    assert replaced.startswith("accelmark.train.evaluation.share_buffers -> ")
+    assert replaced.startswith("accelmark.frameworks.pytorch.evaluation.share_buffers -> ")
 
 
 def test_without_a_vendors_code_nothing_is_looked_for_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
@@ -323,15 +326,15 @@ def test_a_method_from_elsewhere_is_seen_though_it_was_there_before_any_vendors_
 ) -> None:
     monkeypatch.setattr(Hooks, "backward", lambda self, loss, scaler: loss.backward())
     (replaced,) = run_here(make_job(tmp_path)).values("INIT_END")[0]["replaced_functions"]
-    assert replaced.startswith("accelmark.train.hooks.Hooks.backward -> train/test_extern.py:") or replaced.startswith(
-        "accelmark.train.hooks.Hooks.backward -> tests/train/test_extern.py:"
-    )
+    assert replaced.startswith(
+        "accelmark.frameworks.pytorch.hooks.Hooks.backward -> train/test_extern.py:"
+    ) or replaced.startswith("accelmark.frameworks.pytorch.hooks.Hooks.backward -> tests/train/test_extern.py:")
 
 
 def test_wrappers_that_pytorch_puts_around_its_own_functions_are_not_the_vendors(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\nimport sys\nimport torch\n"
-        "from accelmark.train.watched import Functions\nfunctions = Functions()\n"
+        "from accelmark.frameworks.pytorch.integrity.monkeypatch import Functions\nfunctions = Functions()\n"
         "model = torch.nn.Linear(2, 2)\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"
         "import torch._dynamo\nprint(functions.replaced())\n"
     )

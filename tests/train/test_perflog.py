@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import PERFLOG_PREFIX, Event
-from accelmark.train.perflog import PerfLog, perflog_line
+from accelmark.train.loop.perflog import PerfLog, perflog_line
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True, allow_infinity=True) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

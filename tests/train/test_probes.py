@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from accelmark.train.case import Batch
-from accelmark.train.probes import Probes, rows_per_sample
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.integrity.probes import Probes, rows_per_sample
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 from tests.train.test_extern import vendor_folder
 
-HEAD = "import torch\nfrom accelmark.train.hooks import Hooks\n\nclass Extern(Hooks):\n"
+HEAD = "import torch\nfrom accelmark.frameworks.pytorch.hooks import Hooks\n\nclass Extern(Hooks):\n"
 
 SAME = """    def train_step(self, training, batches):
         return super().train_step(training, batches)

@@ -50,7 +50,7 @@ UNEVEN = """
 def extern_of(directory: Path, hook: str) -> Path:
     folder = directory / "vendor" / "tiny-pytorch"
     (folder / "extern").mkdir(parents=True)
-    code = f"from accelmark.train.hooks import Hooks\n\n\nclass Extern(Hooks):{hook}"
+    code = f"from accelmark.frameworks.pytorch.hooks import Hooks\n\n\nclass Extern(Hooks):{hook}"
     (folder / "extern" / "__init__.py").write_text(code)
     return folder
 
@@ -203,7 +203,7 @@ def test_a_rank_that_hangs_still_says_a_last_word(tmp_path: Path) -> None:
     """A main thread in a native call runs no handler: the listening thread speaks for it."""
     script = (
         "import os, signal, threading, time\n"
-        "from accelmark.train.process import StopRequest\n"
+        "from accelmark.train.loop.process import StopRequest\n"
         "def overdue(name):\n"
         "    os.write(1, f'overdue after {name}'.encode())\n"
         "    os._exit(130)\n"
@@ -242,7 +242,15 @@ def test_several_hosts_meet_and_number_their_ranks_by_host(tmp_path: Path) -> No
 
     def launch(node: int) -> int:
         place = ["--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        arguments = [sys.executable, "-m", "accelmark.train.launch", str(job_file), "--nproc", "1", *place]
+        arguments = [
+            sys.executable,
+            "-m",
+            "accelmark.frameworks.pytorch.elastic",
+            str(job_file),
+            "--nproc",
+            "1",
+            *place,
+        ]
         variables = {**environment(dirs[node]), "GLOO_SOCKET_IFNAME": "lo"}
         return subprocess.run(
             [*arguments, "--local-addr", "127.0.0.1"], env=variables, capture_output=True, timeout=120, check=False

@@ -11,16 +11,16 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from accelmark.frameworks.pytorch.backend import PyTorchBackend
+from accelmark.frameworks.pytorch.in_process import Tenancy
+from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.events import Evaluation, Event, StepWindow
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
-from accelmark.train.account import Account
-from accelmark.train.ends import End
-from accelmark.train.platform import Ranks
-from accelmark.train.process import StopRequest
-from accelmark.train.pytorch import PyTorchBackend
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.ends import End
+from accelmark.train.loop.process import StopRequest
 from accelmark.train.rank import Carried, carry_out
-from accelmark.train.tenancy import Tenancy
 from tests.train.jobs import make_job
 from tests.train.tiny.pytorch import Case
 

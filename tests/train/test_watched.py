@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.train import window
-from accelmark.train.watched import foreign_functions
+from accelmark.frameworks.pytorch.integrity.monkeypatch import foreign_functions
+from accelmark.train.loop import window
 
 
 def made_at(path: str) -> object:
@@ -28,4 +28,4 @@ def test_what_is_installed_beside_is_no_stranger(place: str, monkeypatch: pytest
 
 def test_a_function_from_anywhere_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "borrowed", made_at("/srv/evil/patch.py"), raising=False)
-    assert foreign_functions() == ("accelmark.train.window.borrowed -> srv/evil/patch.py:1",)
+    assert foreign_functions() == ("accelmark.train.loop.window.borrowed -> srv/evil/patch.py:1",)

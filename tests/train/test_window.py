@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from accelmark.train.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
-from accelmark.train.window import Standing, Window, first_nonfinite
+from accelmark.frameworks.pytorch.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
+from accelmark.train.loop.window import Standing, Window, first_nonfinite
 
 STANDING = Standing(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
 

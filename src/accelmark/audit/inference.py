@@ -8,7 +8,7 @@ from typing import Final
 
 from accelmark.audit.evidence import Evidence, RoundEvidence
 from accelmark.audit.finding import breach, finding
-from accelmark.results.figures import FigureName
+from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Finding, InferenceRound
 from accelmark.spec.inference import InferJob, InferStep
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar

@@ -8,7 +8,7 @@ from typing import Final
 
 from accelmark.audit import inference, outcome, provenance, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
-from accelmark.results.judgement import Judgement, Verdict
+from accelmark.results.rounds.judgement import Judgement, Verdict
 from accelmark.results.schema import Finding, RoundResult
 
 Rule = Callable[[Evidence], Iterator[Finding]]

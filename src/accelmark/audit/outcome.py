@@ -7,7 +7,7 @@ from typing import Final
 
 from accelmark.audit.evidence import Evidence
 from accelmark.audit.finding import finding
-from accelmark.results.figures import FigureName
+from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Finding
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.audit.judge import judge_case
-from accelmark.results.rounds import round_result
+from accelmark.results.rounds.summary import gather
+from accelmark.results.rounds.training import round_result
 from accelmark.results.schema import CaseResult, Figure, RoundResult, Spread, Summary
-from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, check_manifest, load_round, load_summary
-from accelmark.results.summary import gather
+from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, check_manifest, load_round, load_summary
 from accelmark.spec.errors import RunError
 
 TOLERANCE: Final = 1e-9

@@ -17,7 +17,7 @@ def bundle(
     ] = None,
 ) -> None:
     """Pack results, events, configurations and logs of a run into one file, without secrets."""
-    from accelmark.results.bundle import bundle_name, write_bundle
+    from accelmark.results.store.bundle import bundle_name, write_bundle
 
     path = output or Path(bundle_name(run))
     write_bundle(run, path)

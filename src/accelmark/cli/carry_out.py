@@ -13,12 +13,12 @@ import typer
 
 from accelmark.cli.preview import preview
 from accelmark.plan import Plan
-from accelmark.run.data import DataFetcher
-from accelmark.run.directory import default_path
+from accelmark.run.controller.data import DataFetcher
+from accelmark.run.record.directory import default_path
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.run.session import Outcome
+    from accelmark.run.controller.session import Outcome
 
 
 def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
@@ -29,8 +29,8 @@ def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_
     if dry_run:
         preview(plan, path, as_json=as_json)
         return
+    from accelmark.run.controller.session import start
     from accelmark.run.preflight.report import ready
-    from accelmark.run.session import start
 
     plan = plan.model_copy(update={"offline": offline})
     if not as_json:
@@ -65,7 +65,7 @@ def conclude(outcome: Outcome, *, as_json: bool) -> None:
         done = {"event": "summary", "directory": str(outcome.directory), "page": str(page) if page else None}
         typer.echo(json.dumps(done | {"exit_code": outcome.exit_code, "summary": summary}))
     else:
-        from accelmark.run.closing import print_summary
+        from accelmark.run.display.closing import print_summary
 
         print_summary(outcome.summary, outcome.directory, page)
     if outcome.exit_code != EXIT_OK:

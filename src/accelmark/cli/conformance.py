@@ -128,14 +128,18 @@ def _extern_checks(extern: Path, where: str) -> Iterator[Check]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     except OSError:
-        yield Check("missing", f"{where}/extern has no __init__.py", "define class Extern(accelmark.train.hooks.Hooks)")
+        yield Check(
+            "missing",
+            f"{where}/extern has no __init__.py",
+            "define class Extern(accelmark.frameworks.pytorch.hooks.Hooks)",
+        )
         return
     except SyntaxError as error:
         yield Check("missing", f"{where}/extern/__init__.py:{error.lineno}: {error.msg}", "correct it")
         return
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Extern"]
     if not classes:
-        do = "define class Extern(accelmark.train.hooks.Hooks)"
+        do = "define class Extern(accelmark.frameworks.pytorch.hooks.Hooks)"
         yield Check("missing", f"{where}/extern/__init__.py has no class Extern", do)
         return
     names = [node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)]
@@ -172,7 +176,11 @@ def case_checks(name: str, *, run: bool) -> list[Check]:
 
 def _code_checks(file: Path) -> Iterator[Check]:
     if not file.is_file():
-        yield Check("missing", f"there is no {file.name}", "define class Case(accelmark.train.case.TrainCase) there")
+        yield Check(
+            "missing",
+            f"there is no {file.name}",
+            "define class Case(accelmark.frameworks.pytorch.case.TrainCase) there",
+        )
         return
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
@@ -181,7 +189,11 @@ def _code_checks(file: Path) -> Iterator[Check]:
         return
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Case"]
     if not classes:
-        yield Check("missing", f"{file.name} has no class Case", "define class Case(accelmark.train.case.TrainCase)")
+        yield Check(
+            "missing",
+            f"{file.name} has no class Case",
+            "define class Case(accelmark.frameworks.pytorch.case.TrainCase)",
+        )
         return
     own = {node.name for node in ast.walk(classes[0]) if isinstance(node, ast.FunctionDef)}
     derived = [base for base in classes[0].bases if not (isinstance(base, ast.Name) and base.id == "TrainCase")]

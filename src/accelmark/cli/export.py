@@ -46,7 +46,7 @@ def export(
             typer.secho(f"warning: {run}: no live telemetry: {why}", fg="yellow", err=True)
     told: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.sources import load_source
+        from accelmark.results.read.sources import load_source
 
         loaded = load_source(run)
         if tensorboard is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from accelmark.plan.flagperf import Converted
+    from accelmark.compat.flagperf import Converted
 
 
 class Origin(StrEnum):
@@ -29,8 +29,8 @@ def import_files(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Convert another benchmark's files, by reading and never by running them; says what could not be carried over."""
-    from accelmark.plan.flagperf import convert
-    from accelmark.results.files import make_directory, write_atomic
+    from accelmark.compat.flagperf import convert
+    from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError
 
     converted = convert(files)

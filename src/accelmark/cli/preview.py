@@ -12,12 +12,12 @@ import typer
 
 from accelmark.plan import Plan
 from accelmark.plan.plan import PlannedJob
-from accelmark.run.assign import job_on_hosts, node_works
-from accelmark.run.directory import RunDirectory
+from accelmark.run.controller.assign import job_on_hosts, node_works
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.describe import preflight_commands
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.secret import secrets_in, shown
 
 

@@ -22,7 +22,7 @@ def probe(
     from typing import cast, get_args
 
     from accelmark.cli.request import detected
-    from accelmark.run.probe import probe as measure
+    from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.catalog import load_vendor
     from accelmark.spec.ceilings import ProbeItem
     from accelmark.spec.errors import RequestError, nearest

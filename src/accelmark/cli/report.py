@@ -30,8 +30,8 @@ def report(
 ) -> None:
     """Write the page of a run; one that was killed before its summary is summarised first."""
     from accelmark.report.page import write_page
-    from accelmark.results.store import SUMMARY_FILE, load_run
-    from accelmark.run.measure import measure_run
+    from accelmark.results.store.store import SUMMARY_FILE, load_run
+    from accelmark.run.record.measure import measure_run
     from accelmark.spec.errors import RequestError
 
     if not run.is_dir():
@@ -39,7 +39,7 @@ def report(
     if recompute or not (run / SUMMARY_FILE).is_file():
         measure_run(run, recompute=recompute)
     if mllog or mllog_as is not None:
-        from accelmark.results.mllog import write_mllog
+        from accelmark.results.export.mllog import write_mllog
 
         write_mllog(run, benchmark=mllog_as)
     page = write_page(run, output)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.run.data import data_dirs
-from accelmark.run.probe import remembered
+from accelmark.run.controller.data import data_dirs
+from accelmark.run.controller.probe import remembered
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError

@@ -15,8 +15,8 @@ from accelmark.cli.results_screen import show_rows, show_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accelmark.results.store import LoadedRun
-    from accelmark.results.table import Row
+    from accelmark.results.compare.table import Row
+    from accelmark.results.store.store import LoadedRun
 
 
 class Format(StrEnum):
@@ -49,8 +49,8 @@ def results(
 ) -> None:
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
     from accelmark.report.printable import printable
-    from accelmark.results.sources import open_sources
-    from accelmark.results.table import column, matching, rows_of
+    from accelmark.results.compare.table import column, matching, rows_of
+    from accelmark.results.read.sources import open_sources
     from accelmark.spec.errors import RequestError
 
     asked = {
@@ -82,14 +82,14 @@ def results(
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
     elif output_format is Format.PARQUET:
-        from accelmark.results.query import write_parquet
+        from accelmark.results.compare.query import write_parquet
 
         if output is None:
             raise RequestError("Parquet is not for a terminal: name a file with --output")
         write_parquet(rows, output)
         typer.echo(str(output))
     elif output_format is Format.CSV:
-        from accelmark.results.table import COLUMNS, to_csv
+        from accelmark.results.compare.table import COLUMNS, to_csv
 
         _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
     elif output_format is Format.MARKDOWN:
@@ -136,14 +136,14 @@ def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 
 
 def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
-    from accelmark.results.query import ask
+    from accelmark.results.compare.query import ask
     from accelmark.spec.errors import RequestError
 
     answer = ask(rows, sql)
     if as_json:
         _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
     elif output_format is Format.CSV:
-        from accelmark.results.table import to_csv
+        from accelmark.results.compare.table import to_csv
 
         _emit(to_csv(answer.heads, answer.rows), output)
     elif output_format is Format.MARKDOWN:
@@ -160,7 +160,7 @@ def _emit(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
         return
-    from accelmark.results.files import write_atomic
+    from accelmark.results.store.files import write_atomic
 
     write_atomic(output, text if text.endswith("\n") else text + "\n")
     typer.echo(str(output))

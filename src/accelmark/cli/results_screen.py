@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from accelmark.results.table import Row
+    from accelmark.results.compare.table import Row
 
 _PIPED: Final = 260
 """Columns where the output is no terminal: a file or a pipe has room."""
@@ -22,7 +22,7 @@ _PIPED: Final = 260
 def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
     """Print rows of results, a heading for each group; on ``console`` or the terminal."""
     from accelmark.report.runs_table import group_title, shown_columns, shown_rows
-    from accelmark.results.table import grouped
+    from accelmark.results.compare.table import grouped
 
     if not rows:
         typer.echo("no result")

@@ -18,8 +18,8 @@ def resume(
 ) -> None:
     """Attach to what still runs, redo what was lost or cancelled, skip what is done."""
     from accelmark.cli.carry_out import conclude, told_in_a_table
-    from accelmark.run import session
-    from accelmark.run.data import DataFetcher
+    from accelmark.run.controller import session
+    from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import ready
 
     with told_in_a_table(as_json=as_json):

@@ -13,7 +13,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
     """Show the state of every round of a run, and how far the running one is."""
     from dataclasses import asdict
 
-    from accelmark.run import session
+    from accelmark.run.controller import session
 
     seen = session.standing(run)
     if as_json:
@@ -23,6 +23,6 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         }
         typer.echo(json.dumps({"run": str(seen.directory.path), "coordinator": seen.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.closing import print_standing
+    from accelmark.run.display.closing import print_standing
 
     print_standing(seen)

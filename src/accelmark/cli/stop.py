@@ -16,7 +16,7 @@ def stop(
     as_json: options.AsJson = False,
 ) -> None:
     """End a run, also one whose coordinator is dead; results so far are kept."""
-    from accelmark.run import session
+    from accelmark.run.controller import session
 
     was_running = session.stop(run, at_once=at_once)
     if as_json:

@@ -21,7 +21,7 @@ def verify(
 ) -> None:
     """Compute every figure anew from events and telemetry, check every byte, and audit the run."""
     from accelmark.audit.verify import Verification, verify_run
-    from accelmark.results.bundle import unpack
+    from accelmark.results.store.bundle import unpack
     from accelmark.spec.errors import EXIT_FAILED, RequestError
 
     if target.is_dir():

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from accelmark.train.process import process_start, redirect_output
+from accelmark.train.loop.process import process_start, redirect_output
 
 _START = process_start()
 

@@ -14,8 +14,8 @@ from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.inference import InferJob
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import parse
-from accelmark.train.perflog import PerfLog
-from accelmark.train.process import Cancelled, StopRequest
+from accelmark.train.loop.perflog import PerfLog
+from accelmark.train.loop.process import Cancelled, StopRequest
 
 _EXITS: Final = {"completed": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
 

@@ -22,14 +22,14 @@ from accelmark.infer.measure import Emit, Forward, Measured, measure, warm_up
 from accelmark.infer.repeat_check import repeat_check
 from accelmark.infer.scenarios import Scenarios
 from accelmark.infer.traces import engine_traces, file_hash, model_traces
-from accelmark.results.inference import invalid_reasons, phase_figures
+from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.inference import InferJob, InferPrecision, InferStep, planned_steps
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
-from accelmark.train.corewait import CoreWait
+from accelmark.train.loop.cpu_wait import CoreWait
 
 _FRESH_BATCHES: Final = 12
 """Batches that the repeat check may use."""

@@ -9,11 +9,11 @@ from typing import Final
 
 from torch import nn
 
+from accelmark.frameworks.pytorch.identity import structure_hash, weights_hash
+from accelmark.frameworks.pytorch.integrity.reference_model import module_hash
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import Scalar
-from accelmark.train.identity import structure_hash, weights_hash
-from accelmark.train.standard import module_hash
 
 _OWN: Final = "accelmark.infer.engines."
 _WEIGHTS_BESIDE: Final = ".data"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from accelmark.probe.request import CEILINGS_FILE, ProbeRequest
-from accelmark.train.process import redirect_output
+from accelmark.train.loop.process import redirect_output
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
     redirect_output(node_dir / f"rank{rank}.out.log")
     from accelmark.spec.events import Event
-    from accelmark.train.perflog import PerfLog
+    from accelmark.train.loop.perflog import PerfLog
 
     log = PerfLog(rank)
     log.event(Event.INIT_START, {"pid": os.getpid()})
@@ -43,10 +43,10 @@ def _probe(request: ProbeRequest, rank: int, node_dir: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from accelmark.frameworks.pytorch.platform import Ranks, device_name, join_ranks, open_device
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
     from accelmark.probe.group import probe_group
     from accelmark.spec.ceilings import Ceilings, Rate
-    from accelmark.train.platform import Ranks, device_name, join_ranks, open_device
 
     ranks = Ranks.from_environment()
     device = open_device(request.place, ranks)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.job import JobSpec
-from accelmark.train.case import Place
 from accelmark.train.extern import load_module
 
 _SAMPLES = 8

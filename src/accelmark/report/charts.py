@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Final
 
 from accelmark.report.numbers import digits, percent, quantity, scale_of
-from accelmark.results.scaling import ScalingCurve
+from accelmark.results.figures.scaling import ScalingCurve
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 300

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.report.numbers import NOTHING, digits
-from accelmark.results.figures import FigureName
+from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store import LoadedRun
+from accelmark.results.store.store import LoadedRun
 
 F = FigureName
 

@@ -10,10 +10,10 @@ from typing import Any, Final, final
 from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.runs_table import escaped
 from accelmark.report.view import half_interval
-from accelmark.results.figures import FigureName
-from accelmark.results.files import write_atomic
+from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
-from accelmark.results.store import LoadedRun
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.store import LoadedRun
 from accelmark.spec.errors import RunError
 
 BEGIN: Final = "<!-- results -->"

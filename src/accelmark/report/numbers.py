@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.figures.definitions import FIGURES, FigureName
 
 NOTHING: Final = "–"
 THIN: Final = "\u202f"

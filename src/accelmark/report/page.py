@@ -10,8 +10,8 @@ from typing import Any
 from accelmark.report.inference import inference_view
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import case_views
-from accelmark.results.files import write_atomic
-from accelmark.results.store import LoadedRun, load_run, update_manifest
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.store import LoadedRun, load_run, update_manifest
 
 REPORT_FILE = "report.html"
 
@@ -21,7 +21,7 @@ def render_page(run: LoadedRun) -> str:
     from markupsafe import Markup
 
     from accelmark.report.charts import scaling_chart
-    from accelmark.results.scaling import scaling_curves
+    from accelmark.results.figures.scaling import scaling_curves
 
     cases = case_views(run)
     return fill(

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.printable import printable
-from accelmark.results.figures import FIGURES, FigureName
-from accelmark.results.table import HALF, Cell, Row, grouped
+from accelmark.results.compare.table import HALF, Cell, Row, grouped
+from accelmark.results.figures.definitions import FIGURES, FigureName
 
 F = FigureName
 FIGURES_SHOWN: Final = (

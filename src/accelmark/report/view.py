@@ -9,10 +9,10 @@ from typing import Any, Final, final
 
 from accelmark.report.numbers import NOTHING, digits, figure, percent, quantity, scale_of, title_of, unit_of
 from accelmark.report.plots import plots_of
-from accelmark.results.aggregate import NARROW
-from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.figures.aggregate import NARROW
+from accelmark.results.figures.definitions import FIGURES, FigureName
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
-from accelmark.results.store import LoadedRun
+from accelmark.results.store.store import LoadedRun
 from accelmark.spec.job import RankExit
 
 F = FigureName

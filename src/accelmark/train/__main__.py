@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from accelmark.train.process import StopRequest, process_start, redirect_output
+from accelmark.train.loop.process import StopRequest, process_start, redirect_output
 
 _START = process_start()
 
@@ -26,9 +26,9 @@ def main(arguments: list[str]) -> int:
     from accelmark.spec.events import Event
     from accelmark.spec.job import JobSpec
     from accelmark.spec.model import parse
-    from accelmark.train.account import Account
-    from accelmark.train.ends import End
-    from accelmark.train.perflog import PerfLog
+    from accelmark.train.loop.account import Account
+    from accelmark.train.loop.ends import End
+    from accelmark.train.loop.perflog import PerfLog
     from accelmark.train.rank import LastWord, run_rank
 
     path = Path(arguments[0])

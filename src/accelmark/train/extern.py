@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, final
 
+from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.job import FolderRef
-from accelmark.train.hooks import ALLOWED_HOOKS, Hooks
 
 _HIDING: Final = frozenset({
     "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
@@ -69,7 +69,7 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
     module = _import_file(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
     extern = getattr(module, "Extern", None)
     if not (isinstance(extern, type) and issubclass(extern, Hooks)):
-        raise RequestError(f"{path}: has no class Extern(accelmark.train.hooks.Hooks)")
+        raise RequestError(f"{path}: has no class Extern(accelmark.frameworks.pytorch.hooks.Hooks)")
     hidden = sorted({name for cls in _own_classes(extern) for name in vars(cls)} & _HIDING)
     if hidden or type(extern) is not type:
         what = f"a metaclass ({type(extern).__name__})" if type(extern) is not type else ", ".join(hidden)

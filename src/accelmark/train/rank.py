@@ -14,14 +14,16 @@ from typing import Final, final
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.train.account import Account
-from accelmark.train.backend import Backend
-from accelmark.train.driver import Driver, Judge
-from accelmark.train.ends import End
-from accelmark.train.perflog import EventLog, PerfLog
-from accelmark.train.process import Cancelled, Stop, StopRequest
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.driver import Driver, Judge
+from accelmark.train.loop.ends import End
+from accelmark.train.loop.perflog import EventLog, PerfLog
+from accelmark.train.loop.process import Cancelled, Stop, StopRequest
 
-BACKENDS: Final = {"pytorch": ("accelmark.train.pytorch", "accelmark.train.platform", "PyTorchBackend")}
+BACKENDS: Final = {
+    "pytorch": ("accelmark.frameworks.pytorch.backend", "accelmark.frameworks.pytorch.platform", "PyTorchBackend")
+}
 """Framework -> the module of its backend, the module of its ``Ranks``, and the class."""
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.spec.settings import TrainSettings
-from accelmark.train.case import Batch, Batches, Place, TrainCase
 
 CLASSES = 4
 

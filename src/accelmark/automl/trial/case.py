@@ -17,9 +17,9 @@ from accelmark.automl.graph.module import Array, GraphModule, load_weights
 from accelmark.automl.morphs import WeightMode
 from accelmark.automl.trial.inheritance import inherited
 from accelmark.automl.trial.order import Listener, TrialOrder
+from accelmark.frameworks.pytorch.batches import Shares
+from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 from accelmark.spec.settings import TrainSettings
-from accelmark.train.batches import Shares
-from accelmark.train.case import Batch, Place, TrainCase
 
 
 @final

@@ -22,14 +22,14 @@ from accelmark.automl.trial.case import TrialCase
 from accelmark.automl.trial.job import trial_job, trial_settings
 from accelmark.automl.trial.order import EpochReport, Listener, TrialEnd, TrialOrder, TrialResult, digest
 from accelmark.automl.trial.reports import TrialReports
+from accelmark.frameworks.pytorch.backend import PyTorchBackend
+from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.in_process import Tenancy
+from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.settings import TrainSettings
-from accelmark.train.account import Account
-from accelmark.train.case import Place
-from accelmark.train.platform import Ranks
-from accelmark.train.pytorch import PyTorchBackend
+from accelmark.train.loop.account import Account
 from accelmark.train.rank import carry_out, take_peak
-from accelmark.train.tenancy import Tenancy
 
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 _STATUS: Final[Mapping[EndReason, TrialEnd]] = {

@@ -22,7 +22,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.executor import Seat, TorchExecutor, device_type, warm_up
 from accelmark.automl.trial.order import EpochReport, TrialOrder
-from accelmark.train.platform import Ranks
+from accelmark.frameworks.pytorch.platform import Ranks
 
 CANCEL: Final = "cancel"
 

@@ -13,7 +13,7 @@ from accelmark.automl.trial.case import TrialCase
 from accelmark.automl.trial.order import EpochReport, Listener, TrialOrder
 from accelmark.spec.events import Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.model import Spec
-from accelmark.train.ends import End
+from accelmark.train.loop.ends import End
 
 MeanOverRanks = Callable[[list[float]], list[float]]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelmark.train.token_shards import TokenShards
+from accelmark.frameworks.pytorch.token_shards import TokenShards
 
 CLS: Final = 101
 SEP: Final = 102

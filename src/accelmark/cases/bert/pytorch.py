@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.cases.bert._masking import IGNORED, MaskedWindows
+from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.token_shards import TokenShards
 from accelmark.spec.errors import DataError
-from accelmark.train.batches import IndexedBatches, generator_for
-from accelmark.train.case import Batch, Batches, TrainCase
 from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.token_shards import TokenShards
 
 CHECKPOINT: Final = "initial/model.safetensors"
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from accelmark.train.batches import IndexedBatches, generator_for
-from accelmark.train.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.token_shards import TokenShards
 from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.token_shards import TokenShards
 
 
 class CausalLm(nn.Module):

@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
+from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
 from accelmark.spec.errors import DataError
-from accelmark.train.batches import TensorBatches, generator_for
-from accelmark.train.case import Batch, Batches, TrainCase
 from accelmark.train.formulas import attention_flops, dense_flops
 
 _VOCAB: Final = 256

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
 from accelmark.cases.minilm_finetune._passages import KINDS, Passage, read_passages, split_passages
-from accelmark.train.batches import TensorBatches, generator_for
-from accelmark.train.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.optimizers import build_optimizer
 
 
 class Classifier(nn.Module):

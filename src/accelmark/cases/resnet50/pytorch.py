@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from accelmark.cases.imagenet import MEAN, STD, ImageFolder
-from accelmark.train.batches import IndexedBatches, generator_for
-from accelmark.train.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
-from accelmark.train.optimizers import build_optimizer
 
 _STEM_WIDTH: Final = 64
 _WIDTHS: Final = (256, 512, 1024, 2048)

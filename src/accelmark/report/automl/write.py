@@ -13,7 +13,7 @@ from pathlib import Path
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.report.automl.view import SearchView, search_view
 from accelmark.report.page import script_json
-from accelmark.results.files import write_atomic
+from accelmark.results.store.files import write_atomic
 
 _LOGS = ("journal.jsonl", "automl.json", "network.json", "study.journal")
 

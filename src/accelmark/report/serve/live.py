@@ -41,8 +41,8 @@ def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
 
 def live_run(name: str, path: Path) -> LiveRun:
     """Return how far a run or a search is."""
-    from accelmark.results.search import is_search
-    from accelmark.run import session
+    from accelmark.results.rounds.search import is_search
+    from accelmark.run.controller import session
 
     try:
         if is_search(path):

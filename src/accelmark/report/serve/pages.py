@@ -15,11 +15,11 @@ from accelmark.report.runs_table import figure_cell, shown_columns
 from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
-from accelmark.results.figures import FIGURES, FigureName
-from accelmark.results.search import is_search
-from accelmark.results.sources import load_source
-from accelmark.results.store import LoadedRun
-from accelmark.results.table import HALF, Row
+from accelmark.results.compare.table import HALF, Row
+from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.read.sources import load_source
+from accelmark.results.rounds.search import is_search
+from accelmark.results.store.store import LoadedRun
 from accelmark.spec.errors import RequestError
 
 Query = Mapping[str, Sequence[str]]
@@ -112,7 +112,7 @@ class Pages:
     def compare(self, query: Query) -> Reply:
         """Compare some runs with the first."""
         from accelmark.report.comparison import render_comparison
-        from accelmark.results.compare import compare
+        from accelmark.results.compare.compare import compare
 
         seen = self._index.look()
         names = list(dict.fromkeys(query.get("run") or ()))
@@ -125,7 +125,7 @@ class Pages:
 
     def scaling(self, query: Query) -> Reply:
         """Return efficiency over scales."""
-        from accelmark.results.scaling import scaling_curves
+        from accelmark.results.figures.scaling import scaling_curves
 
         curves = scaling_curves(self._index.look().runs.values())
         shown = [(curve, scaling_chart(curve)) for curve in curves]
@@ -146,7 +146,7 @@ class Pages:
         return Reply(fill("trend.html", served=True, title="Trend", choices=choices, drawn=drawn, **values))
 
     def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
-        from accelmark.results.trend import change_points, levels
+        from accelmark.results.compare.trend import change_points, levels
 
         points = [row for row in rows if row[name.value] is not None]
         numbers = [float(row[name.value] or 0.0) for row in points]

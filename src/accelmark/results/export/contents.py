@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from accelmark.results.schema import RoundResult
-from accelmark.results.store import LoadedRun
+from accelmark.results.store.store import LoadedRun
 
 
 @final

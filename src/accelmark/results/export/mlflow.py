@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic_core import from_json
 
 from accelmark.results.export.contents import RoundContents, contents_of
-from accelmark.results.store import RESULT_FILE, SUMMARY_FILE, LoadedRun
+from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import secrets_in, without
 

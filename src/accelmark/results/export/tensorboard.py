@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from accelmark.results.export.contents import RoundContents, contents_of
-from accelmark.results.store import LoadedRun
+from accelmark.results.store.store import LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 
 

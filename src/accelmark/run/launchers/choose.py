@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.enclosed import EnclosedLauncher
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.launchers.local import LocalLauncher
-from accelmark.run.launchers.slurm import SlurmLauncher
-from accelmark.run.launchers.ssh import SshLauncher
+from accelmark.run.launchers.local.container import EnclosedLauncher
+from accelmark.run.launchers.local.launcher import LocalLauncher
+from accelmark.run.launchers.slurm.launcher import SlurmLauncher
+from accelmark.run.launchers.ssh.launcher import SshLauncher
 
 
 def launcher_for(plan: Plan, run: Path) -> Launcher:

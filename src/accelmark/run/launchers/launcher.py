@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
-from accelmark.run.task import AgentTask
+from accelmark.run.agent.task import AgentTask
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec, NodeExit
 

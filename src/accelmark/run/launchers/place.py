@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from accelmark.run.launchers.launcher import NodeWork
-from accelmark.run.ssh.connection import Done, HostError
+from accelmark.run.launchers.ssh.connection import Done, HostError
 from accelmark.spec.cluster import HostSpec
 
 _GOODBYE_S: Final = 5.0

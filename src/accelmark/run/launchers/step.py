@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.results.files import make_directory, naming_the_disk, write_atomic
-from accelmark.run.launchers.lastword import failed_node, kept, last_word, lost_node, said
+from accelmark.results.store.files import make_directory, naming_the_disk, write_atomic
+from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE
+from accelmark.run.launchers.agent_exit import failed_node, kept, last_word, lost_node, said
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.onhost.follow import is_locked
-from accelmark.run.states import utc_now
-from accelmark.run.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE
+from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 from accelmark.spec.secret import secrets_in

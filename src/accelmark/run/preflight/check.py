@@ -13,9 +13,9 @@ from typing import Final, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.run.directory import RunDirectory
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.place import Place
+from accelmark.run.launchers.ssh.connection import HostError
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
     DeviceFacts,
@@ -27,7 +27,7 @@ from accelmark.run.preflight.facts import (
 )
 from accelmark.run.preflight.images import look_for_images
 from accelmark.run.preflight.look import look_at_devices
-from accelmark.run.ssh.connection import HostError
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import HostSpec
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")

@@ -8,9 +8,9 @@ from typing import Final
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import recipe_of
+from accelmark.run.launchers.ssh.connection import HostError, UnreachableError
 from accelmark.run.preflight.facts import HostProblem, Severity
 from accelmark.run.sandboxes.image import ImageRecipe, sought
-from accelmark.run.ssh.connection import HostError, UnreachableError
 
 _REGISTRY_TIMEOUT_S: Final = 60.0
 _HINT: Final = "correct container.image, log in to its registry on the host, or bring it as a file (image_file)"

@@ -8,12 +8,12 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.run.assign import job_on_hosts, node_works
-from accelmark.run.directory import RunDirectory
+from accelmark.run.controller.assign import job_on_hosts, node_works
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.place import Place
 from accelmark.run.launchers.sandbox_of import recipe_of
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import load_vendor
 
 MODULE: Final = "accelmark.run.preflight.devices"

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from accelmark.datasets import dataset_specs, place_of
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.directory import RunDirectory
+from accelmark.run.display.observer import Watcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, NotReadyError
-from accelmark.run.watcher import Watcher
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, final
 
-from accelmark.results.files import make_directory, naming_the_disk
-from accelmark.run.telling import telling_lines
+from accelmark.results.store.files import make_directory, naming_the_disk
+from accelmark.run.agent.error_lines import telling_lines
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError

@@ -1,0 +1,146 @@
+"""FlagPerf's settings of a site and its runs (cluster_conf.py, test_conf.py, host.yaml) as a cluster and a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from accelmark.compat.flagperf.container import container_of
+from accelmark.compat.flagperf.given import IGNORED, Given, Values, flag, settings_in, text, texts, whole
+from accelmark.compat.flagperf.parse import Parsed
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.key import CaseKey
+from accelmark.spec.model import parse
+from accelmark.spec.runfile import RunSpec
+
+_PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "SSH_PORT": ("ssh_port", whole),
+    "MASTER_PORT": ("master_port", whole),
+    "VENDOR": ("vendor", text),
+    "CLEAR_CACHES": ("clear_caches", flag),
+    "ACCE_VISIBLE_DEVICE_ENV_NAME": ("visible_devices_env", text),
+}
+_KNOWN: Final = frozenset(_PLAIN) | {
+    "HOSTS", "HOSTS_PORTS", "SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "FLAGPERF_LOG_LEVEL", "CASES",
+}  # fmt: skip
+
+
+def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
+    """Add a file's settings to ``given``, where the last file wins, and its cases to ``cases``."""
+    for item in settings_in(parsed):
+        before = given.get(item.key)
+        if item.key not in _KNOWN:
+            left_over.append(item.left(IGNORED.get(item.key, "AccelMark has no such setting")))
+        elif not item.is_set:
+            continue
+        elif item.key == "CASES":
+            cases.append(item)
+        else:
+            if before is not None and before.value != item.value:
+                left_over.append(before.left(f"{item.file} says otherwise, and is read later"))
+            given[item.key] = item
+
+
+def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
+    """Return the cluster file; empty where no setting belongs there.
+
+    Raises:
+        SpecError: what the files say is no valid cluster.
+    """
+    cluster: Values = {}
+    if "HOSTS" in given:
+        cluster["hosts"] = [{"address": address} for address in given["HOSTS"].read(texts)]
+    if "HOSTS_PORTS" in given:
+        _deal_ports(given["HOSTS_PORTS"], cluster.get("hosts", []), left_over)
+    for key, (name, kind) in _PLAIN.items():
+        if key in given:
+            cluster[name] = given[key].read(kind)
+    container = container_of(given, left_over)
+    if container:
+        cluster["container"] = container
+    if cluster:
+        hosts = cluster.get("hosts")
+        is_here = not hosts or [host["address"] for host in hosts] in (["127.0.0.1"], ["localhost"])
+        cluster["launcher"] = "local" if is_here else "ssh"
+        parse(ClusterSpec, cluster, "what the files say of the cluster")
+    return cluster
+
+
+def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) -> None:
+    """Give hosts their ports: FlagPerf's cases take one port for all hosts, or the one at each host's place."""
+    ports = item.read(_ports)
+    if not ports:
+        return
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if not hosts:
+        left_over.append(item.left("there is no HOSTS to give them to"))
+    elif len(ports) != len(hosts):
+        what = f"{len(ports)} ports for {len(hosts)} hosts are neither one for all nor one for each"
+        left_over.append(item.left(f"{what}; set service_ports of the hosts by hand"))
+    else:
+        for host, port in zip(hosts, ports, strict=True):
+            host["service_ports"] = [port]
+
+
+def _ports(value: Any) -> list[int]:
+    written = [str(value)] if isinstance(value, int) else texts(value)
+    if not any(written):
+        return []  # the template's blanks
+    ports = [whole(port) for port in written]
+    if not all(1 <= port <= 65535 for port in ports):
+        raise ValueError("holds what is no port")
+    return ports
+
+
+def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[Problem]) -> Values:
+    """Return the run file; empty where the files name no case, since a run needs one.
+
+    Raises:
+        SpecError: CASES is no table.
+    """
+    listed: dict[tuple[str, str], Values] = {}
+    for item in cases:
+        table = item.read(_table)
+        for key, data in table.items():
+            why = _take_case(key, data, listed)
+            if why:
+                left_over.append(item.left(f"{key}: {why}"))
+        if not table:
+            left_over.append(item.left("names no case"))
+    level = given.get("FLAGPERF_LOG_LEVEL")
+    if not listed:
+        if level is not None:
+            left_over.append(level.left("belongs into a run file, and none is written without a case"))
+        return {}
+    run: Values = {"cases": list(listed.values())}
+    if level is not None:
+        with_level = {"log_level": level.read(text).lower(), **run}
+        try:
+            parse(RunSpec, with_level, level.file)
+        except SpecError as error:
+            left_over += [level.left(problem.what) for problem in error.problems if problem.key == "log_level"]
+        else:
+            run = with_level
+    parse(RunSpec, run, "what the files say of the run")
+    return run
+
+
+def _table(value: Any) -> dict[str, str | None]:
+    if not isinstance(value, Mapping):
+        raise TypeError("is not a table of keys and data directories")
+    return {text(key): text(data) if data is not None else None for key, data in value.items()}
+
+
+def _take_case(written: str, data: str | None, listed: dict[tuple[str, str], Values]) -> str:
+    try:
+        # A key of inference names no chip; which one is meant is found out when it runs.
+        key = CaseKey.parse(written, hardware="any")
+    except SpecError as error:
+        return "; ".join(problem.what for problem in error.problems)
+    case = {"key": written, **({"data": data} if data else {})}
+    if written.count(":") == 1:
+        case["task"] = "infer"
+    before = listed.setdefault((case.get("task", "train"), key.slug), case)
+    return "" if before == case else f"stands twice, also as {before['key']} with {before.get('data') or 'no data'}"

@@ -1,0 +1,1 @@
+"""Frameworks, one folder each: how ranks are started, and the training backend."""

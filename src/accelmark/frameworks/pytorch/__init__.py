@@ -1,0 +1,1 @@
+"""PyTorch: launch through torchrun, the training backend and its hooks."""

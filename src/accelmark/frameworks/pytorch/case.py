@@ -1,0 +1,115 @@
+"""What a training case supplies in PyTorch, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
+from accelmark.spec.settings import Scalar, TrainSettings
+
+Batch = Mapping[str, Tensor]
+"""Named tensors with the samples along the first dimension."""
+
+
+class Batches(Protocol):
+    """A rank's share of a data set, in batches on the CPU (or already on the device, for small sets)."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks (what the last batch drops is not counted)."""
+        ...
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over epoch ``number`` (from 0) in an order that its number and the seed alone decide.
+
+        All ranks yield equally many batches of equally many samples when training.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands in the job."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    seed: int
+    """This rank's own seed; ``shared_seed`` is the same on every rank."""
+    shared_seed: int
+
+
+class TrainCase(ABC):
+    """A standard workload in PyTorch: subclass it as ``Case`` in ``cases/<model>/pytorch.py``.
+
+    The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training; a case
+    never reads the environment, moves a model or takes a time.
+    """
+
+    def __init__(self, settings: TrainSettings, data_dirs: Mapping[str, Path], place: Place) -> None:
+        self.settings = settings
+        self.data_dirs = data_dirs
+        self.place = place
+
+    def number(self, name: str) -> int:
+        """Return one of the case's own whole numbers (``settings.model``)."""
+        value: Scalar = self.settings.model[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"model.{name} is {value!r}, not a whole number")
+        return value
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return the model with its initial weights (or those of the packaged checkpoint), in fp32 on the CPU.
+
+        Called under ``place.shared_seed``, so that every rank starts from the same weights. For models too large for
+        that, build under ``torch.device(self.place.device)`` is the driver's choice and not the case's.
+        """
+
+    @abstractmethod
+    def train_batches(self) -> Batches:
+        """Return this rank's share of the training data, ``settings.batch_size`` samples a batch."""
+
+    @abstractmethod
+    def eval_batches(self) -> Batches:
+        """Return this rank's share of the evaluation data: every sample exactly once over all ranks."""
+
+    @abstractmethod
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return a made-up batch of ``size`` samples with the shapes, types and value ranges of real data."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss over the batch, a scalar; runs under the driver's autocast."""
+
+    @abstractmethod
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return sums over the batch, scalars that add up over batches and ranks (``correct``, ``count``)."""
+
+    @abstractmethod
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn the added-up sums into metrics; one of them bears the name of the target's metric."""
+
+    @abstractmethod
+    def flops_per_sample(self) -> float | None:
+        """Return forward and backward FLOPs of one sample by formula (its source in the docstring), or None."""
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer that ``settings.optimizer`` describes."""
+        return build_optimizer(model, self.settings.optimizer, self.place.device)
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
+        """Return the learning-rate schedule that ``settings.schedule`` describes, stepped once an optimizer step."""
+        return build_schedule(optimizer, self.settings.schedule, total_steps, steps_per_epoch)
+
+    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the repeated blocks of ``model``: units of activation checkpointing and of FSDP2's sharding."""
+        return []

@@ -1,0 +1,156 @@
+"""What a vendor may replace of the driver: methods with a default that works on any device PyTorch knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.case import Batch, TrainCase
+
+ALLOWED_HOOKS: Final = (
+    "convert_model",
+    "create_optimizer",
+    "model_to_fp16",
+    "model_to_ddp",
+    "create_grad_scaler",
+    "backward",
+    "train_step",
+)
+
+AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+"""Makes the context that a forward pass runs in."""
+
+
+@final
+@dataclass(slots=True)
+class Training:
+    """All that an optimizer step touches."""
+
+    model: nn.Module
+    """As ``model_to_ddp`` returned it."""
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    scaler: GradScaler | None
+    autocast: Autocast
+
+    def sync_gradients(self, wanted: bool) -> None:
+        """Say whether the next backward pass exchanges gradients between ranks (the last of a step does)."""
+        if isinstance(self.model, DistributedDataParallel):
+            self.model.require_backward_grad_sync = wanted
+            return
+        exchange: Callable[[bool], None] | None = getattr(self.model, "set_requires_gradient_sync", None)
+        if exchange is not None:
+            exchange(wanted)
+
+
+class Hooks:
+    """The default hooks. A vendor subclasses this as ``Extern`` in ``extern/__init__.py`` of its case folder.
+
+    They are called in this order: ``convert_model``, ``model_to_fp16``, ``model_to_ddp``, ``create_optimizer`` (after
+    sharding, since FSDP2 replaces the parameters), ``create_grad_scaler``, then ``train_step`` for each step. A hook
+    may change *how* the chip computes; the audit compares what it returns with the standard case: the same parameters,
+    the same kind of optimizer.
+    """
+
+    def __init__(self, case: TrainCase) -> None:
+        self.case = case
+        self.settings = case.settings
+        self.place = case.place
+        self.device = case.place.device
+
+    def convert_model(self, model: nn.Module) -> nn.Module:
+        """Return the model on its device, in the memory format that the settings ask for."""
+        model = model.to(self.device)
+        if self.settings.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def model_to_fp16(self, model: nn.Module) -> tuple[nn.Module, Autocast]:
+        """Return the model and the context of its forward pass: autocast over fp32 weights for bf16 and fp16."""
+        dtype = AUTOCAST_DTYPES.get(self.settings.precision)
+        if dtype is None:
+            return model, nullcontext
+        device_type = self.device.type
+        return model, lambda: torch.autocast(device_type, dtype=dtype)
+
+    def model_to_ddp(self, model: nn.Module) -> nn.Module:
+        """Return the model for several ranks: ``DistributedDataParallel``, or sharded in place by FSDP2."""
+        if self.settings.parallelism == "fsdp2":
+            return self._shard(model)
+        if self.place.world_size == 1:
+            return model
+        indices = None if self.device.type == "cpu" else [self.device.index]
+        return DistributedDataParallel(model, device_ids=indices, gradient_as_bucket_view=True)
+
+    def _shard(self, model: nn.Module) -> nn.Module:
+        # Imported here: they cost every process most of a second, and most runs shard nothing.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
+        dtype = AUTOCAST_DTYPES.get(self.settings.precision)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        for block in self.case.checkpointed_blocks(model):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return model
+
+    def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer over the parameters of ``model``, the case's own by default."""
+        return self.case.build_optimizer(model)
+
+    def create_grad_scaler(self) -> GradScaler | None:
+        """Return the loss scaler for fp16, and None for the other precisions, which need none."""
+        return GradScaler(self.device.type) if self.settings.precision == "fp16" else None
+
+    def backward(self, loss: Tensor, scaler: GradScaler | None) -> None:
+        """Compute the gradients of ``loss``, scaled where there is a scaler."""
+        scaled: Tensor = loss if scaler is None else scaler.scale(loss)
+        torch.autograd.backward(scaled)
+
+    def train_step(self, training: Training, batches: Sequence[Batch]) -> Tensor:
+        """Take one optimizer step over ``batches`` (more than one when gradients accumulate).
+
+        Returns the mean loss over them, detached, without reading it from the device.
+        """
+        count = len(batches)
+        total: Tensor | None = None
+        for index, batch in enumerate(batches, start=1):
+            if count > 1:
+                training.sync_gradients(index == count)
+            with training.autocast():
+                loss = self.case.loss(training.model, batch)
+            if count > 1:
+                loss = loss / count
+            self.backward(loss, training.scaler)
+            total = loss.detach() if total is None else total + loss.detach()
+        if total is None:
+            raise ValueError("a step needs at least one batch")
+        self._update(training)
+        return total
+
+    def _update(self, training: Training) -> None:
+        """Clip, step the optimizer, clear the gradients and move the schedule on."""
+        scaler = training.scaler
+        clip = self.settings.gradient_clip_norm
+        if clip is not None:
+            if scaler is not None:
+                scaler.unscale_(training.optimizer)
+            nn.utils.clip_grad_norm_(training.model.parameters(), clip)
+        if scaler is None:
+            training.optimizer.step()
+        else:
+            scaler.step(training.optimizer)
+            scaler.update()
+        training.optimizer.zero_grad(set_to_none=True)
+        training.schedule.step()

@@ -1,0 +1,98 @@
+"""What a model is and costs: hashes of its structure and first weights, and its counted operations."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from accelmark.frameworks.pytorch.synthetic import on_meta
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.case import TrainCase
+
+_COUNTED_SAMPLES = 2
+"""Samples in the batch whose operations are counted: batch normalisation cannot train on one."""
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, each shared one once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def structure_hash(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and types of all parameters, in order of their names."""
+    return text_hash(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters()))
+
+
+def text_hash(lines: Iterable[str]) -> str:
+    """SHA-256 over lines of text."""
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names.
+
+    A sharded parameter is gathered, one at a time: then all ranks have to call this together.
+    """
+    named = sorted(model.named_parameters())
+    if any(hasattr(parameter, "full_tensor") for _, parameter in named):
+        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(each)) for name, each in named)).hexdigest()
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+        digests = pool.map(lambda item: _tensor_digest(item[0], item[1].detach()), named)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    gather: Callable[[], Tensor] | None = getattr(parameter, "full_tensor", None)
+    return parameter.detach() if gather is None else gather().detach()
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> bytes:
+    digest = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(flat.numpy().data)
+    return digest.digest()
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model without data: the same modules over tensors on the meta device."""
+    memo: dict[int, Tensor] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    duplicate: nn.Module = copy.deepcopy(model, memo)
+    return duplicate
+
+
+def count_flops(case: TrainCase, model: nn.Module) -> float | None:
+    """Return forward and backward FLOPs of one sample, a multiply-add as two, counted by ``FlopCounterMode``.
+
+    They are counted on a copy without data, where nothing is computed; a model that looks at values there cannot be
+    counted so, and is run on real tensors instead. None where that fails too.
+    """
+    with torch.random.fork_rng(devices=[]):
+        batch = case.synthetic_batch(_COUNTED_SAMPLES)
+        for empty in (True, False):
+            try:
+                duplicate = meta_copy(model) if empty else copy.deepcopy(model)
+                given = on_meta(batch) if empty else batch
+                duplicate.train()
+                counter = FlopCounterMode(display=False)
+                # The counter knows fused attention on some devices only, and its parts on all.
+                with sdpa_kernel(SDPBackend.MATH), counter:
+                    torch.autograd.backward(case.loss(duplicate, given))
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                continue
+            return float(counter.get_total_flops()) / _COUNTED_SAMPLES
+    return None

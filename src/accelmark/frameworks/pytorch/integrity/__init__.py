@@ -1,0 +1,1 @@
+"""Integrity checks of a PyTorch rank: monkey-patch detection, probes, equivalence, reference model."""

@@ -1,0 +1,134 @@
+"""What a vendor's hooks left of the standard case: the facts that the audit compares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from accelmark.frameworks.pytorch.hooks import Autocast
+from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
+
+NUM_SHOWN: Final = 20
+"""Replaced modules that are named; the others are counted."""
+
+_SHARDED: Final = "FSDP"
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+_NUMBERS: Final = ("lr", "momentum", "nesterov", "weight_decay", "betas", "eps", "initial_lr")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """The model as its case built it."""
+
+    parameter_hash: str
+    num_parameters: int
+    modules: Mapping[str, str]
+    """Name of each module -> its class with its settings."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Take down what the case built, before any hook sees it."""
+        return cls(structure_hash(model), num_parameters(model), _described(model))
+
+    @property
+    def module_hash(self) -> str:
+        """SHA-256 over all modules."""
+        return _module_hash(self.modules)
+
+    def replaced_in(self, model: nn.Module) -> tuple[str, ...]:
+        """Return each module of ``model`` that is gone, new, of another class or set otherwise."""
+        now = _described(model)
+        names = sorted(name for name in {*self.modules, *now} if self.modules.get(name) != now.get(name))
+        return tuple(
+            f"{name or 'model'}: {self.modules.get(name, 'none')} -> {now.get(name, 'none')}" for name in names
+        )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of data parallelism: the only child of one that has none of its own."""
+    while True:
+        inner = getattr(model, "module", None)
+        only = [name for name, _ in model.named_children()] == ["module"] and not list(model.parameters(recurse=False))
+        if not isinstance(inner, nn.Module) or not (only or isinstance(model, DistributedDataParallel)):
+            return model
+        model = inner
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Optimizer) -> tuple[str, tuple[str, ...]]:
+    """Return the class of the standard optimizer, and where the numbers of ``optimizer`` differ from its own."""
+    if optimizer is standard:
+        return type(standard).__name__, ()
+    changes = []
+    for name in _NUMBERS:
+        was, now = _values(standard, name), _values(optimizer, name)
+        if was and was != now:
+            changes.append(f"{name}: {_said(was)} -> {_said(now)}")
+    if _count(standard) != _count(optimizer):
+        changes.append(f"parameters updated: {_count(standard)} -> {_count(optimizer)}")
+    return type(standard).__name__, tuple(changes)
+
+
+def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
+    """Return the type of the matrix work in a forward pass, as the framework tells it (``bfloat16``)."""
+    with autocast():
+        if torch.is_autocast_enabled(device.type):
+            return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    return "+".join(types)
+
+
+def module_hash(model: nn.Module) -> str:
+    """SHA-256 over names, classes and settings of all modules, in order of their names."""
+    return _module_hash(_described(model))
+
+
+def _module_hash(described: Mapping[str, str]) -> str:
+    return text_hash(f"{name} {what}\n" for name, what in sorted(described.items()))
+
+
+def _described(model: nn.Module) -> dict[str, str]:
+    """Describe each module by its class and what it shows of its settings (a rate of dropout, a stride).
+
+    A forward or a hook that was put on one module is told too, but for those that belong to checkpointing and FSDP2.
+    """
+    return {name: _description(module) for name, module in model.named_modules()}
+
+
+def _description(module: nn.Module) -> str:
+    # FSDP2 makes a class of its own of each module that it shards, named after the first.
+    name = type(module).__name__
+    is_sharded = name.startswith(_SHARDED)
+    shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
+    said = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")
+    own = vars(module).get("forward")
+    if own is not None and not (isinstance(own, partial) and own.func is checkpoint):
+        said += " with a forward of its own"
+    num_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    return said if is_sharded or not num_hooks else f"{said} with {num_hooks} forward hooks"
+
+
+def _values(optimizer: torch.optim.Optimizer, name: str) -> set[Any]:
+    return {_hashable(group[name]) for group in optimizer.param_groups if name in group}
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _said(values: set[Any]) -> str:
+    return ", ".join(sorted(map(str, values))) or "none"
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    return sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])

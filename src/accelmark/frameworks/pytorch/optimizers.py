@@ -1,0 +1,115 @@
+"""The optimizers and learning-rate schedules that settings can name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+from accelmark.frameworks.pytorch.lamb import Lamb
+from accelmark.spec.errors import RequestError
+from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
+
+
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Split the trainable parameters by whether weight decay applies to them, in the order of the model."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.decay_norm_and_bias or not settings.weight_decay:
+        return [{"params": trainable, "weight_decay": settings.weight_decay}]
+    matrices = [parameter for parameter in trainable if parameter.ndim > 1]
+    vectors = [parameter for parameter in trainable if parameter.ndim <= 1]
+    groups = [(matrices, settings.weight_decay), (vectors, 0.0)]
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:
+    """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``.
+
+    Raises:
+        RequestError: a fused optimizer was asked for where there is none.
+    """
+    groups = parameter_groups(model, settings)
+    if settings.name == "lamb":
+        if settings.fused:
+            raise RequestError("optimizer.fused: LAMB has no fused form; leave it null")
+        return Lamb(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
+    fused = _has_fused(device) if settings.fused is None else settings.fused
+    if settings.fused is None and settings.name == "sgd" and _is_sharded(model):
+        fused = False
+    if settings.fused and not _has_fused(device):
+        raise RequestError(f"optimizer.fused: PyTorch has no fused optimizer for {device.type}; leave it null")
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused
+        )
+    adam = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return adam(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=fused)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 shards the model: fused SGD cannot take its parameters, fused Adam can."""
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+def _has_fused(device: torch.device) -> bool:
+    return device.type in _get_fused_kernels_supported_devices()
+
+
+def build_schedule(
+    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int, steps_per_epoch: int
+) -> LambdaLR:
+    """Return the schedule that ``settings`` describes, stepped once after each optimizer step."""
+    return LambdaLR(optimizer, learning_rate_factor(settings, total_steps, steps_per_epoch))
+
+
+def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return the learning rate over its peak as a function of the optimizer step, from 0.
+
+    The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
+    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor stays where it ended.
+    """
+    warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
+    decay_steps = max(1, total_steps - warmup)
+    shape = _SHAPES[settings.name]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            if settings.name == "onecycle":
+                return _between(1 / 25, 1.0, (1 - math.cos(math.pi * step / warmup)) / 2)
+            return (step + 1) / warmup
+        if settings.name == "step":
+            return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
+        done = min(1.0, (step - warmup) / decay_steps)
+        return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
+
+    return factor
+
+
+def needs_length(settings: ScheduleSettings) -> bool:
+    """Tell whether the schedule can only be computed with the number of steps known beforehand."""
+    by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
+    return by_ratio or settings.name not in ("constant", "step")
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _half_cosine(left: float, power: float) -> float:
+    return (1 - math.cos(math.pi * left)) / 2
+
+
+_SHAPES: dict[str, Callable[[float, float], float]] = {
+    "constant": lambda left, power: 1.0,
+    "linear": lambda left, power: left,
+    "cosine": _half_cosine,
+    "onecycle": _half_cosine,
+    "polynomial": lambda left, power: left**power,
+    "step": lambda left, power: 1.0,
+}
+"""Share of the peak as a function of the share of the decay that is left, and the power."""

@@ -1,0 +1,1 @@
+"""Compare results: differences with confidence intervals, tables, SQL, trends."""

@@ -1,0 +1,121 @@
+"""SQL over the table of results through DuckDB: reading only, without files, extensions or a network."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from accelmark.results.compare.table import COLUMNS, Row
+from accelmark.spec.errors import RequestError, RunError
+
+if TYPE_CHECKING:
+    import duckdb
+
+TABLE: Final = "results"
+_TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+_MEMORY_LIMIT: Final = "1GB"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query came to."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows for JSON: heads that are there twice are numbered, what is no finite number is None."""
+        heads: list[str] = []
+        for head in self.heads:
+            names = itertools.chain([head], (f"{head}_{number}" for number in itertools.count(2)))
+            heads.append(next(name for name in names if name not in heads and (name == head or name not in self.heads)))
+        return [dict(zip(heads, map(_finite, row), strict=True)) for row in self.rows]
+
+
+def ask(rows: Sequence[Row], sql: str) -> Answer:
+    """Answer one SELECT over the table ``results``.
+
+    Raises:
+        RequestError: the statement is wrong, is not one SELECT, or reaches for files; DuckDB is not installed.
+    """
+    duckdb = _duckdb()
+    with _filled(rows) as connection:
+        connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+        connection.execute("SET temp_directory = ''")  # else it spills into the directory that it was called in
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET autoload_known_extensions = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            statements = connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise RequestError(f"the SQL is wrong: {_first(error)}") from error
+        if len(statements) != 1:
+            raise RequestError(f"one SELECT is answered at a time, these are {len(statements)} statements")
+        if statements[0].type != duckdb.StatementType.SELECT:
+            kind = statements[0].type.name.replace("_", " ")
+            raise RequestError(f"results are only read: a SELECT is answered, this is {kind}")
+        try:
+            cursor = connection.execute(statements[0])
+            heads = tuple(str(entry[0]) for entry in cursor.description or ())
+            return Answer(heads, tuple(cursor.fetchall()))
+        except duckdb.OutOfMemoryException as error:
+            raise RequestError(f"the SQL takes more than {_MEMORY_LIMIT} of memory: ask for less at a time") from error
+        except duckdb.Error as error:
+            raise RequestError(f"the SQL cannot be answered: {_first(error)}") from error
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write the table as Parquet.
+
+    Raises:
+        RunError: the file cannot be written.
+        RequestError: DuckDB is not installed.
+    """
+    duckdb = _duckdb()
+    beside = path.with_name(f".{path.name}.tmp")
+    with _filled(rows) as connection:
+        try:
+            connection.table(TABLE).write_parquet(str(beside))
+            beside.replace(path)
+        except (duckdb.Error, OSError) as error:
+            beside.unlink(missing_ok=True)
+            raise RunError(f"{path}: cannot be written: {_first(error)}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise RequestError("SQL and Parquet need DuckDB: install accelmark[results]") from error
+    return duckdb
+
+
+def _filled(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config={"threads": 1})
+    columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
+    connection.execute(f"CREATE TABLE {TABLE} ({columns})")
+    if rows:
+        places = ", ".join("?" * len(COLUMNS))
+        values = [[row[name] for name in COLUMNS] for row in rows]
+        connection.executemany(f"INSERT INTO {TABLE} VALUES ({places})", values)  # noqa: S608 - our own names
+    return connection
+
+
+def _first(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Compute figures from events and telemetry."""

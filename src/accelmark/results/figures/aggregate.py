@@ -1,0 +1,103 @@
+"""Figures over rounds: mean, spread, a 95 % interval, and how many rounds a narrow one would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from accelmark.results.figures.definitions import FIGURES, TRAIN_FIGURES, FigureName
+from accelmark.results.schema import Figure, Finding, RoundResult, Spread
+
+NARROW: Final = 0.01
+"""Half the width of a narrow interval over the mean."""
+WATCHED: Final = (
+    FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY,
+    FigureName.INFERENCE_CORE,
+)  # fmt: skip
+"""Figures whose wide interval is warned of."""
+
+
+def spread(figures: Sequence[Figure]) -> Spread:
+    """Return a figure over rounds; rounds that have no value are left out, and all of them without one tell why."""
+    values = [figure.value for figure in figures if figure.value is not None]
+    if not values:
+        reason = next((figure.reason for figure in figures if figure.reason), "no round succeeded")
+        return Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason=reason)
+    mean = math.fsum(values) / len(values)
+    note = next((figure.reason for figure in figures if figure.reason), None)
+    if len(values) < 2:
+        return Spread(mean=mean, stdev=None, ci95=None, num_rounds=len(values), reason=note)
+    stdev = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = student_t(len(values) - 1) * stdev / math.sqrt(len(values))
+    return Spread(
+        mean=mean,
+        stdev=stdev,
+        ci95=(mean - half, mean + half),
+        num_rounds=len(values),
+        rounds_needed=rounds_needed(mean, stdev),
+        reason=note,
+    )
+
+
+def student_t(degrees: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975))
+
+
+def rounds_needed(mean: float, stdev: float) -> int | None:
+    """Return the least number of rounds whose interval is within :data:`NARROW` of the mean; None for a mean of 0.
+
+    The smallest n with t(n - 1) x stdev / sqrt(n) <= NARROW x |mean|, by the spread seen so far.
+    """
+    if mean == 0:
+        return None
+    relative = stdev / (NARROW * abs(mean))
+    count = max(2, math.floor((1.9599 * relative) ** 2))
+    while student_t(count - 1) * relative > math.sqrt(count):
+        count += 1
+    return count
+
+
+def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
+    """Return every figure over the rounds that succeeded."""
+    good = [result for result in rounds if result.state == "succeeded"]
+    known = TRAIN_FIGURES
+    if rounds:
+        known = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
+    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in known}
+
+
+def finding_warnings(findings: Iterable[Finding]) -> list[str]:
+    """Tell each warning of the audit once, with the rounds that it is about."""
+    alike: dict[Finding, list[int]] = {}
+    for found in findings:
+        if found.severity == "warning":
+            alike.setdefault(found.model_copy(update={"round": None}), []).extend(
+                () if found.round is None else (found.round,)
+            )
+    return [found.about(sorted(set(rounds))) for found, rounds in alike.items()]
+
+
+def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
+    """Tell of intervals that are wide, and of a single round, which has none."""
+    warnings: list[str] = []
+    if max((found.num_rounds for found in figures.values()), default=0) == 1:
+        warnings.append("one round has no spread: repeat the case to learn how far its figures can be trusted")
+    wide: list[str] = []
+    most = rounds = 0
+    for name in WATCHED:
+        found = figures.get(name)
+        if found is None or found.ci95 is None or not found.mean or found.rounds_needed is None:
+            continue
+        half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
+        if half > NARROW:
+            digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
+            wide.append(f"{FIGURES[name].title.lower()} ±{digits} %")
+            most, rounds = max(most, found.rounds_needed), found.num_rounds
+    if wide:
+        told = f"95 % intervals after {rounds} rounds, of the mean: {'; '.join(wide)}"
+        warnings.append(f"{told}. About {most:,} rounds would bring them within 1 %")
+    return warnings

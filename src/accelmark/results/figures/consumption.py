@@ -1,0 +1,174 @@
+"""Figures from telemetry: utilisation, memory, power and energy while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figures.integrate import Integral, Spans, integrate, largest_gap_s
+from accelmark.results.figures.training import Figures, ratio, value
+from accelmark.results.read.samples import Samples
+from accelmark.results.schema import Figure
+from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
+
+HostSamples = Mapping[str, tuple[Samples, Spans]]
+"""Host -> its samples, and when it trained on their clock."""
+
+_TOLD: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
+"""Reasons that are told beside a figure; the others leave it null."""
+
+_WHY: Final = {
+    EnergyReason.NO_POWER: "power was not read",
+    EnergyReason.EMPTY_WINDOW: "nothing was trained",
+    EnergyReason.START_NOT_COVERED: "no reading of power before training began",
+    EnergyReason.END_NOT_COVERED: "no reading of power after training ended",
+    EnergyReason.GAP_TOO_LONG: "power was not read for too long while training",
+    EnergyReason.COUNTER_DISAGREES: "power samples and the energy counter differ by more than 5 %",
+    EnergyReason.COUNTER_WENT_BACK: "the energy counter ran backwards",
+    EnergyReason.DEVICE_MISSING: "one of the devices has no power",
+}
+
+_NAMES: Final = (
+    FigureName.PEAK_HOST_MEMORY, FigureName.DEVICE_UTILISATION, FigureName.CPU_UTILISATION, FigureName.MEAN_POWER,
+    FigureName.ENERGY, FigureName.ENERGY_PER_UNIT, FigureName.UNITS_PER_JOULE, FigureName.TELEMETRY_CPU_TIME,
+)  # fmt: skip
+
+
+def consumption_figures(hosts: HostSamples, units: int, device_type: str, why_none: str) -> tuple[Figures, list[str]]:
+    """Return the figures that telemetry gives, and warnings about it.
+
+    Args:
+        hosts: samples and training spans; empty where there is no telemetry.
+        units: units trained over all ranks.
+        device_type: the framework's; for ``cpu`` the CPU packages are the devices.
+        why_none: the reason of every figure when ``hosts`` is empty.
+    """
+    if not hosts:
+        return {name: Figure(value=None, reason=why_none) for name in _NAMES}, []
+    figures: Figures = {
+        FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
+        FigureName.CPU_UTILISATION: _mean_over(hosts, _cpu),
+        FigureName.DEVICE_UTILISATION: _mean_over(hosts, _cpu if device_type == "cpu" else _utilisation),
+        FigureName.TELEMETRY_CPU_TIME: _telemetry_cpu_time(hosts),
+    }
+    warnings: list[str] = []
+    energy_j, power_w, reason = 0.0, 0.0, ""
+    for host, (samples, spans) in hosts.items():
+        drawn, told = _energy(samples, spans, device_type)
+        warnings += (f"{host}: {what}" for what in told)
+        if drawn.value is None or drawn.mean is None:
+            reason = _on(host, hosts, drawn.reason or "")
+            break
+        energy_j += drawn.value
+        power_w += drawn.mean
+    measured = None if reason else energy_j
+    figures[FigureName.ENERGY] = value(measured, reason)
+    figures[FigureName.MEAN_POWER] = value(None if reason else power_w, reason)
+    per_unit_reason = reason or "nothing was trained"
+    figures[FigureName.ENERGY_PER_UNIT] = ratio(measured, units, per_unit_reason)
+    figures[FigureName.UNITS_PER_JOULE] = ratio(units or None, measured, per_unit_reason)
+    return figures, warnings
+
+
+def _on(host: str, hosts: HostSamples, reason: str) -> str:
+    return reason if len(hosts) == 1 else f"{host}: {reason}"
+
+
+def _peak_host_memory(hosts: HostSamples) -> Figure:
+    peaks = [
+        number
+        for samples, _ in hosts.values()
+        for number in samples.host.get("mem_used_mib", ())
+        if number == number
+    ]  # fmt: skip
+    return value(max(peaks, default=None), "telemetry read no host memory")
+
+
+def _mean_over(hosts: HostSamples, of: Callable[[Samples, Spans], list[Integral]]) -> Figure:
+    """Return the mean over devices of their time-weighted means; null when one of them has none."""
+    means: list[float] = []
+    for host, (samples, spans) in hosts.items():
+        for integral in of(samples, spans):
+            if integral.mean is None:
+                return Figure(value=None, reason=_on(host, hosts, integral.reason or ""))
+            means.append(integral.mean)
+    return Figure(value=sum(means) / len(means)) if means else Figure(value=None, reason="telemetry saw no device")
+
+
+def _cpu(samples: Samples, spans: Spans) -> list[Integral]:
+    column = samples.host.get("cpu", ())
+    return [integrate(samples.t, column, spans, largest_gap_s(samples.interval_s)) if column else _none(samples, "cpu")]
+
+
+def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
+    if not samples.devices:
+        return [_none(samples, "devices")]
+    gap_s = largest_gap_s(samples.interval_s)
+    return [
+        integrate(samples.times(columns), columns["utilisation"], spans, gap_s)
+        if _any(columns.get("utilisation"))
+        else _none(samples, "utilisation")
+        for columns in samples.devices.values()
+    ]
+
+
+def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral, list[str]]:
+    """Return one host's energy while training: of its devices, or of its CPU packages where they are the devices."""
+    if device_type == "cpu":
+        packages = _series(samples.t, samples.host.get("rapl_j", ()))
+        return _drawn(samples, spans, (), packages, "CPU packages") if packages else (_none(samples, "rapl_j"), [])
+    if not samples.devices:
+        return _none(samples, "devices"), []
+    total, mean, warnings = 0.0, 0.0, list[str]()
+    for index, columns in samples.devices.items():
+        if samples.infos.get(index, {}).get("power_in") in samples.devices:
+            continue  # its power stands in another device's reading
+        times = samples.times(columns)
+        power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
+        if not power and not counter:
+            return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
+        drawn, told = _drawn(samples, spans, power, counter, f"device {index}")
+        warnings += told
+        if drawn.value is None or drawn.mean is None:
+            return drawn, warnings
+        total, mean = total + drawn.value, mean + drawn.mean
+    return Integral(total, mean), warnings
+
+
+def _drawn(samples: Samples, spans: Spans, power: Series, counter: Series, what: str) -> tuple[Integral, list[str]]:
+    """Add up the energy of one reader over the spans; null where a span is not covered."""
+    gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
+    parts = [energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans]
+    warnings: list[str] = []
+    for part in parts:
+        fatal = [reason for reason in part.reasons if reason not in _TOLD]
+        if part.energy_j is None or fatal:
+            why = ", ".join(_WHY[reason] for reason in fatal) or "it is not covered by samples"
+            return Integral(None, None, f"{what}: {why}"), warnings
+        warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _TOLD]
+    total = sum(part.energy_j or 0.0 for part in parts)
+    duration_s = sum(end - begin for begin, end in spans)
+    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was trained"), warnings
+
+
+def _series(times: Sequence[float], column: Sequence[float]) -> Series:
+    return [(t, number) for t, number in zip(times, column, strict=False) if number == number]
+
+
+def _any(column: object) -> bool:
+    return column is not None and any(number == number for number in column)  # type: ignore[attr-defined]
+
+
+def _none(samples: Samples, name: str) -> Integral:
+    return Integral(None, None, samples.reason(name))
+
+
+def _telemetry_cpu_time(hosts: HostSamples) -> Figure:
+    total = 0.0
+    for host, (samples, _) in hosts.items():
+        used = (samples.footer or {}).get("cpu_time_s")
+        if not isinstance(used, int | float):
+            return Figure(value=None, reason=_on(host, hosts, "the sampler was ended before it could tell"))
+        total += used
+    return Figure(value=total)

@@ -1,0 +1,261 @@
+"""All ranks of a round laid on one axis: what the figures and curves are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from accelmark.results.read.rank_log import Attempt, RankLog, read_rank_log
+from accelmark.spec.events import Evaluation, Finished, Inspected, Started
+
+if TYPE_CHECKING:
+    from accelmark.results.figures.arrays import Floats
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """What is kept of each rank once its windows are folded in."""
+
+    rank: int
+    started: Started | None
+    finished: Finished | None
+    inspected: Inspected | None
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+    malformed: int
+    malformed_lines: tuple[int, ...]
+    torn: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TimedEvaluation:
+    """An evaluation of the lead rank, with the raw training time at which it ended."""
+
+    time_s: float
+    evaluation: Evaluation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One round over all its ranks. The lead rank is the lowest that left a log; job-wide times are its."""
+
+    lead: int
+    ranks: tuple[RankEnd, ...]
+    num_attempts: int
+    e2e_s: float
+    """Start of each process to its last event, summed over attempts."""
+    init_s: float | None
+    """To TRAIN_START, summed over attempts; null when training never began."""
+    train_s: float
+    """Raw training time, summed over attempts."""
+    eval_s: float
+    train_ended: bool
+    """Whether the last attempt got to its TRAIN_END."""
+    compute_s: float
+    """Computation of all steps on the rank that took longest."""
+    data_wait_s: float
+    """Waiting for data, mean over ranks."""
+    num_steps: int
+    num_samples: int
+    evaluations: tuple[TimedEvaluation, ...]
+    step_ms: Floats
+    """Every step of every rank, unsorted."""
+    losses: Floats
+    """Loss by optimizer step (entry 0 is step 1), mean over the ranks; NaN where any was not finite or is missing."""
+    nonfinite_step: int | None
+    """The first step at which some rank's loss was not finite."""
+    window_steps: Floats
+    """Optimizer steps done at the closing of each window of the lead rank."""
+    window_time_s: Floats
+    """Raw training time of each closing."""
+    window_samples: Floats
+    window_wall_s: Floats
+    window_lengths: Floats
+    train_spans: dict[str, tuple[tuple[float, float], ...]]
+    """Node directory -> (begin, end) of raw training on that host's monotonic clock, seconds, one an attempt."""
+
+    @property
+    def lead_end(self) -> RankEnd:
+        """The lead rank's."""
+        return self.ranks[0]
+
+    @property
+    def final_loss(self) -> float | None:
+        """Loss of the last step over the ranks; None when it is not finite or nothing was trained."""
+        if not len(self.losses):
+            return None
+        last = float(self.losses[-1])
+        return last if last == last else None
+
+
+@final
+@dataclass(slots=True)
+class _Losses:
+    """Running mean over ranks of the loss of each step."""
+
+    total: Floats
+    count: Floats
+
+    def fold(self, attempts: Iterable[Attempt]) -> None:
+        import numpy as np
+
+        own = np.full(len(self.total), np.nan)
+        seen = np.zeros(len(self.total), dtype=bool)
+        for attempt in attempts:
+            if not len(attempt.losses):
+                continue
+            lengths = np.asarray(attempt.window_lengths).astype(np.int64)
+            first = np.asarray(attempt.window_steps).astype(np.int64) - lengths
+            starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+            index = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
+            needed = int(index.max()) + 1
+            if needed > len(own):
+                own = np.concatenate((own, np.full(needed - len(own), np.nan)))
+                seen = np.concatenate((seen, np.zeros(needed - len(seen), dtype=bool)))
+            kept = index >= 0
+            own[index[kept]] = np.asarray(attempt.losses)[kept]
+            seen[index[kept]] = True
+        grow = len(own) - len(self.total)
+        if grow > 0:
+            self.total = np.concatenate((self.total, np.zeros(grow)))
+            self.count = np.concatenate((self.count, np.zeros(grow)))
+        self.total[: len(own)] += np.where(seen, own, 0.0)
+        self.count[: len(own)] += seen
+
+    def mean(self) -> Floats:
+        import numpy as np
+
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.total / self.count
+
+    def nonfinite_step(self) -> int | None:
+        import numpy as np
+
+        bad = np.flatnonzero(~np.isfinite(self.total))
+        return int(bad[0]) + 1 if len(bad) else None
+
+
+@final
+@dataclass(slots=True)
+class _Fold:
+    """What accumulates while the ranks' logs are read one after another."""
+
+    lead: RankLog | None = None
+    ends: list[RankEnd] = field(default_factory=list)
+    step_ms: list[Floats] = field(default_factory=list)
+    compute_ms: float = 0.0
+    data_wait_ms: float = 0.0
+    spans: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+
+def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
+    """Read the logs of all ranks, given as (global rank, path), into one timeline; None when no log has an event.
+
+    Raises:
+        RunError: a log cannot be read.
+    """
+    import numpy as np
+
+    fold = _Fold()
+    losses = _Losses(np.zeros(0), np.zeros(0))
+    for rank, path in sorted(logs):
+        log = read_rank_log(path, rank)
+        if not log.attempts:
+            continue
+        fold.lead = fold.lead or log
+        fold.ends.append(_end_of(log))
+        fold.step_ms.append(np.frombuffer(log.step_ms, dtype=np.float32))
+        fold.compute_ms = max(fold.compute_ms, log.compute_ms)
+        fold.data_wait_ms += log.data_wait_ms
+        fold.spans.setdefault(str(path.parent), _spans(log))
+        losses.fold(log.attempts)
+    if fold.lead is None:
+        return None
+    return _timeline(fold, fold.lead, losses)
+
+
+def _end_of(log: RankLog) -> RankEnd:
+    return RankEnd(
+        log.rank,
+        log.started,
+        log.finished,
+        log.inspected,
+        tuple(log.warnings),
+        tuple(log.errors),
+        log.report.malformed + log.invalid,
+        log.report.malformed_lines,
+        log.report.torn,
+    )
+
+
+def _spans(log: RankLog) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (attempt.train_start_ms / 1e3, (attempt.train_start_ms + attempt.train_ms) / 1e3)
+        for attempt in log.attempts
+        if attempt.train_start_ms is not None
+    )
+
+
+def _timeline(fold: _Fold, lead: RankLog, losses: _Losses) -> Timeline:
+    import numpy as np
+
+    attempts = lead.attempts
+    begun = [attempt for attempt in attempts if attempt.train_start_ms is not None]
+    inits = [(attempt.train_start_ms or 0.0) - attempt.begin_ms for attempt in begun]
+    windows = _windows(begun)
+    return Timeline(
+        lead=lead.rank,
+        ranks=tuple(fold.ends),
+        num_attempts=len(attempts),
+        e2e_s=sum(attempt.last_ms - attempt.begin_ms for attempt in attempts) / 1e3,
+        init_s=sum(inits) / 1e3 if begun else None,
+        train_s=sum(attempt.train_ms for attempt in begun) / 1e3,
+        eval_s=sum(attempt.eval_s for attempt in begun),
+        train_ended=bool(begun) and begun[-1].train_end_ms is not None,
+        compute_s=fold.compute_ms / 1e3,
+        data_wait_s=fold.data_wait_ms / 1e3 / len(fold.ends),
+        num_steps=int(windows["steps"][-1]) if len(windows["steps"]) else 0,
+        num_samples=int(windows["samples"][-1]) if len(windows["samples"]) else 0,
+        evaluations=_evaluations(begun),
+        step_ms=np.concatenate(fold.step_ms),
+        losses=losses.mean(),
+        nonfinite_step=losses.nonfinite_step(),
+        window_steps=windows["steps"],
+        window_time_s=windows["time_s"],
+        window_samples=windows["samples"],
+        window_wall_s=windows["wall_s"],
+        window_lengths=windows["lengths"],
+        train_spans=fold.spans,
+    )
+
+
+def _windows(begun: list[Attempt]) -> dict[str, Floats]:
+    import numpy as np
+
+    columns: dict[str, list[Floats]] = {"steps": [], "samples": [], "time_s": [], "wall_s": [], "lengths": []}
+    before_ms = 0.0
+    for attempt in begun:
+        start = attempt.train_start_ms or 0.0
+        columns["steps"].append(np.asarray(attempt.window_steps, dtype=np.float64))
+        columns["samples"].append(np.asarray(attempt.window_samples, dtype=np.float64))
+        columns["time_s"].append((np.asarray(attempt.window_ms, dtype=np.float64) - start + before_ms) / 1e3)
+        columns["wall_s"].append(np.asarray(attempt.window_wall_ms, dtype=np.float64) / 1e3)
+        columns["lengths"].append(np.asarray(attempt.window_lengths, dtype=np.float64))
+        before_ms += attempt.train_ms
+    return {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in columns.items()}
+
+
+def _evaluations(begun: list[Attempt]) -> tuple[TimedEvaluation, ...]:
+    found: list[TimedEvaluation] = []
+    before_ms = 0.0
+    for attempt in begun:
+        start = attempt.train_start_ms or 0.0
+        for at_ms, evaluation in attempt.evaluations:
+            found.append(TimedEvaluation((at_ms - start + before_ms) / 1e3, evaluation))
+        before_ms += attempt.train_ms
+    return tuple(found)

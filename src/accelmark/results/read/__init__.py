@@ -1,0 +1,1 @@
+"""Read events, telemetry, runs and bundles."""

@@ -1,0 +1,119 @@
+"""What the log of an inference run says: its steps, windows, accuracies, checks, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+from pydantic import ValidationError
+
+from accelmark.results.read.perflog import PerfLog, ReadReport, Record
+from accelmark.spec.events import Event
+from accelmark.spec.infer_events import (
+    ForwardWindow,
+    InferEvaluation,
+    InferFinished,
+    InferStarted,
+    Phase,
+    RepeatCheck,
+    ScenarioResult,
+    StageEnd,
+    WarmUp,
+)
+from accelmark.spec.inference import InferStep
+from accelmark.spec.model import Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+@final
+@dataclass(slots=True)
+class InferLog:
+    """Everything figures need of the one rank. Times are monotonic milliseconds."""
+
+    begin_ms: float | None = None
+    last_ms: float = 0.0
+    started: InferStarted | None = None
+    finished: InferFinished | None = None
+    stages: list[StageEnd] = field(default_factory=list)
+    warm_ups: dict[Phase, WarmUp] = field(default_factory=dict)
+    windows: dict[Phase, list[ForwardWindow]] = field(default_factory=dict)
+    spans_ms: dict[Phase, tuple[float, float]] = field(default_factory=dict)
+    """From the opening of a phase's first window to the closing of its last."""
+    evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
+    repeat_check: RepeatCheck | None = None
+    scenarios: list[ScenarioResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    invalid: int = 0
+    """Events whose value is not what its event carries."""
+    report: ReadReport = field(default_factory=ReadReport)
+
+    def stage(self, step: InferStep) -> StageEnd | None:
+        """Return how a step ended, None where it did not."""
+        return next((stage for stage in self.stages if stage.step is step), None)
+
+
+def read_infer_log(path: Path) -> InferLog:
+    """Read the log of an inference run. Raises RunError when it cannot be read; bad lines are counted, never fatal."""
+    reader = PerfLog(path)
+    log = InferLog()
+    for record in reader:
+        if record.event == Event.INIT_START:  # a new process begins anew: inference keeps no checkpoint
+            log = InferLog(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
+        if log.begin_ms is None:
+            log.begin_ms = record.mono_ms
+        log.last_ms = max(log.last_ms, record.mono_ms)
+        try:
+            _take(log, record)
+        except (ValidationError, TypeError, ValueError):
+            log.invalid += 1
+    log.report = reader.report
+    return log
+
+
+def _take(log: InferLog, record: Record) -> None:
+    match record.event:
+        case Event.INIT_END:
+            log.started = _value(InferStarted, record.value)
+        case Event.STAGE_END:
+            log.stages.append(_value(StageEnd, record.value))
+        case Event.WARMUP:
+            warmed = _value(WarmUp, record.value)
+            log.warm_ups[warmed.phase] = warmed
+        case Event.FORWARD:
+            _take_window(log, record)
+        case Event.EVALUATE:
+            evaluation = _value(InferEvaluation, record.value)
+            log.evaluations[evaluation.phase] = evaluation
+        case Event.REPEAT_CHECK:
+            log.repeat_check = _value(RepeatCheck, record.value)
+        case Event.SCENARIO:
+            log.scenarios.append(_value(ScenarioResult, record.value))
+        case Event.FINISHED:
+            log.finished = _value(InferFinished, record.value)
+        case Event.WARNING:
+            log.warnings.append(_warning(record.value))
+        case _:
+            pass
+
+
+def _take_window(log: InferLog, record: Record) -> None:
+    window = _value(ForwardWindow, record.value)
+    log.windows.setdefault(window.phase, []).append(window)
+    opened = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))[0]
+    log.spans_ms[window.phase] = (opened, record.mono_ms)
+
+
+def _warning(value: Mapping[str, Any]) -> str:
+    if "what" in value:
+        return f"{value.get('where')}: {value.get('key')}: {value['what']}"
+    return str(value.get("message", dict(value)))
+
+
+def _value(model: type[S], value: Mapping[str, Any]) -> S:
+    """Check an event's value; ``nonfinite`` is PerfLog's own note and no part of it."""
+    if "nonfinite" in value:
+        value = {key: item for key, item in value.items() if key != "nonfinite"}
+    return model.model_validate(value)

@@ -1,0 +1,1 @@
+"""Compute the result of one round, and of a run."""

@@ -1,0 +1,271 @@
+"""An AutoML search read as a run of one case and one round, so that it stands in tables and comparisons beside others.
+
+Read are ``report.json`` (its figures), ``automl.json`` (what was asked for), the first session in ``journal.jsonl`` and
+the header of its telemetry (which chip).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from accelmark.results.figures.aggregate import spread
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary
+from accelmark.results.store.store import LoadedRun
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import Provenance
+from accelmark.spec.key import CaseKey
+
+CONFIG_FILE: Final = "automl.json"
+SEARCH_REPORT: Final = "report.json"
+_JOURNAL: Final = "journal.jsonl"
+_VERSION: Final = 1
+_ROUND: Final = "search"
+_STATES: Final[dict[str, JobState]] = {
+    "over": "succeeded", "stopped": "cancelled", "interrupted": "lost", "running": "running",
+}  # fmt: skip
+_OF_THIS_MACHINE: Final = frozenset({"dataset.directory", "dataset.train_directory", "dataset.held_out_directory"})
+
+F = FigureName
+
+
+class _Part(BaseModel):
+    """A part of ``report.json``: what stands in it besides is not needed here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Final(_Part):
+    operations: float
+    score: float
+    error: float | None
+    search_error: float | None
+    regulated_score: float | None
+
+
+class _Used(_Part):
+    workers: int
+    idle_share: float | None
+
+
+class _Consumption(_Part):
+    mean_power_w: float | None
+    energy_j: float | None
+    device_utilisation: float | None
+    cpu_utilisation: float | None
+    reasons: dict[str, str] = {}
+
+
+class _Judgement(_Part):
+    rules: str
+    version: int
+    verdict: Literal["VALID", "INVALID"]
+    reasons: tuple[str, ...]
+    disclosures: tuple[str, ...]
+
+
+class _Report(_Part):
+    standing: str
+    ended_because: str | None
+    duration_s: float
+    counting: str
+    dataset: str
+    trials: dict[str, int]
+    trained_images: int
+    final: _Final
+    utilisation: _Used
+    consumption: _Consumption
+    judgement: _Judgement
+    failures: tuple[str, ...] = ()
+
+
+def is_search(path: Path) -> bool:
+    """Tell whether a directory is that of an AutoML search."""
+    return (path / CONFIG_FILE).is_file()
+
+
+def load_search(path: Path) -> LoadedRun:
+    """Read a search as a run of one case.
+
+    Raises:
+        RunError: it has no report yet, or one of another version or that cannot be read.
+    """
+    report = _report(path)
+    config, session, header = _object(path / CONFIG_FILE), _session(path), _header(path)
+    result = _round(report, config, session, header)
+    state = result.state
+    case = CaseResult(
+        key=result.key,
+        task="automl",
+        unit=result.unit,
+        variant=_variant(report, config),
+        state=state,
+        converged=None,
+        verdict=report.judgement.verdict,
+        reasons=report.judgement.reasons,
+        marks=result.marks,
+        figures={name: spread([figure]) for name, figure in result.figures.items()},
+        rounds=(_ROUND,),
+        warnings=(*report.judgement.disclosures, *report.failures),
+    )
+    summary = Summary(
+        accelmark_version=str(session.get("accelmark_version") or "unknown"),
+        run=path.resolve().name,
+        started_at=result.started_at,
+        finished_at="",
+        state=state,
+        vendor=result.vendor,
+        cases=(case,),
+    )
+    return LoadedRun(path, summary, {_ROUND: result})
+
+
+def _variant(report: _Report, config: dict[str, Any]) -> str:
+    """Return what must be the same for scores to be comparable: seed network, rules, counting, part of the data."""
+    limit = (config.get("dataset") or {}).get("limit")
+    parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
+    parts += [f"counted by {report.counting}", *([f"{limit:,} pictures"] if isinstance(limit, int) else [])]
+    return ", ".join(parts)
+
+
+def _report(path: Path) -> _Report:
+    file = path / SEARCH_REPORT
+    if not file.is_file():
+        raise RunError(f"{path}: is a search without a report: resume it, or run 'accelmark automl report' on it")
+    loaded = _object(file)
+    version = loaded.get("schema_version")
+    if version != _VERSION:
+        found = "states no schema version" if version is None else f"has schema version {version}"
+        raise RunError(f"{file}: {found}; this AccelMark reads version {_VERSION} of a search's report")
+    try:
+        return _Report.model_validate(loaded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{file}: does not follow schema version {version}: {where}: {first['msg']}") from error
+
+
+def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], header: dict[str, Any]) -> RoundResult:
+    vendor = str(header.get("vendor") or "unknown")
+    listed = header.get("devices")
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+    name = next((str(device["name"]) for device in devices if device.get("name")), None)
+    training = config.get("training")
+    key = CaseKey(
+        model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, name),
+        nproc=max(report.utilisation.workers, 1),
+    )  # fmt: skip
+    state = _STATES.get(report.standing, "lost")
+    started: dict[str, Any] = {} if name is None else {"device_name": name}
+    return RoundResult(
+        key=key,
+        task="automl",
+        round=1,
+        case_version=report.judgement.version,
+        unit="image",
+        state=state,
+        reason=None
+        if state == "succeeded"
+        else f"the search was {report.standing} ({report.ended_because or 'no end'})",
+        converged=None,
+        marks=() if state == "succeeded" else ("partial",),
+        vendor=vendor,
+        precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
+        started_at=str(session.get("at") or ""),
+        figures=_figures(report),
+        environment=Environment(hosts=({"host": str(session.get("host") or "")},), started=started),
+        settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in _flat(config)},
+    )
+
+
+def _hardware(vendor: str, device: str | None) -> str:
+    """Return the chip's name as keys have it: the vendor's own list decides, else the vendor's name does."""
+    from accelmark.spec.catalog import load_vendor
+    from accelmark.spec.errors import AccelmarkError
+
+    try:
+        chip = load_vendor(vendor).chip_of(device, None) if device else None
+    except AccelmarkError:
+        chip = None
+    return chip.name if chip else vendor.upper()
+
+
+def _figures(report: _Report) -> dict[FigureName, Figure]:
+    final, used = report.final, report.consumption
+
+    def known(value: float | None, reason: str) -> Figure:
+        return Figure(value=value, reason=None if value is not None else reason)
+
+    def drawn(value: float | None, name: str) -> Figure:
+        return known(value, used.reasons.get(name) or "was not measured")
+
+    no_error = "no trial was evaluated on the held-out split"
+    return {
+        F.SEARCH_SCORE: known(final.score, ""),
+        F.SEARCH_REGULATED_SCORE: known(final.regulated_score, no_error),
+        F.SEARCH_HELD_OUT_ERROR: known(final.error, no_error),
+        F.SEARCH_VALIDATION_ERROR: known(final.search_error, "no trial was validated"),
+        F.SEARCH_OPERATIONS: known(final.operations, ""),
+        F.SEARCH_TIME: known(report.duration_s, ""),
+        F.SEARCH_IDLE_SHARE: known(report.utilisation.idle_share, "nothing ran"),
+        F.SEARCH_TRIALS: known(float(report.trials.get("finished", 0)), ""),
+        F.SEARCH_IMAGES: known(float(report.trained_images), ""),
+        F.MEAN_POWER: drawn(used.mean_power_w, "mean_power_w"),
+        F.ENERGY: drawn(used.energy_j, "energy_j"),
+        F.DEVICE_UTILISATION: drawn(used.device_utilisation, "device_utilisation"),
+        F.CPU_UTILISATION: drawn(used.cpu_utilisation, "cpu_utilisation"),
+    }
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        path = f"{above}{name}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}.")
+        elif path not in _OF_THIS_MACHINE and path != "name":
+            yield path, value
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        loaded = from_json(path.read_bytes(), allow_inf_nan=False)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise RunError(f"{path}: is not a JSON object")
+    return loaded
+
+
+def _session(path: Path) -> dict[str, Any]:
+    """Return what the journal says of the first session; empty where it says nothing."""
+    return next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return the header of the first telemetry record; empty where none was written."""
+    for record in sorted(path.glob("telemetry/session*/telemetry.jsonl")):
+        for line in _lines(record):
+            header = line.get("header")
+            return header if isinstance(header, dict) else {}
+    return {}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    loaded = from_json(line)
+                except ValueError:
+                    continue
+                if isinstance(loaded, dict):
+                    yield loaded
+    except OSError:
+        return

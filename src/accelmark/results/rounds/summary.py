@@ -1,0 +1,248 @@
+"""A whole run: its rounds gathered by key, and the files that say what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+import accelmark
+from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
+from accelmark.results.rounds.judgement import Judge
+from accelmark.results.rounds.state import ledger_states
+from accelmark.results.rounds.training import round_result
+from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary, Task
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, load_round, write_manifest
+from accelmark.spec.errors import RunError
+from accelmark.spec.key import CaseKey
+
+_OPTIONS: Final = "engine_options."
+_WORST_FIRST: Final[tuple[JobState, ...]] = (
+    "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
+)  # fmt: skip
+
+
+def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round and write its ``result.json``; arguments as :func:`round_result`."""
+    result = round_result(round_dir, state=state, reason=reason)
+    write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
+    return result
+
+
+def summarise(run_dir: Path, judge: Judge, *, recompute: bool = False) -> Summary:
+    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``; rounds without a ``result.json`` get theirs.
+
+    Args:
+        run_dir: the run.
+        judge: decides whether a case counts.
+        recompute: compute every round anew from its events and telemetry instead of reading its ``result.json``.
+
+    Raises:
+        RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+    """
+
+    def result_of(round_dir: Path) -> RoundResult:
+        if recompute or not (round_dir / RESULT_FILE).is_file():
+            return write_round(round_dir)
+        return load_round(round_dir / RESULT_FILE)
+
+    summary, _ = gather(run_dir, judge, result_of)
+    write_atomic(run_dir / SUMMARY_FILE, summary.model_dump_json(indent=1) + "\n")
+    write_manifest(run_dir)
+    return summary
+
+
+def gather(
+    run_dir: Path, judge: Judge, result_of: Callable[[Path], RoundResult]
+) -> tuple[Summary, dict[str, RoundResult]]:
+    """Return what a run came to, and its rounds by directory; nothing is written but what ``result_of`` writes.
+
+    Raises:
+        RunError: nothing in ``run_dir`` is a round.
+    """
+    planned = _planned(run_dir)
+    names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
+    if not names:
+        raise RunError(f"{run_dir}: is not a run: it holds no round and no plan.json that names one")
+    rounds: dict[str, RoundResult] = {}
+    problems: list[str] = []
+    for name in names:
+        if not (run_dir / name / "job.json").is_file() and name in planned:
+            continue
+        try:
+            rounds[name] = result_of(run_dir / name)
+        except RunError as error:
+            problems.append(str(error))
+    return _summary(run_dir, judge, names, planned, rounds, problems), rounds
+
+
+def _on_disk(run_dir: Path) -> list[str]:
+    found = run_dir.glob("*/round*/job.json")
+    return [path.parent.relative_to(run_dir).as_posix() for path in sorted(found, key=_by_number)]
+
+
+def _by_number(job_file: Path) -> tuple[str, int]:
+    number = job_file.parent.name.removeprefix("round")
+    return job_file.parent.parent.name, int(number) if number.isdigit() else 0
+
+
+def _planned(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return the planned jobs by directory; a run without a readable plan is told by what is on disk."""
+    plan = _plan(run_dir)
+    jobs = plan.get("jobs")
+    found: dict[str, dict[str, Any]] = {}
+    for entry in jobs if isinstance(jobs, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict):
+            found[entry["directory"]] = entry["job"]
+    return found
+
+
+def _plan(run_dir: Path) -> dict[str, Any]:
+    try:
+        loaded = from_json((run_dir / "plan.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _summary(
+    run_dir: Path,
+    judge: Judge,
+    names: Sequence[str],
+    planned: Mapping[str, dict[str, Any]],
+    rounds: Mapping[str, RoundResult],
+    problems: Sequence[str],
+) -> Summary:
+    by_slug: dict[str, list[str]] = {}
+    for name in names:
+        by_slug.setdefault(name.split("/")[0], []).append(name)
+    cases: list[CaseResult] = []
+    for slug, directories in by_slug.items():
+        there = {name: rounds[name] for name in directories if name in rounds}
+        key = next((result.key for result in there.values()), None) or _planned_key(planned, directories)
+        if key is None:
+            continue
+        bad = [problem for problem in problems if f"/{slug}/" in problem]
+        cases.append(_case(run_dir, judge, key, there, directories, bad, planned))
+    plan = _plan(run_dir)
+    vendors = [result.vendor for result in rounds.values()]
+    return Summary(
+        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
+        run=run_dir.resolve().name,
+        started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
+        finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
+        state=worst([case.state for case in cases]),
+        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
+        cases=tuple(cases),
+        problems=tuple(problems),
+    )
+
+
+def _planned_key(planned: Mapping[str, dict[str, Any]], directories: Sequence[str]) -> CaseKey | None:
+    for name in directories:
+        try:
+            return CaseKey.model_validate(planned[name]["key"])
+        except (KeyError, ValidationError):
+            continue
+    return None
+
+
+def _case(
+    run_dir: Path,
+    judge: Judge,
+    key: CaseKey,
+    rounds: Mapping[str, RoundResult],
+    directories: Sequence[str],
+    problems: Sequence[str],
+    planned: Mapping[str, dict[str, Any]],
+) -> CaseResult:
+    results = list(rounds.values())
+    figures = aggregate(results)
+    judged = judge(run_dir, rounds, max(len(directories), 1))
+    not_started = _not_started(run_dir, directories)
+    marks: list[Mark] = list(dict.fromkeys(mark for result in results for mark in result.marks))
+    states: list[JobState] = [result.state for result in results]
+    states.extend("lost" for _ in problems)
+    states.extend(state for state, _ in not_started)
+    warnings = [*spread_warnings(figures)]
+    warnings += finding_warnings(judged.findings)
+    warnings += dict.fromkeys(
+        f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
+    )
+    task: Task = results[0].task if results else _task(planned)
+    return CaseResult(
+        key=key,
+        task=task,
+        unit=results[0].unit if results else "sample",
+        variant=_variant(results[0]) if results else None,
+        state=worst(states),
+        converged=_all([result.converged for result in results]),
+        verdict="INVALID" if problems else judged.verdict,
+        reasons=(*judged.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
+        marks=tuple(marks),
+        figures=figures,
+        rounds=tuple(rounds),
+        warnings=tuple(warnings),
+        findings=judged.findings,
+        adaptation=judged.adaptation,
+    )
+
+
+def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobState, str | None]]:
+    """Return what the coordinator wrote of rounds that left nothing: they wait, or were cancelled, and why.
+
+    One that it saw begin has lost its files.
+    """
+    told = ledger_states(run_dir)
+    missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
+    found = [told.get(name, ("queued", None)) for name in missing]
+    return [
+        (state, why) if state in ("queued", "cancelled") else ("lost", "its files are gone") for state, why in found
+    ]
+
+
+def _variant(result: RoundResult) -> str | None:
+    inference = result.inference
+    if inference is None:
+        return None
+    options = {key: told.value for key, told in result.settings.items() if key.startswith(_OPTIONS)}
+    words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
+    return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:
+    return "infer" if any(job.get("task") == "infer" for job in planned.values()) else "train"
+
+
+def _all(answers: Sequence[bool | None]) -> bool | None:
+    told = [answer for answer in answers if answer is not None]
+    return all(told) if told else None
+
+
+def worst(states: Sequence[JobState]) -> JobState:
+    """Return ``succeeded`` only if all are, else the worst there is; ``queued`` for none."""
+    if not states:
+        return "queued"
+    return next((state for state in _WORST_FIRST if state in states), "succeeded")
+
+
+def _finished_at(result: RoundResult) -> str:
+    ends: list[str] = []
+    for node in result.nodes:
+        try:
+            began = datetime.fromisoformat(node.started_at)
+        except ValueError:
+            continue
+        ends.append(
+            (began + timedelta(seconds=node.duration_s)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    return max(ends, default="")

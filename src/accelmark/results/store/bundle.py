@@ -1,0 +1,154 @@
+"""A run in one file: packed the same way each time, without secrets, and unpacked with care.
+
+A bundle is an uncompressed tar (ustar) whose every byte follows from the files in it, so that an edited byte is found:
+in a file by its manifest, in the archive itself by packing it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from pydantic_core import from_json
+
+from accelmark.results.read.bundled import SUFFIX
+from accelmark.results.store.secret_list import SECRETS_FILE, HiddenSecrets
+from accelmark.results.store.store import MANIFEST_FILE, SUMMARY_FILE, check_manifest, covered_files
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
+
+_MOST_NAMED: Final = 5
+_MAX_FILES: Final = 100_000
+_MAX_BYTES: Final = 16 * 2**30
+
+
+def bundle_name(run_dir: Path) -> str:
+    """Return the file name of a run's bundle."""
+    return f"{run_dir.resolve().name}{SUFFIX}"
+
+
+def write_bundle(run_dir: Path, output: Path) -> None:
+    """Pack the run at ``run_dir`` into ``output``.
+
+    Values of variables whose names look like secrets, of the plan and of the hosts, and the user parts of addresses are
+    replaced everywhere; the manifest in the bundle is over what
+    is in it. It vouches for nothing that the run's own manifest does not: where there is one, every file has to match.
+
+    Raises:
+        RunError: ``run_dir`` is not a finished run, a file is not as its manifest says, or ``output`` cannot be
+            written.
+    """
+    if not (run_dir / SUMMARY_FILE).is_file():
+        raise RunError(
+            f"{run_dir}: is not a finished run (it has no {SUMMARY_FILE}): run 'accelmark report' on it first"
+        )
+    _refuse_changed(run_dir, output)
+    secrets = _secrets(run_dir)
+    covered = covered_files(run_dir)
+    hidden = HiddenSecrets(path for path in covered if path.name == SECRETS_FILE)
+    files: dict[str, bytes] = {}
+    for path in covered:
+        if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
+            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets, hidden)
+    packed = pack(run_dir.resolve().name, files)
+    try:
+        output.write_bytes(packed)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _refuse_changed(run_dir: Path, output: Path) -> None:
+    """Raise RunError where a file is not as the run's manifest says; without a manifest there is nothing to say."""
+    if not (run_dir / MANIFEST_FILE).is_file():
+        return
+    place, root = output.resolve(), run_dir.resolve()
+    # A bundle that was written into the run before is no part of it.
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
+    changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
+    if changed:
+        more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        raise RunError(
+            f"{run_dir}: is not bundled, as a new manifest would hide that it was changed: "
+            f"{'; '.join(changed[:_MOST_NAMED])}{more}. See 'accelmark verify {run_dir}', and bring back the files as "
+            "they were"
+        )
+
+
+def pack(name: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the bundle of ``files`` (path below the run -> content), with a manifest over them."""
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
+    whole = {**files, MANIFEST_FILE: "".join(lines).encode()}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, content in sorted(whole.items()):
+            entry = tarfile.TarInfo(f"{name}/{path}")
+            entry.size = len(content)
+            entry.mode = 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
+    """Unpack ``bundle`` below ``into``; return the run's directory, and what is wrong with the archive itself.
+
+    Raises:
+        RequestError: it is no bundle, or an entry of it would land elsewhere or is not a plain file.
+    """
+    try:
+        raw = bundle.read_bytes()
+        files = dict(_entries(bundle, raw))
+    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
+        raise RequestError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
+    names = {PurePosixPath(path).parts[0] for path in files}
+    if len(names) != 1:
+        raise RequestError(f"{bundle}: is not a bundle: it holds {len(names)} directories instead of one run")
+    (name,) = names
+    for path, content in files.items():
+        target = into / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    inner = {path.split("/", 1)[1]: content for path, content in files.items()}
+    inner.pop(MANIFEST_FILE, None)
+    problems = (
+        [] if pack(name, inner) == raw else [f"{bundle.name}: is not as 'accelmark bundle' packs it: it was edited"]
+    )
+    return into / name, problems
+
+
+def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
+    num_bytes = 0
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+        for number, entry in enumerate(archive):
+            path = PurePosixPath(entry.name)
+            if not entry.isfile():
+                raise RequestError(f"{bundle}: {entry.name!r} is not a plain file: refused")
+            if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
+                raise RequestError(f"{bundle}: {entry.name!r} leads out of the run: refused")
+            num_bytes += entry.size
+            if number >= _MAX_FILES or num_bytes > _MAX_BYTES:
+                raise RequestError(f"{bundle}: holds more than a run does: refused")
+            content = archive.extractfile(entry)
+            yield path.as_posix(), content.read() if content is not None else b""
+
+
+def _secrets(run_dir: Path) -> list[bytes]:
+    """Return the secrets that plan and tasks name, longest first."""
+    found: set[str] = set()
+    for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
+        try:
+            found |= set(secrets_in(from_json(path.read_bytes())))
+        except (OSError, ValueError):
+            continue
+    return sorted((value.encode() for value in found), key=len, reverse=True)
+
+
+def _without(content: bytes, secrets: list[bytes], hidden: HiddenSecrets) -> bytes:
+    if b"\0" not in content:  # a text
+        content = without_userinfo(content.decode("latin-1")).encode("latin-1")
+    for secret in secrets:
+        content = content.replace(secret, LEFT_OUT.encode())
+    return hidden.without(content)

@@ -1,0 +1,1 @@
+"""The node agent: supervises the ranks of one job on one host."""

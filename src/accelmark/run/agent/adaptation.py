@@ -1,0 +1,230 @@
+"""Carrying out a vendor's folder for a case on a host, before the ranks start: variables, packages, kernels.
+
+Nothing of it touches AccelMark's own environment: packages and built kernels go into a directory that only the ranks of
+this job see. In a container the same is done, by the agent inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Final, final
+
+from pydantic import BaseModel
+
+from accelmark.results.store.files import write_atomic
+from accelmark.run.agent.environment import keep_ours_first
+from accelmark.run.agent.error_lines import telling_lines
+from accelmark.spec.errors import RunError
+from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
+from accelmark.spec.secret import told
+
+LOG_FILE: Final = "adaptation.log"
+SITE_DIRECTORY: Final = "site"
+"""Where packages and kernels are installed, while the ranks run."""
+_ENVIRONMENT_FILE: Final = "environment_variables.sh"
+BUILD_FILES: Final = ("setup.py", "pyproject.toml")
+_SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
+"""All that the shell is told; the file's path is an argument."""
+_SHELL_PATIENCE_S: Final = 120.0
+_BUILD_PATIENCE_S: Final = 3600.0
+_NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
+_OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+_RESERVED: Final = frozenset({"accelmark", "torch", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
+"""Names of modules that nothing may be installed under for the ranks: they would come before the real ones."""
+_FRAMEWORK: Final = frozenset({"torch", "torchgen"})
+"""What requirements may bring all the same: a chip's own build of the framework, whose version the result tells."""
+_INDEX_OPTION: Final = re.compile(
+    r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
+)
+"""Options of a requirements file that say where packages come from."""
+
+
+class _Metadata(BaseModel):
+    name: str
+    version: str
+
+
+class _Origin(BaseModel):
+    url: str
+
+
+class _Missing(BaseModel):
+    """One entry of pip's installation report."""
+
+    metadata: _Metadata
+    download_info: _Origin
+    is_direct: bool
+
+    @property
+    def requirement(self) -> str:
+        """What installs exactly this."""
+        name = self.metadata.name
+        return f"{name} @ {self.download_info.url}" if self.is_direct else f"{name}=={self.metadata.version}"
+
+
+class _Report(BaseModel):
+    install: tuple[_Missing, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """The environment after a script, and how it differs."""
+
+    environment: dict[str, str]
+    changed: dict[str, str]
+    removed: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def carry_out(
+    folder: Path | None, requirements: Path | None, node_dir: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Carry out a vendor's folder and return the environment of the ranks; ``adaptation.json`` tells what was done.
+
+    Args:
+        folder: the vendor's folder for the case, if it has one.
+        requirements: the packages that count: the vendor's where it names any, else the case's.
+        node_dir: where the packages, what is built, and the log go.
+        environment: what the ranks would be started with.
+
+    Raises:
+        RunError: the script fails or hangs, or a package or kernel cannot be installed; the file and its first errors
+            are named.
+    """
+    began = time.monotonic()
+    seen = Sourced(dict(environment), {}, (), ())
+    site = node_dir / SITE_DIRECTORY
+    if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
+        seen = source(folder / _ENVIRONMENT_FILE, node_dir, environment)
+    if requirements is not None and not requirements.is_file():
+        raise RunError(f"{requirements}: is not on this host")
+    if requirements is not None and requirements.read_text(encoding="utf-8").strip():
+        _install(requirements, site, node_dir, seen.environment)
+        _refuse_shadows(requirements, site, (name for name in _modules(site) if name not in _FRAMEWORK))
+    if folder is not None and (folder / "csrc").is_dir():
+        before = set(_entries(site))
+        _build(folder / "csrc", site, node_dir, seen.environment)
+        added = set(_entries(site)) - before
+        _refuse_shadows(folder / "csrc", site, added & set(_modules(site)), added)
+    ready = dict(seen.environment)
+    keep_ours_first(ready, environment)
+    if site.is_dir():
+        ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
+    installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
+    record = AdaptationRecord(
+        environment={name: told(name, value) for name, value in sorted(seen.changed.items())},
+        removed=seen.removed,
+        ignored=seen.ignored,
+        installed=tuple(sorted(installed)),
+        duration_s=round(time.monotonic() - began, 3),
+    )
+    write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
+    return ready
+
+
+def _entries(site: Path) -> list[str]:
+    return sorted(path.name for path in site.iterdir()) if site.is_dir() else []
+
+
+def _modules(site: Path) -> list[str]:
+    """Return the entries that can be imported by the name before their first dot."""
+    suffixes = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)
+    return [name for name in _entries(site) if (site / name).is_dir() or name.endswith(suffixes)]
+
+
+def _refuse_shadows(named: Path, site: Path, modules: Iterable[str], added: Iterable[str] = ()) -> None:
+    """Raise RunError where something was installed that would come before AccelMark's, PyTorch's or Python's own.
+
+    A ``.pth`` that pip puts beside packages (setuptools has one) does nothing here; one from ``csrc`` is refused.
+    """
+    taken = [name for name in modules if name.partition(".")[0] in _RESERVED and not name.endswith(".dist-info")]
+    taken += [name for name in sorted(added) if name.endswith(".pth")]
+    if taken:
+        shutil.rmtree(site, ignore_errors=True)
+        raise RunError(
+            f"{named}: installs {', '.join(taken)}, which would stand before the module of that name or run code in "
+            "every process; give it a name of its own, and import it in extern/__init__.py"
+        )
+
+
+def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sourced:
+    """Source ``script`` in a shell without start-up files, and return what its environment is afterwards."""
+    command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
+    try:
+        with (node_dir / LOG_FILE).open("ab") as log:
+            done = subprocess.run(
+                command, env=dict(environment), cwd=node_dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=log, timeout=_SHELL_PATIENCE_S, check=False,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{script}: did not end within {_SHELL_PATIENCE_S:g} s") from error
+    except OSError as error:
+        raise RunError(f"{script}: cannot be sourced: bash: {error.strerror}") from error
+    if done.returncode != 0:
+        raise RunError(f"{script}: ended with exit code {done.returncode}: {_said(node_dir)}")
+    pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
+    after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
+    ignored = tuple(sorted(name for name in wanted if name in _OURS or name.startswith("ACCELMARK_")))
+    changed = {name: value for name, value in wanted.items() if name not in ignored}
+    gone = sorted(set(environment) - set(after) - _NOISE)
+    removed = tuple(name for name in gone if name not in _OURS and not name.startswith("ACCELMARK_"))
+    kept = {name: value for name, value in environment.items() if name not in removed}
+    return Sourced(kept | changed, changed, removed, ignored)
+
+
+def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+    """Install what is not there yet; a requirement that is met already (a chip's own PyTorch, say) is left alone."""
+    report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
+    named, cwd = str(requirements), requirements.parent
+    _pip(["--dry-run", "--report", str(report), "--requirement", named], cwd, node_dir, environment, named)
+    missing = _Report.model_validate_json(report.read_bytes()).install
+    report.unlink()
+    if not missing:
+        return
+    lines = [line for line in requirements.read_text(encoding="utf-8").splitlines() if _INDEX_OPTION.match(line)]
+    write_atomic(exact, "".join(f"{line}\n" for line in (*lines, *(found.requirement for found in missing))))
+    how = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
+    _pip(how, cwd, node_dir, environment, named)
+    exact.unlink()
+
+
+def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
+    if not any((csrc / name).is_file() for name in BUILD_FILES):
+        raise RunError(f"{csrc}: has neither {' nor '.join(BUILD_FILES)}, so nothing says how to build it")
+    build = node_dir / "csrc"
+    shutil.copytree(csrc, build, dirs_exist_ok=True)
+    how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
+    _pip(how, node_dir, node_dir, environment, str(csrc))
+    shutil.rmtree(build, ignore_errors=True)
+
+
+def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, str], named: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    with (node_dir / LOG_FILE).open("ab") as log:
+        before = log.tell()
+        try:
+            done = subprocess.run(
+                [*command, *what], env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, timeout=_BUILD_PATIENCE_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"{named}: was not installed within {_BUILD_PATIENCE_S:g} s") from error
+    if done.returncode != 0:
+        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_said(node_dir, before)}")
+
+
+def _said(node_dir: Path, offset: int = 0) -> str:
+    text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
+    return telling_lines(text) or f"it said nothing (see {LOG_FILE})"

@@ -1,0 +1,330 @@
+"""The node agent: supervises one job on one host, and leaves nothing behind.
+
+``python -m accelmark.run.agent.agent NODE_DIR`` reads ``agent.json`` there, starts the telemetry recorder and the
+ranks, ends them when a limit is broken or it is asked to (SIGTERM; a second one means at once), and writes
+``exit.json`` last. It runs in its own session and survives the loss of whoever started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, final
+
+from pydantic import TypeAdapter, ValidationError
+
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.secret_list import SECRETS_FILE, keep_hidden, secrets_of
+from accelmark.run.agent.adaptation import SITE_DIRECTORY, carry_out
+from accelmark.run.agent.background_load import OtherWork
+from accelmark.run.agent.environment import COMPILED_DIRECTORY, TELEMETRY_MODULE, rank_command, rank_environment
+from accelmark.run.agent.host_setup import HostInUseError, clear_caches, hold, route
+from accelmark.run.agent.limits import Breach, LimitWatch, size_of
+from accelmark.run.agent.processes import ProcessId, become_subreaper, descendants, signal_all
+from accelmark.run.agent.rank_output import LastWords, last_words
+from accelmark.run.agent.sysinfo import system_information
+from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
+from accelmark.run.agent.verdict import Ending, judge_node, judge_rank, overruled
+from accelmark.run.record.states import utc_now
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.job import NodeExit, RankExit
+
+_RESERVE_FILE: Final = ".reserve"
+_RESERVE_BYTES: Final = 512 * 1024
+"""Held on disk from the start, so that ``exit.json`` can be written when the disk is full."""
+_TELEMETRY_BIRTH_S: Final = 5.0
+"""Longest that a job which ends at once waits for the recorder's first line."""
+_TELEMETRY_PATIENCE_S: Final = 10.0
+_TELEMETRY_STARTS: Final = 3
+_ORPHAN_PATIENCE_S: Final = 1.0
+_RANK_EXITS: Final = TypeAdapter(tuple[RankExit, ...])
+_BREACHES: Final = {
+    "timed_out": ("timed_out", "timed_out"),
+    "stalled": ("stalled", "timed_out"),
+    "disk_full": ("failed", "failed"),
+    "abandoned": ("lost", "lost"),
+}
+
+
+@final
+class Agent:
+    """Supervises the ranks of one job on this host from their start to their end."""
+
+    def __init__(self, task: AgentTask, node_dir: Path) -> None:
+        self._task = task
+        self._dir = node_dir
+        self._started_at = utc_now()
+        self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
+        self._environment = rank_environment(task, node_dir, os.environ)
+        self._others = OtherWork()
+        self._warnings: list[str] = []
+        self._ranks: subprocess.Popen[bytes] | None = None
+        self._telemetry: subprocess.Popen[bytes] | None = None
+        self._telemetry_starts = 0
+        self._ending: Ending | None = None
+        self._kill_at: float | None = None
+        self._num_requests = 0
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> NodeExit:
+        """Supervise the job to its end and return how that was; call :meth:`listen` first."""
+        exit_code: int | None = None
+        try:
+            with hold(self._task.host_lock, self._task.run):
+                self._prepare_grounds()
+                self._write_system_information()
+                self._keep_secrets_hidden()
+                adaptation, requirements = self._task.adaptation, self._task.requirements
+                if adaptation is not None or requirements is not None:
+                    self._environment = carry_out(adaptation, requirements, self._dir, self._environment)
+                    self._keep_secrets_hidden()
+                self._start_telemetry()
+                exit_code = self._supervise()
+        except HostInUseError as error:
+            self._ending = Ending("failed", "failed", str(error))
+        except (OSError, AccelmarkError) as error:
+            self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
+        self._end_everything()
+        for directory in (SITE_DIRECTORY, COMPILED_DIRECTORY):
+            shutil.rmtree(self._dir / directory, ignore_errors=True)
+        ranks = self._rank_exits(exit_code)
+        state, reason = judge_node(ranks, self._ending)
+        return NodeExit(
+            host=self._task.host,
+            noderank=self._task.noderank,
+            state=state,
+            reason=reason,
+            started_at=self._started_at,
+            duration_s=time.monotonic() - self._watch.started,
+            ranks=ranks,
+            warnings=tuple(self._warnings),
+            others_cpu_s=self._others.cpu_s(),
+        )
+
+    def _keep_secrets_hidden(self) -> None:
+        """Leave word, not to be read, of the secrets that a rank may print: a bundle leaves them out of its logs."""
+        found = secrets_of(self._environment)
+        if found or (self._dir / SECRETS_FILE).exists():
+            keep_hidden(self._dir / SECRETS_FILE, found)
+
+    def _prepare_grounds(self) -> None:
+        if self._task.clear_caches and (problem := clear_caches()) is not None:
+            self._warnings.append(f"the page cache could not be dropped: {problem}")
+        if self._task.nnodes > 1:
+            self._task, told = route(self._task)
+            self._environment |= {name: value for name, value in told.items() if name not in self._environment}
+
+    def listen(self) -> None:
+        """Have signals wake the selector; handlers (unlike a signal mask) are not inherited by what is started."""
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._sockets = (reader, writer)
+        self._selector.register(reader, selectors.EVENT_READ)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _supervise(self) -> int:
+        log = self._dir / self._task.launcher_log
+        with log.open("ab") as output:
+            self._ranks = subprocess.Popen(
+                rank_command(self._task),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd=self._dir,
+            )
+        while (exit_code := self._ranks.poll()) is None:
+            self._wait(self._watch.interval_s)
+            self._reap_orphans()
+            self._tend_telemetry()
+            self._enforce()
+        return exit_code
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until a signal comes or the time is over; requests to end are counted."""
+        for _ in self._selector.select(timeout_s):
+            with contextlib.suppress(BlockingIOError):
+                for number in self._sockets[0].recv(4096):
+                    self._num_requests += number in (signal.SIGTERM, signal.SIGINT)
+        for urgency, name in enumerate(STOP_FILES, start=1):
+            if self._num_requests < urgency and (self._dir / name).exists():
+                self._num_requests = urgency
+
+    def _enforce(self) -> None:
+        if self._num_requests and self._ending is None:
+            self._end(Ending("cancelled", "cancelled", "was asked to end"))
+        breach = self._watch.look() if self._ending is None else None
+        if breach is not None:
+            self._end(_ending_of(breach))
+        if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
+            signal_all(self._rank_tree(), signal.SIGKILL)
+
+    def _end(self, ending: Ending) -> None:
+        """Ask the ranks to end; whatever is there after the grace period is killed."""
+        self._ending = ending
+        self._kill_at = time.monotonic() + self._task.limits.grace_s
+        if self._ranks is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._ranks.send_signal(signal.SIGTERM)
+
+    def _rank_tree(self) -> list[int]:
+        """All descendants but the telemetry recorder and what it started."""
+        spared = {os.getpid()}
+        if self._telemetry is not None:
+            spared |= {self._telemetry.pid, *(stat.pid for stat in descendants(self._telemetry.pid))}
+        return [stat.pid for stat in descendants(os.getpid()) if stat.pid not in spared]
+
+    def _end_everything(self) -> None:
+        """End what the ranks left behind, then the recorder, then whatever is still a descendant."""
+        deadline = time.monotonic() + _ORPHAN_PATIENCE_S
+        left = self._rank_tree()
+        if left and self._ending is None:
+            self._warnings.append(f"the ranks left {len(left)} processes behind; they were ended")
+        signal_all(left, signal.SIGTERM)
+        while self._rank_tree():
+            number = signal.SIGKILL if time.monotonic() > deadline or self._num_requests > 1 else signal.SIGTERM
+            signal_all(self._rank_tree(), number)
+            self._wait(0.05)
+            self._reap_orphans()
+        self._stop_telemetry()
+        while left := [stat.pid for stat in descendants(os.getpid())]:
+            signal_all(left, signal.SIGKILL)
+            self._wait(0.05)
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Bury adopted children; those started here are left to their own handles."""
+        own = {process.pid for process in (self._ranks, self._telemetry) if process is not None}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in own:
+                for process in (self._ranks, self._telemetry):
+                    if process is not None and process.pid == found.si_pid:
+                        process.poll()
+                continue
+            os.waitpid(found.si_pid, 0)
+
+    def _start_telemetry(self) -> None:
+        task = self._task.telemetry
+        if task is None:
+            return
+        request = task.model_dump(mode="json") | {"pids": [os.getpid()]}
+        write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+        self._telemetry_starts += 1
+        with (self._dir / "telemetry.log").open("ab") as output:
+            self._telemetry = subprocess.Popen(
+                [sys.executable, "-m", TELEMETRY_MODULE, str(self._dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def _tend_telemetry(self) -> None:
+        """Start the recorder again where it died: figures then have a gap, which is said, but the job goes on."""
+        if self._telemetry is None or (code := self._telemetry.poll()) is None:
+            return
+        again = self._telemetry_starts < _TELEMETRY_STARTS and self._ending is None
+        action = "it was started again" if again else "it was not started again"
+        self._warnings.append(f"the telemetry recorder ended with exit code {code}; {action}")
+        self._telemetry = None
+        if again:
+            self._start_telemetry()
+
+    def _stop_telemetry(self) -> None:
+        if self._telemetry is None:
+            return
+        deadline = time.monotonic() + _TELEMETRY_BIRTH_S
+        while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
+            if time.monotonic() > deadline or self._num_requests > 1:
+                break
+            self._wait(0.05)
+        self._telemetry.terminate()
+        try:
+            code = self._telemetry.wait(_TELEMETRY_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._telemetry.kill()
+            self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_PATIENCE_S:g} s")
+            return
+        if code != 0:
+            self._warnings.append(f"the telemetry recorder ended with exit code {code}")
+
+    def _write_system_information(self) -> None:
+        visible = self._task.visible_devices
+        told = (visible.variable,) if visible is not None else ()
+        found = system_information(self._dir, self._environment, self._task.host, *told)
+        write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
+
+    def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
+        """Judge every rank: by the launcher's own record of exit codes where there is one, else by its exit code."""
+        recorded = self._recorded()
+        exits = []
+        for local_rank, rank in enumerate(self._task.ranks):
+            if rank in recorded:
+                exits.append(overruled(recorded[rank], self._ending))
+                continue
+            words = last_words(self._dir / f"rank{rank}.out.log")
+            if words.cause is None and not words.lines:
+                words = last_words(self._dir / self._task.launcher_log)
+                words = LastWords(words.lines, None, words.cause)
+            exits.append(judge_rank(rank, local_rank, exit_code, words, self._ending))
+        return tuple(exits)
+
+    def _recorded(self) -> dict[int, RankExit]:
+        try:
+            found = _RANK_EXITS.validate_json((self._dir / RANKS_FILE).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValidationError:
+            self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code stands for all ranks")
+            return {}
+        return {rank.rank: rank for rank in found}
+
+
+def _ending_of(breach: Breach) -> Ending:
+    rank_state, node_state = _BREACHES[breach.kind]
+    return Ending(rank_state, node_state, breach.reason)  # type: ignore[arg-type]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the agent for the node directory in ``arguments``; returns its exit code."""
+    node_dir = Path(arguments[0]).absolute()
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    become_subreaper()
+    agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
+    agent.listen()
+    lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    identity = ProcessId.of(os.getpid())
+    assert identity is not None  # noqa: S101  a process can always see itself
+    write_atomic(node_dir / IDENTITY_FILE, identity.model_dump_json())
+    reserve = node_dir / _RESERVE_FILE
+    reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+    ended = agent.run()
+    reserve.unlink(missing_ok=True)
+    write_atomic(node_dir / EXIT_FILE, ended.model_dump_json(indent=2))
+    return 0 if ended.state == "succeeded" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The coordinator: takes the jobs of a plan through their states."""

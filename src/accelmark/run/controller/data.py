@@ -1,0 +1,86 @@
+"""Seeing to it that a job's data is where its plan says, and is what its case wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from accelmark.datasets import dataset_specs, ensure, fingerprint, place_of
+from accelmark.datasets.spec import DatasetSpec
+from accelmark.run.display.wording import memory, percent
+from accelmark.spec.case import CaseSpec
+from accelmark.spec.catalog import load_case
+from accelmark.spec.errors import DataError
+from accelmark.spec.evidence import DataRecord
+from accelmark.spec.job import JobSpec
+
+Tell = Callable[[str], None]
+"""Told in a few words what is going on."""
+
+
+def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
+    """Return where each of a case's data sets is, or will be once it was fetched.
+
+    Args:
+        case: the case.
+        given: the directory that a person named, or None.
+
+    Raises:
+        DataError: a person has to name a directory, and did not.
+    """
+    return {spec.name: place_of(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DataFetcher:
+    """Fetches into the cache what is missing there, and checks every file once a run.
+
+    A directory that a person named is checked and never written to.
+    """
+
+    offline: bool = False
+    _checked: dict[Path, DataRecord] = field(default_factory=dict)
+
+    def __call__(self, job: JobSpec, tell: Tell) -> dict[str, DataRecord]:
+        """Bring and check the data of ``job``, and return what was found.
+
+        Raises:
+            DataError: it is not there, not right or cannot be had; the message says what to do.
+        """
+        case = load_case(job.case.name)
+        found: dict[str, DataRecord] = {}
+        for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml"):
+            place = job.data_dirs.get(spec.name)
+            if place is None:
+                continue
+            if place in self._checked:
+                found[spec.name] = self._checked[place]
+                continue
+            own = None if _in_cache(spec, place) else place
+            is_small = job.open or case.size == "mini"
+            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(tell))
+            self._checked[place] = found[spec.name] = _record(spec, place)
+        return found
+
+
+def _record(spec: DatasetSpec, place: Path) -> DataRecord:
+    try:
+        seen = fingerprint(spec, place)
+    except OSError as error:
+        raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
+    return DataRecord(path=str(place), fingerprint=seen, declared=spec.fingerprint if spec.files else None)
+
+
+def _in_cache(spec: DatasetSpec, place: Path) -> bool:
+    return bool(spec.sources) and place_of(spec) == place
+
+
+def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
+    def told(what: str, done: int, total: int | None) -> None:
+        share = f" {percent(done / total)} of {memory(total / 2**20)}" if total else f" {memory(done / 2**20)}"
+        tell(f"{what}{share}")
+
+    return told

@@ -1,0 +1,1 @@
+"""Show progress: live terminal, plain lines, JSON lines."""

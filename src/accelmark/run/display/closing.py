@@ -1,0 +1,149 @@
+"""The last words of a command: what a run came to, or where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.results.store.store import load_run
+from accelmark.run.controller.session import Standing
+from accelmark.run.display.live import SIGNS, job_name
+from accelmark.run.display.terminal import plain_progress
+from accelmark.run.display.wording import count, duration, percent
+from accelmark.spec.errors import RunError
+
+_VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
+_NOTHING: Final = "-"
+_ALWAYS: Final = 3
+"""Columns of the table that are always shown."""
+_SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
+_TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
+
+
+def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
+    """Print the table of what a run came to, with why anything is invalid, and where its page is."""
+    console = console or Console(highlight=False)
+    console.print()
+    console.print(_table(summary.cases))
+    for line in scaling_lines(_curves(run_dir)):
+        console.print(line, soft_wrap=True)
+    for case in summary.cases:
+        if case.reasons or case.warnings:
+            console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
+        for reason in (*case.reasons, *case.warnings):
+            style = "red" if reason in case.reasons else "yellow"
+            console.print(Padding(Text(reason, style=style), (0, 0, 0, 4), expand=False))
+    for problem in summary.problems:
+        console.print(Text(f"  {problem}", style="red"))
+    console.print()
+    console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
+    if page is not None:
+        console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+
+
+def _table(cases: Sequence[CaseResult]) -> Table:
+    """Lay the cases out; a column that tells nothing of any case is left out, and leaves its room to the names."""
+    rows = [_row(case) for case in cases]
+    headings = ("", "case", "verdict", "target", "throughput", "time", "power")
+    shown = [at for at in range(len(headings)) if at < _ALWAYS or any(row[at].plain != _NOTHING for row in rows)]
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for at in shown:
+        heading = headings[at]
+        wraps = heading == "case"
+        right = heading in ("throughput", "time", "power")
+        table.add_column(heading, no_wrap=not wraps, overflow="fold", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    return table
+
+
+def _curves(run_dir: Path) -> list[ScalingCurve]:
+    try:
+        return scaling_curves([load_run(run_dir)])
+    except RunError:
+        return []
+
+
+def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
+    """Return a line for each case that was run at several scales: what part of the ideal speed-up each reaches."""
+    lines = [Text()] if curves else []
+    for curve in curves:
+        line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
+        for point in curve.points:
+            wide = f" ±{percent(point.half95)}" if point.half95 is not None else ""
+            line.append(f"  {point.scale} ", style="default")
+            line.append(f"{percent(point.efficiency)}{wide}", style="bold default")
+        if not curve.same_batch:
+            line.append("  (batch sizes differ)")
+        lines.append(line)
+    return lines
+
+
+def _row(case: CaseResult) -> tuple[Text, ...]:
+    sign, style = SIGNS[case.state]
+    name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
+    if case.variant:
+        name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
+    return (
+        Text(sign, style=style),
+        Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
+        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text({True: "reached", False: "missed", None: _NOTHING}[case.converged]),
+        Text(_figure(case, _SPEED[case.task], f" {case.unit}s/s")),
+        Text(_time(case)),
+        Text(_figure(case, FigureName.MEAN_POWER, " W")),
+    )
+
+
+def _spread(case: CaseResult, name: FigureName) -> Spread | None:
+    spread = case.figures.get(name)
+    return spread if spread is not None and spread.mean is not None else None
+
+
+def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
+    spread = _spread(case, name)
+    if spread is None or spread.mean is None:
+        return _NOTHING
+    wide = ""
+    if spread.ci95 is not None and spread.mean:
+        wide = f" ±{percent((spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean))}"
+    return f"{count(spread.mean)}{unit}{wide}"
+
+
+def _time(case: CaseResult) -> str:
+    spread = _spread(case, _TIME[case.task])
+    return _NOTHING if spread is None or spread.mean is None else duration(spread.mean)
+
+
+def _near(path: Path) -> str:
+    """Return ``path`` relative to the current directory where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def print_standing(seen: Standing, console: Console | None = None) -> None:
+    """Print one line for each round, and who coordinates the run."""
+    console = console or Console(highlight=False)
+    for job in seen.directory.plan.jobs:
+        status = seen.statuses[job.directory]
+        sign, style = SIGNS[status.state]
+        line = Text.assemble((f"{sign} ", style), job_name(job), "  ", (status.state, style))
+        if job.directory in seen.progress:
+            line.append(f"  {plain_progress(seen.progress[job.directory], job)}")
+        elif status.reason:
+            line.append(f": {status.reason}", style="dim")
+        console.print(line, soft_wrap=True)
+    ended = all(status.ended for status in seen.statuses.values())
+    if seen.coordinator is not None:
+        console.print(Text(f"Coordinated by process {seen.coordinator}.", style="dim"))
+    elif not ended:
+        advice = f"Nobody coordinates it: 'accelmark resume {_near(seen.directory.path)}' goes on with it."
+        console.print(Text(advice, style="yellow"), soft_wrap=True)

@@ -1,0 +1,168 @@
+"""What the live display shows, drawn from what is known: pure functions from state to rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.schema import JobState
+from accelmark.run.display.progress import Devices, Progress
+from accelmark.run.display.wording import count, duration, memory, percent, spark
+from accelmark.run.record.states import JobStatus
+
+SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
+    "queued": ("○", "dim"),
+    "preparing": ("◌", "cyan"),
+    "running": ("●", "bold cyan"),
+    "succeeded": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "timed_out": ("✗", "red"),
+    "lost": ("?", "magenta"),
+    "cancelled": ("–", "yellow"),
+}
+_MOST_ENDED: Final = 6
+_MOST_QUEUED: Final = 4
+_LOSSES_SHOWN: Final = 24
+
+
+@final
+@dataclass(slots=True)
+class Board:
+    """All that the display knows."""
+
+    plan: Plan
+    run: str
+    statuses: dict[str, JobStatus]
+    headlines: dict[str, str] = field(default_factory=dict)
+    """One line for each measured round."""
+    progress: Progress = field(default_factory=Progress)
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """Since the running job got its state."""
+    preparing: str = ""
+    """What is being done for a job before it runs."""
+    notes: list[str] = field(default_factory=list)
+
+
+def draw(board: Board, width: int) -> RenderableType:
+    """Return the whole display for a terminal of ``width`` columns."""
+    ended = [job for job in board.plan.jobs if board.statuses[job.directory].ended]
+    queued = [job for job in board.plan.jobs if board.statuses[job.directory].state == "queued"]
+    current = [job for job in board.plan.jobs if board.statuses[job.directory].state in ("preparing", "running")]
+    parts: list[RenderableType] = [heading(board)]
+    if len(ended) > _MOST_ENDED:
+        parts.append(Text(f"  … {len(ended) - _MOST_ENDED} more ended", style="dim"))
+    parts.extend(job_line(board, job, width) for job in ended[-_MOST_ENDED:])
+    for job in current:
+        parts.append(job_line(board, job, width))
+        parts.extend(progress_lines(board, job, width))
+    parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
+    if len(queued) > _MOST_QUEUED:
+        parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
+    parts.extend(Text(f"  {note}", style="yellow", no_wrap=True, overflow="ellipsis") for note in board.notes[-2:])
+    return Group(*parts)
+
+
+def heading(board: Board) -> Text:
+    """Return the line that names the run."""
+    done = sum(status.ended for status in board.statuses.values())
+    return Text.assemble(
+        ("AccelMark", "bold"),
+        (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done} of {len(board.plan.jobs)} rounds", "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def job_line(board: Board, job: PlannedJob, width: int) -> Text:
+    """Return one line for a job: its sign, name, round, and what it came to or is at."""
+    status = board.statuses[job.directory]
+    sign, style = SIGNS[status.state]
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{sign} ", style=style)
+    line.append(job_name(job), style="" if status.state != "queued" else "dim")
+    said = board.headlines.get(job.directory) if status.state == "succeeded" else None
+    said = said or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
+    if status.state in ("preparing", "running"):
+        doing = board.progress.phase if status.state == "running" else board.preparing or status.state
+        said = f"{doing}, {duration(board.seconds)}"
+    line.append(f"  {said}", style="dim" if status.state in ("queued", "succeeded") else style)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def job_name(job: PlannedJob) -> str:
+    """Return how a job is called on screen: its key without the repeat, and its round where there are several."""
+    key = job.job.key
+    name = f"{key.model}:{key.framework}:{key.hardware}:{key.nnodes}:{key.nproc}"
+    return f"{name} {job.job.round}/{key.repeat}" if key.repeat > 1 else name
+
+
+def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[RenderableType]:
+    """Return the lines under a running job."""
+    progress = board.progress
+    if progress.step == 0:
+        return [_devices(progress)] if progress.devices != Devices() else []
+    bar = Table.grid(padding=(0, 1), expand=False)
+    for _ in range(3):
+        bar.add_column(no_wrap=True, overflow="ellipsis")
+    bar.add_row(
+        " ",
+        ProgressBar(total=1.0, completed=progress.share or 0.0, width=max(10, min(32, width - 50))),
+        Text(_how_far(progress, job), no_wrap=True, overflow="ellipsis"),
+    )
+    return [bar, _learning(board, job, width), _devices(progress)]
+
+
+def _how_far(progress: Progress, job: PlannedJob) -> str:
+    if not progress.step:
+        return f"{count(progress.samples)} items" if progress.samples else ""
+    steps = f"{count(progress.step)}" + (f"/{count(progress.total_steps)}" if progress.total_steps else "")
+    epochs = job.job.train.settings.end.max_epochs if job.job.train else None
+    parts = [f"step {steps}", f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else "")]
+    if progress.eta_s is not None:
+        parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+def _learning(board: Board, job: PlannedJob, width: int) -> Text:
+    progress = board.progress
+    line = Text("  ", no_wrap=True, overflow="ellipsis")
+    if progress.throughput is not None:
+        line.append(f"{count(progress.throughput)} {job.job.unit}s/s  ", style="bold")
+    if progress.loss is not None:
+        line.append(f"loss {progress.loss:.4g} ")
+        line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")
+        line.append("  ")
+    if progress.metric is not None:
+        name, value = progress.metric
+        line.append(f"{name} {value:.4g}")
+        target = job.job.train.target if job.job.train else None
+        if target is not None and target.metric == name:
+            style = "green" if target.reached(value) else "dim"
+            line.append(f" ({'≥' if target.direction == 'at_least' else '≤'} {target.value:g})", style=style)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _devices(progress: Progress) -> Text:
+    seen = progress.devices
+    parts = []
+    if seen.utilisation is not None:
+        parts.append(f"device {percent(seen.utilisation)}")
+    if seen.memory_used_mib is not None:
+        parts.append(memory(seen.memory_used_mib))
+    if seen.power_w is not None:
+        parts.append(f"{seen.power_w:.0f} W")
+    if seen.cpu is not None:
+        parts.append(f"cpu {percent(seen.cpu)}")
+    if seen.host_memory_used_mib is not None:
+        parts.append(f"host {memory(seen.host_memory_used_mib)}")
+    return Text("  " + "  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")

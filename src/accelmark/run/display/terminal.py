@@ -1,0 +1,252 @@
+"""Telling people: a live display on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Final, Protocol, final
+
+from rich.console import Console
+from rich.live import Live
+
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.schema import RoundResult
+from accelmark.run.display.live import SIGNS, Board, draw, job_name
+from accelmark.run.display.observer import Watcher
+from accelmark.run.display.progress import Progress
+from accelmark.run.display.wording import count, duration, percent
+from accelmark.run.record.states import JobStatus, utc_now
+
+_PLAIN_EVERY_S: Final = 10.0
+_DRAWN_EVERY_S: Final = 0.25
+_MOST_LOSSES: Final = 4096
+
+
+class Display(Watcher, Protocol):
+    """A watcher that has to be opened and closed."""
+
+    def __enter__(self) -> Display:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+_HEADLINES: Final = (
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
+    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.MFU,
+)  # fmt: skip
+
+
+@contextmanager
+def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[Display]:
+    """Show a run in the way that suits where the output goes."""
+    console = Console(highlight=False, soft_wrap=True)
+    shown: Display
+    if as_json:
+        shown = JsonDisplay(run)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        shown = LiveDisplay(plan, run, dict(statuses))
+    else:
+        shown = PlainDisplay(console)
+    with shown:
+        yield shown
+
+
+def headline(result: RoundResult) -> str:
+    """Return what a round came to in a line: converged or not, metric, throughput, time, power."""
+    parts = []
+    if result.converged is not None:
+        parts.append("converged" if result.converged else "not converged")
+    for name in _HEADLINES:
+        figure = result.figures.get(name)
+        if figure is None or figure.value is None:
+            continue
+        unit = FIGURES[name].unit.format(unit=result.unit)
+        if name is FigureName.FINAL_METRIC:
+            metric = str((result.target or {}).get("metric", "metric"))
+            parts.append(f"{metric} {figure.value:.4g}")
+        elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
+            parts.append(f"{result.inference.metric} {figure.value:.4g}")
+        elif unit == "ratio":
+            parts.append(f"{FIGURES[name].title} {percent(figure.value)}")
+        else:
+            parts.append(duration(figure.value) if unit == "s" else f"{count(figure.value)} {unit}")
+    return ", ".join(parts)
+
+
+@final
+class LiveDisplay:
+    """A few lines at the bottom of a terminal, drawn anew about once a second."""
+
+    def __init__(self, plan: Plan, run: str, statuses: dict[str, JobStatus]) -> None:
+        self._board = Board(plan, run, statuses)
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._since = time.monotonic()
+        self._drawn = float("-inf")
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw()
+        self._live.stop()
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Draw the job's new state."""
+        self._board.statuses[job.directory] = status
+        if status.state in ("preparing", "running"):
+            self._since = time.monotonic()
+            self._board.progress, self._board.losses, self._board.preparing = Progress(), [], ""
+        self._draw()
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Draw what is being done, at most a few times a second."""
+        self._board.preparing = what
+        if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
+            self._draw()
+
+    def progress(self, job: PlannedJob, progress: Progress) -> None:
+        """Draw how far the job is."""
+        losses = self._board.losses
+        if progress.loss is not None and progress.step != self._board.progress.step:
+            losses.append(progress.loss)
+            del losses[:-_MOST_LOSSES]
+        self._board.progress = progress
+        self._draw()
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Draw what the round came to."""
+        self._board.headlines[job.directory] = headline(result)
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """Draw a note below the jobs."""
+        self._board.notes.append(text)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._board.seconds = time.monotonic() - self._since
+        self._drawn = time.monotonic()
+        self._live.update(draw(self._board, self._console.width), refresh=True)
+
+
+@final
+class PlainDisplay:
+    """One line for each change of state, and one about every ten seconds while a job runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = float("-inf")
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Print the job's new state."""
+        self._last = time.monotonic()
+        reason = f": {status.reason}" if status.reason else ""
+        self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print what is being done, where the last line is old enough."""
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {job_name(job)}  {what}")
+
+    def progress(self, job: PlannedJob, progress: Progress) -> None:
+        """Print how far the job is, where the last line is old enough."""
+        now = time.monotonic()
+        if now - self._last < _PLAIN_EVERY_S:
+            return
+        self._last = now
+        self._print(f"  {job_name(job)}  {plain_progress(progress, job)}")
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Print what the round came to."""
+        self._print(f"  {job_name(job)}  {headline(result)}")
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self._print(f"  {text}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+
+def plain_progress(progress: Progress, job: PlannedJob) -> str:
+    """Return a snapshot as one plain line."""
+    parts: list[str] = [progress.phase]
+    if progress.step:
+        parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.metric is not None:
+        parts.append(f"{progress.metric[0]} {progress.metric[1]:.4g}")
+    if progress.throughput is not None:
+        parts.append(f"{count(progress.throughput)} {job.job.unit}s/s")
+    if progress.devices.utilisation is not None:
+        parts.append(f"device {percent(progress.devices.utilisation)}")
+    if progress.devices.power_w is not None:
+        parts.append(f"{progress.devices.power_w:.0f} W")
+    if progress.eta_s is not None:
+        parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+@final
+class JsonDisplay:
+    """One JSON object a line, for programs."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._last: Progress | None = None
+        self._told = float("-inf")
+
+    def __enter__(self) -> JsonDisplay:
+        self._emit({"event": "run", "directory": self._run})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Print the job's new state."""
+        value = {"state": status.state, "reason": status.reason, "attempt": status.attempt}
+        self._emit({"event": "state", "job": job.directory, **value})
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print what is being done, about once a second."""
+        if time.monotonic() - self._told >= 1:
+            self._told = time.monotonic()
+            self._emit({"event": "preparing", "job": job.directory, "text": what})
+
+    def progress(self, job: PlannedJob, progress: Progress) -> None:
+        """Print the snapshot where it is new."""
+        if progress != self._last:
+            self._last = progress
+            self._emit({"event": "progress", "job": job.directory, **asdict(progress)})
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Print where the round's result is, and its figures."""
+        figures = {name.value: figure.value for name, figure in result.figures.items()}
+        self._emit({"event": "result", "job": job.directory, "converged": result.converged, "figures": figures})
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self._emit({"event": "note", "text": text})
+
+    def _emit(self, value: dict[str, Any]) -> None:
+        print(json.dumps({"at": utc_now(), **value}), flush=True)

@@ -1,0 +1,161 @@
+"""A node directory coming home: frames of a follower on the host become the same files here, proved by checksum."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from accelmark.results.store.files import make_directory, naming_the_disk
+from accelmark.run.launchers.ssh.connection import HostError, SshHost, UnreachableError, library
+from accelmark.run.onhost import command
+
+if TYPE_CHECKING:
+    import asyncssh
+
+AgentEnd = Literal["exit", "dead", "never"]
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
+_LARGEST_FRAME: Final = 1 << 20
+_PING_S: Final = 5.0
+_GROWING: Final = (".log", ".jsonl")
+_SETTLE_S: Final = 20.0
+"""Longest time from a host's writing a file on a shared file system to its being seen here."""
+
+
+@final
+@dataclass(slots=True)
+class Stream:
+    """One node directory on one host, and its copy here."""
+
+    host: SshHost
+    python: str
+    remote: str
+    local: Path
+    birth_s: float = 120.0
+    """Longest time from starting an agent (a container may have to be set up) to its first sign of life."""
+    in_place: bool = False
+    """Whether ``local`` is what the host calls ``remote``, on a shared file system: then nothing is copied."""
+    _process: asyncssh.SSHClientProcess[bytes] | None = None
+    _letters: bytes = b""
+    _distrusted: set[str] = field(default_factory=set)
+
+    async def to_the_end(self) -> AgentEnd:
+        """Bring files home until the agent has ended; returns how, once every file is the same here.
+
+        Raises:
+            UnreachableError: the connection was lost; call again to go on.
+            HostError: files cannot be brought home intact.
+        """
+        if self.in_place:
+            end, checksums = await self._once()
+            for name, digest in checksums.items():
+                await seen_here(self.host.name, self.local / name, digest)
+            return end
+        for _ in range(3):
+            end, checksums = await self._once()
+            self._distrusted = {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
+            if not self._distrusted:
+                return end
+            for name in self._distrusted:
+                (self.local / name).unlink(missing_ok=True)
+        raise HostError(self.host.name, f"files keep changing on their way home: {', '.join(sorted(self._distrusted))}")
+
+    def ask(self, *, at_once: bool) -> None:
+        """Ask the agent to end, now or as soon as the host is reached again."""
+        self._letters += b"k\n" if at_once else b"s\n"
+        self._send(b"k\n" if at_once else b"s\n")
+
+    def _send(self, letters: bytes) -> None:
+        if self._process is not None:
+            with contextlib.suppress(OSError, BrokenPipeError):
+                self._process.stdin.write(letters)
+
+    async def _once(self) -> tuple[AgentEnd, dict[str, str]]:
+        make_directory(self.local)
+        process = await self.host.open(command(self.python, "follow", self.remote))
+        self._process = process
+        have = {} if self.in_place else self._have()
+        request = {"have": have, "birth_s": self.birth_s, "send": not self.in_place}
+        pinging: asyncio.Task[None] | None = None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n" + self._letters)
+            pinging = asyncio.create_task(self._ping())
+            while True:
+                line = await process.stdout.readline()
+                if not line.endswith(b"\n"):
+                    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+                    if said:
+                        raise HostError(self.host.name, f"its files cannot be followed: {said[-1]}")
+                    raise UnreachableError(self.host.name, "the connection was lost")
+                header: dict[str, Any] = json.loads(line)
+                if "end" in header:
+                    return header["end"], header["sha256"]
+                await self._take(process, header)
+        except (OSError, library().Error, asyncio.IncompleteReadError) as error:
+            raise UnreachableError(self.host.name, f"the connection was lost ({error})") from error
+        finally:
+            if pinging is not None:
+                pinging.cancel()
+            self._process = None
+            process.close()
+
+    async def _take(self, process: asyncssh.SSHClientProcess[bytes], header: dict[str, Any]) -> None:
+        name, offset, size = str(header["file"]), int(header["offset"]), int(header["size"])
+        if not _NAME.fullmatch(name) or not 0 <= size <= _LARGEST_FRAME:
+            raise HostError(self.host.name, f"sent a frame that cannot be right: {name!r} of {size} bytes")
+        content = await process.stdout.readexactly(size) if size else b""
+        path = self.local / name
+        with naming_the_disk(path):
+            if name.endswith(_GROWING):
+                with path.open("r+b" if path.exists() else "w+b") as file:
+                    file.truncate(offset)
+                    file.seek(offset)
+                    file.write(content)
+            elif offset == 0 and size < _LARGEST_FRAME:
+                beside = path.with_name(f".{name}.part")
+                beside.write_bytes(content)
+                beside.replace(path)
+            else:
+                with path.open("r+b") as file:
+                    file.seek(offset)
+                    file.write(content)
+
+    def _have(self) -> dict[str, int]:
+        return {
+            path.name: path.stat().st_size
+            for path in self.local.iterdir()
+            if path.is_file() and path.name.endswith(_GROWING) and path.name not in self._distrusted
+        }
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(_PING_S)
+            self._send(b"p\n")
+
+
+async def seen_here(host: str, path: Path, digest: str) -> None:
+    """Wait until a file that a host wrote in a shared directory is seen here.
+
+    Raises:
+        HostError: it is not.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while _sha256(path) != digest:
+        if time.monotonic() > deadline:
+            what = f"what it wrote to {path} is not seen here: shared_directory does not hold the same files on it"
+            raise HostError(host, f"{what}; name one that does, or none")
+        await asyncio.sleep(0.2)
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

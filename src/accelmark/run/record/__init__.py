@@ -1,0 +1,1 @@
+"""The run directory: layout, event log, source record."""

@@ -1,0 +1,33 @@
+"""The one door from carrying out a run to what it came to: the results room counts, the audit judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from accelmark.results.schema import RoundResult, Summary
+
+RESULT_FILE: Final = "result.json"
+
+
+def measure_round(round_dir: Path) -> RoundResult:
+    """Compute a round's result and write ``result.json``."""
+    from accelmark.results.rounds.summary import write_round  # numerical libraries: not before they are needed
+
+    return write_round(round_dir)
+
+
+def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
+    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``.
+
+    Args:
+        run_dir: the run.
+        recompute: compute every round anew from its events and telemetry.
+
+    Raises:
+        RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+    """
+    from accelmark.audit.judge import judge_case
+    from accelmark.results.rounds.summary import summarise  # numerical libraries: not before they are needed
+
+    return summarise(run_dir, judge_case, recompute=recompute)

@@ -1,0 +1,154 @@
+"""The states of a job, which may follow which, and the event log that is the memory of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, final
+
+from pydantic import ValidationError
+
+from accelmark.results.schema import JobState
+from accelmark.results.store.files import naming_the_disk
+from accelmark.spec.errors import RunError
+from accelmark.spec.model import Spec
+
+ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})
+_FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
+    "queued": frozenset({"preparing", "cancelled"}),
+    "preparing": frozenset({"running", "failed", "timed_out", "lost", "cancelled"}),
+    "running": ENDS,
+    "succeeded": frozenset(),
+    "failed": frozenset({"queued"}),
+    "timed_out": frozenset({"queued"}),
+    "lost": frozenset({"queued"}),
+    "cancelled": frozenset({"queued"}),
+}
+EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
+
+
+class RunEvent(Spec):
+    """One line of ``events.jsonl``."""
+
+    at: str
+    """UTC, ISO 8601: for people. Order is the order of the lines, since a clock may step back."""
+    kind: EventKind
+    job: str | None = None
+    """``<key slug>/round<N>``."""
+    state: JobState | None = None
+    reason: str | None = None
+    attempt: int = 1
+    """Raised each time the job is queued again."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """Where a job stands."""
+
+    state: JobState = "queued"
+    reason: str | None = None
+    attempt: int = 1
+    since: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to the job of itself."""
+        return self.state in ENDS
+
+
+def utc_now() -> str:
+    """Return the time as UTC, ISO 8601, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_events(path: Path) -> list[RunEvent]:
+    """Read an event log; a last line torn by a killed writer is left out.
+
+    Raises:
+        RunError: the file cannot be read, or a line other than the last is damaged.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    events: list[RunEvent] = []
+    torn: int | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            events.append(RunEvent.model_validate_json(line))
+        except ValidationError:
+            torn = number
+    last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
+    if torn is not None and torn != last and not _was_resumed_after(lines[torn:]):
+        raise RunError(f"{path}: line {torn} is damaged")
+    return events
+
+
+def _was_resumed_after(lines: Iterable[bytes]) -> bool:
+    """Tell whether a later coordinator took over: then a torn line before it is that of the killed one."""
+    return any(b'"run_resumed"' in line for line in lines)
+
+
+def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobStatus]:
+    """Replay ``events`` into the status of each job."""
+    found = {job: JobStatus() for job in jobs}
+    for event in events:
+        if event.kind == "state" and event.job in found and event.state is not None:
+            found[event.job] = JobStatus(event.state, event.reason, event.attempt, event.at)
+    return found
+
+
+@final
+class Ledger:
+    """The event log open for writing: every change of state is checked, written, and then true."""
+
+    def __init__(self, path: Path, jobs: Iterable[str]) -> None:
+        self._path = path
+        self.jobs: dict[str, JobStatus] = statuses(jobs, read_events(path))
+        with naming_the_disk(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._end_torn_line()
+
+    def move(self, job: str, state: JobState, reason: str | None = None) -> None:
+        """Take ``job`` to ``state``.
+
+        Raises:
+            RunError: the log cannot be written.
+        """
+        before = self.jobs[job]
+        if state not in _FOLLOWS[before.state]:
+            raise AssertionError(f"{job}: {before.state} -> {state} is not a way a job can go")
+        attempt = before.attempt + 1 if state == "queued" else before.attempt
+        event = RunEvent(at=utc_now(), kind="state", job=job, state=state, reason=reason, attempt=attempt)
+        self._append(event)
+        self.jobs[job] = JobStatus(state, reason, attempt, event.at)
+
+    def note(self, kind: EventKind, reason: str | None = None, job: str | None = None) -> None:
+        """Write down something that is not a change of state."""
+        self._append(RunEvent(at=utc_now(), kind=kind, job=job, reason=reason))
+
+    def close(self) -> None:
+        """Close the log."""
+        os.close(self._descriptor)
+
+    def _append(self, event: RunEvent) -> None:
+        line = event.model_dump_json(exclude_none=True).encode() + b"\n"
+        with naming_the_disk(self._path):
+            os.write(self._descriptor, line)
+            os.fsync(self._descriptor)
+
+    def _end_torn_line(self) -> None:
+        with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                os.write(self._descriptor, b"\n")

@@ -1,0 +1,110 @@
+"""Times and counts of one rank, from which FINISHED is made up at any moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import final
+
+from accelmark.spec.events import Finished, StepWindow
+from accelmark.spec.job import TrainJob
+from accelmark.train.loop.contract import Backend, Progress
+from accelmark.train.loop.cpu_wait import CoreWait
+from accelmark.train.loop.ends import End, follows_reference
+from accelmark.train.loop.window import first_nonfinite
+
+
+@final
+@dataclass(slots=True)
+class Account:
+    """What a rank knows about its run; all times are readings of ``time.monotonic``."""
+
+    process_start: float
+    train_start: float | None = None
+    train_end: float | None = None
+    evaluation_s: float = 0.0
+    compute_ms: float = 0.0
+    num_samples_before: int = 0
+    """Samples trained by an earlier process that this one resumed."""
+    progress: Progress = field(default_factory=Progress)
+    final_loss: float | None = None
+    last_finite_loss: float | None = None
+    last_finite_loss_step: int | None = None
+    peak_device_memory_mib: float | None = None
+    backend: Backend | None = None
+    job: TrainJob | None = None
+    core_wait: CoreWait = field(default_factory=CoreWait)
+
+    def elapsed_s(self) -> float:
+        """Raw training time up to now."""
+        return 0.0 if self.train_start is None else time.monotonic() - self.train_start
+
+    def take(self, window: StepWindow) -> int | None:
+        """Add a window's figures; returns its first step with a loss that is not finite."""
+        self.compute_ms += sum(window.step_ms)
+        self.final_loss = window.loss
+        first = window.global_steps - len(window.losses) + 1
+        bad = first_nonfinite(window)
+        good = window.losses if bad is None else window.losses[: bad - first]
+        if good:
+            self.last_finite_loss = good[-1]
+            self.last_finite_loss_step = first + len(good) - 1
+        if self.job is not None and self.job.reference_loss is not None:
+            for step in self.job.reference_loss.steps:
+                loss = window.losses[step - first] if first <= step <= window.global_steps else None
+                if loss is not None:
+                    self.progress.reference_losses[step] = loss
+        return bad
+
+    def converged(self) -> bool | None:
+        """Whether the target (and the reference curve) was met; None where there is nothing to meet."""
+        if self.job is None or self.job.settings.loader.synthetic:
+            return None
+        answers = []
+        if self.job.target is not None:
+            answers.append(self.progress.reached)
+        if self.job.reference_loss is not None:
+            answers.append(follows_reference(self.job.reference_loss, self.progress.reference_losses))
+        return all(answers) if answers else None
+
+    def finished(self, end: End) -> Finished:
+        """Return the value of FINISHED as of now."""
+        now = time.monotonic()
+        train_start = self.train_start if self.train_start is not None else now
+        train_end = self.train_end if self.train_end is not None else now
+        raw_s = train_end - train_start
+        training_s = max(0.0, raw_s - self.evaluation_s)
+        compute_s = self.compute_ms / 1000
+        units = (self.progress.num_trained_samples - self.num_samples_before) * self._units_per_sample()
+        backend = self.backend
+        return Finished(
+            state="completed" if end.completed else "cancelled" if end.reason == "cancelled" else "failed",
+            end_reason=end.reason,
+            message=end.message,
+            converged=self.converged(),
+            e2e_time=now - self.process_start,
+            init_time=train_start - self.process_start,
+            raw_train_time=raw_s,
+            train_no_eval_time=training_s,
+            pure_training_computing_time=compute_s,
+            global_steps=self.progress.global_steps,
+            num_trained_samples=self.progress.num_trained_samples,
+            throughput_raw=_rate(units, raw_s),
+            throughput_no_eval=_rate(units, training_s),
+            throughput_pure_compute=_rate(units, compute_s),
+            final_loss=self.final_loss,
+            last_finite_loss_step=self.last_finite_loss_step,
+            final_metrics=dict(self.progress.metrics),
+            peak_device_memory_mib=self.peak_device_memory_mib,
+            num_parameters=backend.num_parameters if backend is not None else 0,
+            flops_per_sample=backend.flops_per_sample if backend is not None else None,
+            flops_per_sample_formula=backend.flops_per_sample_formula if backend is not None else None,
+            core_wait_s=self.core_wait.longest_s(),
+        )
+
+    def _units_per_sample(self) -> int:
+        return 1 if self.job is None else self.job.units_per_sample
+
+
+def _rate(units: int, duration_s: float) -> float | None:
+    return units / duration_s if units and duration_s > 0 else None

@@ -1,0 +1,342 @@
+"""The training loop: one for every framework, case and chip."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, final
+
+from accelmark.spec.errors import RunError, nearest
+from accelmark.spec.events import Evaluation, Event
+from accelmark.spec.job import TrainJob
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.contract import Backend, Progress
+from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end
+from accelmark.train.loop.perflog import EventLog
+from accelmark.train.loop.process import Stop
+from accelmark.train.loop.window import ClosedWindow, Standing, Window
+
+_HELD_NS: Final = 100_000_000
+"""Longest that closed windows wait to be written together, where steps are so short that writing each would tell."""
+
+
+class Judge(Protocol):
+    """Looks at every evaluation and may end training there: the early stop of a search's trial, say."""
+
+    def evaluated(self, evaluation: Evaluation) -> End | None:
+        """Return the end that this evaluation calls for, the same on every rank; None to go on.
+
+        Its time is no part of any window, nor of the evaluation.
+        """
+        ...
+
+
+@final
+class Driver:
+    """Trains to an end. What it measures goes to ``account`` and, window by window, to ``log``."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        backend: Backend,
+        log: EventLog,
+        account: Account,
+        stop: Stop,
+        judge: Judge | None = None,
+    ) -> None:
+        self._job = job
+        self._settings = job.settings
+        self._backend = backend
+        self._log = log
+        self._account = account
+        self._stop = stop
+        self._judge = judge
+        self._window = Window(backend.clock, backend.losses)
+        self._agreement = (
+            Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
+        )
+        self._unread: list[ClosedWindow] = []
+        self._holds = backend.immediate and self._agreement is None
+        self._read_ns = 0
+        self._opened_ns = 0
+        self._learning_rate = 0.0
+        self._nonfinite_step: int | None = None
+        self._evaluated_step = -1
+        self._first_step = 0
+        self._deadline_ns = math.inf
+        self._attend_at = 0
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come."""
+        return self._account.progress
+
+    def run(self) -> End:
+        """Train until an end is reached, evaluate once more, and return the end."""
+        restored = self._backend.restore()
+        if restored is not None:
+            self._account.progress = restored
+            self._account.num_samples_before = restored.num_trained_samples
+        self._backend.synchronize()
+        self._stop.interruptible = False
+        self._start()
+        try:
+            end = self._train()
+        except BaseException:
+            self._read_held()
+            raise
+        end = self._conclude(end)
+        self._account.train_end = time.monotonic()
+        self._account.peak_device_memory_mib = self._backend.peak_memory_mib()
+        self._log.event(Event.TRAIN_END, {"global_steps": self.progress.global_steps, "end_reason": end.reason})
+        return end
+
+    def _start(self) -> None:
+        progress = self.progress
+        self._account.train_start = time.monotonic()
+        limit_s = self._settings.end.max_duration_s
+        self._opened_ns = time.monotonic_ns()
+        if limit_s is not None:
+            self._deadline_ns = self._opened_ns + int(limit_s * 1e9)
+        self._first_step = progress.global_steps
+        if self._agreement is not None:
+            self._agreement.start(progress.global_steps)
+        start = {"global_steps": progress.global_steps, "epoch": progress.epoch, "resumed": progress.global_steps > 0}
+        self._log.event(Event.TRAIN_START, start)
+
+    def _train(self) -> End:
+        bound = bound_reached(self._settings.end, self.progress, self._epochs_done())
+        while bound is None:
+            progress = self.progress
+            if progress.step_in_epoch == self._backend.steps_per_epoch:
+                progress.epoch += 1
+                progress.step_in_epoch = 0
+            steps = self._backend.open_epoch(progress.epoch, progress.step_in_epoch)
+            self._log.event(Event.EPOCH_BEGIN, {"epoch": progress.epoch, "global_steps": progress.global_steps})
+            end = self._epoch(steps)
+            self._read_held()
+            self._log.event(Event.EPOCH_END, {"epoch": progress.epoch, "global_steps": progress.global_steps})
+            if end is not None:
+                return end
+        return End(bound)
+
+    def _epoch(self, steps: Iterator[list[Any]]) -> End | None:
+        """Train to the end of the epoch; the part of a step's cost that is ours stands here."""
+        backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
+        now, mark, train, learning_rate = time.monotonic_ns, backend.clock.mark, backend.step, backend.learning_rate
+        add = window.add
+        checks_alone = self._agreement is None
+        checks_loss = checks_alone and backend.immediate
+        samples = backend.samples_per_step
+        self._attend_at = self._next_attention()
+        for _ in range(backend.steps_per_epoch - progress.step_in_epoch):
+            before = now()
+            batches = next(steps, None)
+            if batches is None:
+                raise RunError(
+                    f"epoch {progress.epoch} ended after {progress.step_in_epoch} of {backend.steps_per_epoch} steps: "
+                    "the case's train_batches yields fewer batches than its num_samples promises"
+                )
+            self._learning_rate = learning_rate()
+            ready = now()
+            start = mark()
+            loss = train(batches)
+            kept = add(start, mark(), ready - before, loss)
+            progress.global_steps += 1
+            progress.step_in_epoch += 1
+            progress.num_trained_samples += samples
+            if (
+                progress.global_steps >= self._attend_at
+                or (checks_alone and (stop.requested is not None or ready > self._deadline_ns))
+                or (checks_loss and not math.isfinite(kept))
+            ):
+                end = self._attend()
+                if end is not None:
+                    return end
+                self._attend_at = self._next_attention()
+        return None
+
+    def _next_attention(self) -> int:
+        """Return the next step after which anything else than training may be due."""
+        progress, settings = self.progress, self._settings
+        step = progress.global_steps
+        steps = [
+            step + settings.log_every_steps - len(self._window),
+            step + self._backend.steps_per_epoch - progress.step_in_epoch,
+        ]
+        intervals = (settings.evaluate.every_steps, settings.checkpoint.every_steps)
+        steps += [(step // every + 1) * every for every in intervals if every is not None]
+        if settings.end.max_steps is not None:
+            steps.append(settings.end.max_steps)
+        if settings.end.max_samples is not None:
+            left = settings.end.max_samples - progress.num_trained_samples
+            steps.append(step + max(1, -(-left // self._backend.samples_per_step)))
+        if self._agreement is not None:
+            steps.append(self._agreement.next_step)
+        return min(steps)
+
+    def _attend(self) -> End | None:
+        """Do what is due between two steps."""
+        settings, progress = self._settings, self.progress
+        step = progress.global_steps
+        bound = bound_reached(settings.end, progress, self._epochs_done())
+        evaluates = bound is None and self._evaluation_due()
+        every = settings.checkpoint.every_steps
+        saves = every is not None and step % every == 0
+        if len(self._window) >= settings.log_every_steps or evaluates or saves:
+            self._close_window(flush=evaluates or saves)
+        end = self._stops(settled=False)
+        if end is None and evaluates:
+            end = self._evaluate()
+        if end is None and saves:
+            self._save()
+        if end is None and bound is not None:
+            end = End(bound)
+        return end
+
+    def _stops(self, *, settled: bool) -> End | None:
+        """Return the end that a signal, the time limit or a loss that is not finite asks for, agreed by all ranks."""
+        now = time.monotonic_ns()
+        if self._agreement is None:
+            if self._backend.immediate and len(self._window):
+                self._look_at_losses()
+            vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, now > self._deadline_ns)
+        else:
+            steps_here = max(1, self.progress.global_steps - self._first_step)
+            own = Vote(
+                self._nonfinite_step,
+                self._stop.requested is not None,
+                now > self._deadline_ns,
+                self._account.elapsed_s() / steps_here,
+            )
+            if settled:
+                vote = self._agreement.settle(own)
+            elif self.progress.global_steps >= self._agreement.next_step:
+                vote = self._agreement.poll(self.progress.global_steps, own)
+            else:
+                vote = None
+        if vote is None:
+            return None
+        if vote.nonfinite_step is not None:
+            account = self._account
+            return nonfinite_end(vote.nonfinite_step, account.last_finite_loss, account.last_finite_loss_step)
+        if vote.cancelled:
+            name = self._stop.requested or "a signal to another rank"
+            return End("cancelled", f"ended by {name} after step {self.progress.global_steps}")
+        return End("max_duration") if vote.overtime else None
+
+    def _look_at_losses(self) -> None:
+        """Close the open window where its last loss, which is at hand, is not finite."""
+        if self._window.last_is_nonfinite():
+            self._close_window(flush=True)
+
+    def _evaluation_due(self) -> bool:
+        evaluate, progress = self._settings.evaluate, self.progress
+        if self._settings.loader.synthetic:
+            return False
+        if evaluate.every_steps is not None and progress.global_steps % evaluate.every_steps == 0:
+            return True
+        epoch_ends = progress.step_in_epoch == self._backend.steps_per_epoch
+        return epoch_ends and evaluate.every_epochs is not None and (progress.epoch + 1) % evaluate.every_epochs == 0
+
+    def _epochs_done(self) -> int:
+        return self.progress.epoch + (self.progress.step_in_epoch == self._backend.steps_per_epoch)
+
+    def _close_window(self, *, flush: bool) -> None:
+        """Close the open window; read the one before, and this one too where nothing is still on its way."""
+        if len(self._window):
+            now = time.monotonic_ns()
+            progress = self.progress
+            standing = Standing(
+                progress.global_steps, progress.epoch, progress.num_trained_samples, self._learning_rate
+            )
+            closed = self._window.close(standing, now, (now - self._opened_ns) / 1e6)
+            self._opened_ns = now
+            if not self._backend.immediate:
+                self._read_unread()
+            self._unread.append(closed)
+            if self._holds and not flush and now - self._read_ns < _HELD_NS:
+                return
+        if flush or self._backend.immediate:
+            self._read_unread()
+
+    def _read_unread(self) -> None:
+        """Write the windows that are closed and not written yet."""
+        self._read_ns = time.monotonic_ns()
+        closed, self._unread = self._unread, []
+        for one in closed:
+            window = self._window.read(one)
+            bad = self._account.take(window)
+            if self._nonfinite_step is None:
+                self._nonfinite_step = bad
+            self._log.event(Event.STEP_END, window, at_ns=one.closed_ns if self._backend.immediate else None)
+
+    def _read_held(self) -> None:
+        """Write the windows that were only held back for others to come."""
+        if self._holds:
+            self._read_unread()
+
+    def _evaluate(self) -> End | None:
+        """Evaluate and tell whether the target is met; the time it takes is no part of any window."""
+        backend, progress, target = self._backend, self.progress, self._job.target
+        backend.synchronize()
+        start = time.monotonic()
+        self._stop.interruptible = backend.world_size == 1
+        metrics = backend.evaluate()
+        self._stop.interruptible = False
+        duration_s = time.monotonic() - start
+        self._account.evaluation_s += duration_s
+        if target is not None and target.metric not in metrics:
+            hint = nearest(target.metric, metrics)
+            raise RunError(f"the case's evaluation returns no metric {target.metric!r}, its target's name ({hint})")
+        reached = target is not None and target.reached(metrics[target.metric])
+        progress.metrics = metrics
+        progress.reached = progress.reached or reached
+        self._evaluated_step = progress.global_steps
+        evaluation = Evaluation(
+            global_steps=progress.global_steps,
+            epoch=progress.epoch,
+            num_trained_samples=progress.num_trained_samples,
+            metrics=dict(metrics),
+            duration_s=duration_s,
+            elapsed_s=self._account.elapsed_s(),
+            reached=reached,
+        )
+        self._log.event(Event.EVALUATE, evaluation)
+        end = self._judge.evaluated(evaluation) if self._judge is not None else None
+        self._opened_ns = time.monotonic_ns()
+        return End("target") if reached and self._settings.end.at_target else end
+
+    def _save(self) -> None:
+        start = time.monotonic()
+        name = self._backend.save(self.progress)
+        value = {"name": name, "global_steps": self.progress.global_steps, "duration_s": time.monotonic() - start}
+        self._log.event(Event.CHECKPOINT, value)
+
+    def _conclude(self, end: End) -> End:
+        """Read what is unread, hear all ranks a last time, and evaluate the final model."""
+        self._backend.synchronize()
+        self._close_window(flush=True)
+        if end.completed:
+            end = self._last_word(end)
+        if end.reason == "cancelled" and self._settings.checkpoint.every_steps is not None:
+            self._save()
+        evaluated = self._evaluated_step == self.progress.global_steps
+        if end.completed and not evaluated and not self._settings.loader.synthetic:
+            end = self._evaluate() or end
+        if self._job.reference_loss is not None:
+            self._average_reference_losses()
+        return end
+
+    def _last_word(self, end: End) -> End:
+        stops = self._stops(settled=True)
+        return stops if stops is not None and stops.reason == "nonfinite_loss" else end
+
+    def _average_reference_losses(self) -> None:
+        """Take the mean over the ranks of the losses that are held against the reference."""
+        losses = self.progress.reference_losses
+        steps = sorted(losses)
+        self.progress.reference_losses = dict(
+            zip(steps, self._backend.mean([losses[step] for step in steps]), strict=True)
+        )

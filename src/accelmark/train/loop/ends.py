@@ -1,0 +1,133 @@
+"""When training ends, and how all ranks come to the same answer without waiting for each other at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.spec.case import ReferenceLoss
+from accelmark.spec.events import EndReason
+from accelmark.spec.settings import EndSettings
+from accelmark.train.loop.contract import Progress
+
+POLL_INTERVAL_S: Final = 1.0
+_LATE: Final = 1e15
+"""Above any step number: the largest of ``_LATE - step`` over the ranks tells the earliest step."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why training ended; ``message`` says what to do where it did not complete."""
+
+    reason: EndReason
+    message: str | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether training ran to one of the ends that the settings name."""
+        return self.reason not in ("nonfinite_loss", "out_of_memory", "cancelled", "error")
+
+
+def bound_reached(end: EndSettings, progress: Progress, epochs_done: int) -> EndReason | None:
+    """Return the bound of steps, samples or epochs that has been reached, or None."""
+    if end.max_steps is not None and progress.global_steps >= end.max_steps:
+        return "max_steps"
+    if end.max_samples is not None and progress.num_trained_samples >= end.max_samples:
+        return "max_samples"
+    if end.max_epochs is not None and epochs_done >= end.max_epochs:
+        return "max_epochs"
+    return None
+
+
+def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -> int | None:
+    """Return the most optimizer steps that the bounds allow; None where only time bounds them."""
+    bounds = []
+    if end.max_steps is not None:
+        bounds.append(end.max_steps)
+    if end.max_samples is not None:
+        bounds.append(-(-end.max_samples // samples_per_step))
+    if end.max_epochs is not None:
+        bounds.append(end.max_epochs * steps_per_epoch)
+    return min(bounds, default=None)
+
+
+def follows_reference(reference: ReferenceLoss, losses: dict[int, float]) -> bool:
+    """Tell whether the mean relative error against the reference is under its limit; False with a step missing."""
+    errors = [
+        abs(losses[step] - expected) / abs(expected)
+        for step, expected in zip(reference.steps, reference.loss, strict=True)
+        if step in losses
+    ]
+    return len(errors) == len(reference.steps) and sum(errors) / len(errors) <= reference.max_mean_relative_error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a rank has to say about going on; the others' votes are joined to it by :class:`Agreement`."""
+
+    nonfinite_step: int | None = None
+    cancelled: bool = False
+    overtime: bool = False
+    step_s: float = 0.0
+    """Time of a step, from which the next poll is placed."""
+
+    def encoded(self) -> list[float]:
+        """Return numbers whose largest over the ranks is the joint vote."""
+        late = 0.0 if self.nonfinite_step is None else _LATE - self.nonfinite_step
+        return [late, float(self.cancelled), float(self.overtime), self.step_s]
+
+    @classmethod
+    def decoded(cls, values: list[float]) -> Vote:
+        """Read the joint vote."""
+        late, cancelled, overtime, step_s = values
+        return cls(int(_LATE - late) if late else None, bool(cancelled), bool(overtime), step_s)
+
+
+@final
+class Agreement:
+    """Polls the ranks about every second: votes go out at one poll and are read, long since there, at the next.
+
+    All ranks poll at the same steps, because the distance to the next poll comes out of the joint vote.
+    """
+
+    def __init__(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]], most_steps: int) -> None:
+        self._exchange = exchange_max
+        self._most_steps = most_steps
+        self._interval = 1
+        self._pending: Callable[[], list[float]] | None = None
+        self.next_step = 0
+        """The step after which the next poll is due."""
+
+    def start(self, step: int) -> None:
+        """Place the first poll after the next step."""
+        self.next_step = step + 1
+
+    def poll(self, step: int, vote: Vote) -> Vote | None:
+        """Send this rank's vote, and return the joint vote of the poll before (None at the first)."""
+        joint = self._collect()
+        if joint is not None and joint.step_s > 0:
+            self._interval = max(1, min(self._most_steps, int(POLL_INTERVAL_S / joint.step_s)))
+        self._pending = self._exchange(vote.encoded())
+        self.next_step = step + self._interval
+        return joint
+
+    def settle(self, vote: Vote) -> Vote:
+        """Return the joint vote of now, waiting for the other ranks: for the end of training."""
+        self._collect()
+        return Vote.decoded(self._exchange(vote.encoded())())
+
+    def _collect(self) -> Vote | None:
+        pending, self._pending = self._pending, None
+        return None if pending is None else Vote.decoded(pending())
+
+
+def nonfinite_end(step: int, last_loss: float | None, last_step: int | None) -> End:
+    """Return the end for a loss that is NaN or infinite."""
+    before = (
+        "no step before it had a finite one" if last_loss is None else f"last finite: {last_loss:.6g} at {last_step}"
+    )
+    advice = "lower the learning rate, lengthen the warm-up, clip gradients, or use bf16 or fp32 in place of fp16"
+    return End("nonfinite_loss", f"the loss was not finite at step {step} ({before}); {advice}")
