@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figures.definitions import TRAIN_FIGURES
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.rounds.training import round_result
+from accelmark.results.rounds.result import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.case import Target
 from tests.made_run import Made, make_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.rounds.training import round_result
+from accelmark.results.rounds.result import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
 from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events

@@ -10,7 +10,7 @@ from typing import Final, final
 from accelmark.report.numbers import NOTHING, digits
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 
 F = FigureName
 

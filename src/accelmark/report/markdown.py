@@ -13,7 +13,7 @@ from accelmark.report.view import half_interval
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
 
 BEGIN: Final = "<!-- results -->"

@@ -12,7 +12,7 @@ from accelmark.report.plots import plots_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.definitions import FIGURES, FigureName
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import RankExit
 
 F = FigureName
