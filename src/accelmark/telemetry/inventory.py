@@ -12,9 +12,9 @@ from accelmark.spec.catalog import folders, load_framework, load_launch, load_ve
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.framework import FrameworkSpec
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.detect import Found, detect
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.source import telemetry_of
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.detect import DetectedVendor, detect
+from accelmark.telemetry.host.power import Rapl, RaplError
 
 OTHER_FRAMEWORKS: Final = {"tensorflow": "tensorflow", "paddle": "paddle", "mindspore": "mindspore", "jax": "jax"}
 """Frameworks that are listed where AccelMark has no folder for them: name -> module."""
@@ -56,7 +56,7 @@ class Verdict:
 class Inventory:
     """What ``accelmark doctor`` tells."""
 
-    found: tuple[Found, ...]
+    found: tuple[DetectedVendor, ...]
     frameworks: tuple[Installed, ...]
     engines: tuple[Installed, ...]
     containers: dict[str, str | None]
@@ -130,7 +130,7 @@ def _distributions() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _on_devices(entry: Found, vendor: VendorSpec, framework: FrameworkSpec) -> Verdict:
+def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec) -> Verdict:
     what = f"{framework.name} on {entry.vendor} ({vendor.device_type})"
     version = _version(framework.module)
     if version is None:
@@ -144,7 +144,7 @@ def _on_devices(entry: Found, vendor: VendorSpec, framework: FrameworkSpec) -> V
     return Verdict(what, support.works, support.reason)
 
 
-def _readable(entry: Found) -> Verdict:
+def _readable(entry: DetectedVendor) -> Verdict:
     what = f"telemetry of {entry.vendor}"
     if entry.problem is not None:
         return Verdict(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
@@ -153,7 +153,7 @@ def _readable(entry: Found) -> Verdict:
     return Verdict(what, True, f"{len(entry.devices)} device(s){lacking}")
 
 
-def _known_chip(entry: Found, spec: VendorSpec) -> Verdict:
+def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Verdict:
     what = f"MFU on {entry.vendor}"
     for device, chip in zip(entry.devices, entry.chips, strict=True):
         if chip is None:

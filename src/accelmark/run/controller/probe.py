@@ -28,7 +28,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.foreign import BUSY_CPU
+from accelmark.telemetry.host.sampler import BUSY_CPU
 
 _REQUEST: Final = "probe.json"
 _CEILINGS: Final = "ceilings.json"
