@@ -35,7 +35,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.spec.settings import TrainSettings
-from accelmark.telemetry.sysinfo import cpu_model
+from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver

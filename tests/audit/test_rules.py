@@ -177,7 +177,7 @@ def test_a_loss_beyond_the_band_of_its_reference_has_a_rule_of_its_own(
 def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
     reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
     case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
-    assert any("step 500 of it was not reached" in reason for reason in case.reasons)
+    assert any("no finite loss at step 500" in reason for reason in case.reasons)
 
 
 def test_a_target_and_a_band_are_judged_apart(tmp_path: Path) -> None:

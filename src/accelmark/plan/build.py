@@ -306,8 +306,7 @@ def _round(first: JobSpec, number: int) -> JobSpec:
 
 
 def _nodes(key: CaseKey, cluster: ClusterSpec, task: Literal["train", "infer"]) -> tuple[PlannedNode, ...]:
-    module = f"accelmark.{task}" if key.world_size == 1 else "accelmark.frameworks.pytorch.elastic"
-    command = ("python", "-m", module, "job.json")
+    command = ("python", "-m", f"accelmark.{task}", "job.json")
     return tuple(
         PlannedNode(host=host.name, noderank=noderank, nproc=key.nproc, command=command)
         for noderank, host in enumerate(cluster.hosts[: key.nnodes])

@@ -197,7 +197,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
-    """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.store.load_run`.
+    """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
 
     Raises:
         RunError: it is no bundle, is damaged, or what is read of it is not as it was packed.

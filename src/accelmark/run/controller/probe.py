@@ -28,7 +28,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.foreign import BUSY_CPU
+from accelmark.telemetry.host.sampler import BUSY_CPU
 
 _REQUEST: Final = "probe.json"
 _CEILINGS: Final = "ceilings.json"
@@ -117,8 +117,6 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> Node
         data_dirs={},
         checkpoint_dir=node_dir,
     )
-    alone = ("python", "-m", "accelmark.probe", "job.json")
-    together = ("python", "-m", "accelmark.frameworks.pytorch.elastic", "job.json", "--module", "accelmark.probe")
     variable = vendor.visible_devices_env
     task = AgentTask(
         run=f"{node_dir}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
@@ -126,7 +124,7 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> Node
         noderank=0,
         nnodes=1,
         nproc=nproc,
-        command=alone if nproc == 1 else together,
+        command=("python", "-m", "accelmark.probe", "job.json"),
         job_file=node_dir / _REQUEST,
         framework="pytorch",
         environment=vendor.environment,
