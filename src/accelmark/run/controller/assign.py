@@ -79,7 +79,7 @@ def _task(
         nproc=node.nproc,
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
-        framework=job.job.key.framework,
+        framework=job.job.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
         environment={
@@ -88,7 +88,7 @@ def _task(
             **server_variables(servers, node.noderank),
             **plan.cluster.environment,
         },
-        threads=job.job.train.settings.threads if job.job.train is not None else None,
+        threads=job.job.work.threads,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,

@@ -196,7 +196,7 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
     if progress.metric is not None:
         parts.append(f"{progress.metric[0]} {progress.metric[1]:.4g}")
     if progress.throughput is not None:
-        parts.append(f"{count(progress.throughput)} {job.job.unit}s/s")
+        parts.append(f"{count(progress.throughput)} {job.job.work.unit}s/s")
     if progress.devices.utilisation is not None:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:
