@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.spec.catalog import load_case
-from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.events import Event
 from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.work import TrainJob
 from tests.cases.job_head import job_on_cpu
 

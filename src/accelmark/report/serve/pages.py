@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.report.charts import scaling_chart, trend_chart
-from accelmark.report.numbers import NOTHING, quantity, title_of, unit_of
 from accelmark.report.runs_table import figure_cell, shown_columns
 from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
 from accelmark.results.compare.table import HALF, Row
-from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.figures.definitions import FIGURES, FigureName, title_of, unit_of
 from accelmark.results.read.sources import load_source
 from accelmark.results.rounds.search import is_search
 from accelmark.results.store.store import LoadedRun
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import NOTHING, quantity
 
 Query = Mapping[str, Sequence[str]]
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))

@@ -9,12 +9,12 @@ from typing import final
 
 from accelmark.datasets import dataset_specs, ensure, fingerprint, place_of
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.run.display.wording import memory, percent
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import DataError
 from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.number_format import percent, quantity
 
 Tell = Callable[[str], None]
 """Told in a few words what is going on."""
@@ -80,7 +80,11 @@ def _in_cache(spec: DatasetSpec, place: Path) -> bool:
 
 def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
     def told(what: str, done: int, total: int | None) -> None:
-        share = f" {percent(done / total)} of {memory(total / 2**20)}" if total else f" {memory(done / 2**20)}"
+        share = f" {percent(done / total)} of {_mib(total)}" if total else f" {_mib(done)}"
         tell(f"{what}{share}")
 
     return told
+
+
+def _mib(size: int) -> str:
+    return quantity(size / 2**20, "MiB", 3)

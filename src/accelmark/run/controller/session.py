@@ -20,7 +20,6 @@ from accelmark.run.controller.follow import StopRequest
 from accelmark.run.display.observer import Silence
 from accelmark.run.display.progress import Progress, ProgressReader
 from accelmark.run.display.terminal import Display, display
-from accelmark.run.display.wording import duration
 from accelmark.run.launchers.choose import launcher_for
 from accelmark.run.launchers.sandbox_of import refuse_missing_images
 from accelmark.run.record.directory import RunDirectory
@@ -28,6 +27,7 @@ from accelmark.run.record.states import JobStatus
 from accelmark.run.record.unchanged import refuse_changed
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 from accelmark.spec.evidence import COORDINATOR_LOG
+from accelmark.spec.number_format import duration
 
 _STOP_PATIENCE_S: Final = 90.0
 
