@@ -36,7 +36,7 @@ from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.spec.settings import TrainSettings
 from accelmark.spec.work import TrainJob
-from accelmark.telemetry.sysinfo import cpu_model
+from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver

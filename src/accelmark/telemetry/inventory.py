@@ -13,9 +13,9 @@ from typing import Any, Final, final
 from accelmark.spec.catalog import folders, load_vendor
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.detect import Found, detect
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.source import telemetry_of
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.detect import DetectedVendor, detect
+from accelmark.telemetry.host.power import Rapl, RaplError
 
 FRAMEWORKS: Final = {
     "pytorch": "torch",
@@ -64,7 +64,7 @@ class Verdict:
 class Inventory:
     """What ``accelmark doctor`` tells."""
 
-    found: tuple[Found, ...]
+    found: tuple[DetectedVendor, ...]
     frameworks: tuple[Installed, ...]
     engines: tuple[Installed, ...]
     containers: dict[str, str | None]
@@ -136,7 +136,7 @@ def _distributions() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _on_devices(entry: Found, spec: VendorSpec) -> Verdict:
+def _on_devices(entry: DetectedVendor, spec: VendorSpec) -> Verdict:
     what = f"pytorch on {entry.vendor} ({spec.device_type})"
     version = _version("torch")
     if version is None:
@@ -167,7 +167,7 @@ def torch_build() -> dict[str, str]:
     return {match[1]: match[2] for match in re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)}
 
 
-def _readable(entry: Found) -> Verdict:
+def _readable(entry: DetectedVendor) -> Verdict:
     what = f"telemetry of {entry.vendor}"
     if entry.problem is not None:
         return Verdict(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
@@ -176,7 +176,7 @@ def _readable(entry: Found) -> Verdict:
     return Verdict(what, True, f"{len(entry.devices)} device(s){lacking}")
 
 
-def _known_chip(entry: Found, spec: VendorSpec) -> Verdict:
+def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Verdict:
     what = f"MFU on {entry.vendor}"
     for device, chip in zip(entry.devices, entry.chips, strict=True):
         if chip is None:

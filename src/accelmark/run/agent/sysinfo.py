@@ -13,8 +13,8 @@ import accelmark
 from accelmark.results.store.files import free_mib
 from accelmark.run.record.states import utc_now
 from accelmark.spec.secret import is_secret, without_userinfo
-from accelmark.telemetry.host import busy_host
-from accelmark.telemetry.sysinfo import collect
+from accelmark.telemetry.host.sampler import busy_host
+from accelmark.telemetry.host.sysinfo import collect
 
 _TOLD: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
 """Prefixes of the variables that change how a job runs; others may hold secrets and are not told."""

@@ -27,7 +27,7 @@ from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.work import ProbeJob
-from accelmark.telemetry.foreign import BUSY_CPU
+from accelmark.telemetry.host.sampler import BUSY_CPU
 
 
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
