@@ -22,7 +22,6 @@ from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
-from accelmark.telemetry import inventory
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
 from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
@@ -152,7 +151,7 @@ def test_doctor_tells_what_would_run_and_why_not() -> None:
 def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
     monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
-    monkeypatch.setattr(inventory, "torch_build", dict)
+    monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
     verdicts = {verdict.what: verdict for verdict in look_around().verdicts}
     assert not verdicts["pytorch on nvidia (cuda)"].works
     assert "without cuda or hip" in verdicts["pytorch on nvidia (cuda)"].why

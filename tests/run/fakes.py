@@ -26,7 +26,9 @@ CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
 
 def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
     return JobSpec(
-        key=CaseKey(model=model, framework="pytorch", hardware="X1", nnodes=nnodes, repeat=repeat),
+        key=CaseKey(
+            model=model, framework="pytorch" if nnodes == 1 else "bare", hardware="X1", nnodes=nnodes, repeat=repeat
+        ),
         round=number,
         case=FolderRef(name=model, path=CASE, sha256=tree_hash(CASE)),
         case_version=1,
@@ -49,7 +51,10 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
 def make_plan(
     *cases: tuple[str, ...], repeat: int = 1, hosts: tuple[str, ...] = ("localhost",), **changed: object
 ) -> Plan:
-    """Make a plan of one key for each of ``cases``, one rank a host, whose ranks behave as its modes say."""
+    """Make a plan of one key for each of ``cases``, one rank per host, whose ranks behave as its modes say.
+
+    Several hosts need the fixture ``plugins``: no launcher of a framework starts their ranks.
+    """
     jobs = []
     for index, modes in enumerate(cases):
         for number in range(1, repeat + 1):

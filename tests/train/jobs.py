@@ -132,9 +132,10 @@ def environment(node_dir: Path) -> dict[str, str]:
 
 
 def command(job_file: Path, nproc: int) -> list[str]:
+    rank = [sys.executable, "-m", "accelmark.train", str(job_file)]
     if nproc == 1:
-        return [sys.executable, "-m", "accelmark.train", str(job_file)]
-    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", str(job_file), "--nproc", str(nproc)]
+        return rank
+    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(nproc), "--", *rank]
 
 
 def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:

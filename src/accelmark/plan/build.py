@@ -300,10 +300,8 @@ def _names(chip: Chip) -> tuple[str, str]:
 
 
 def _nodes(job: JobSpec, cluster: ClusterSpec) -> tuple[PlannedNode, ...]:
-    key, module = job.key, job.work.rank_module
-    command: tuple[str, ...] = ("python", "-m", module, "job.json")
-    if key.world_size > 1:
-        command = ("python", "-m", "accelmark.frameworks.pytorch.elastic", "job.json", "--module", module)
+    key = job.key
+    command = ("python", "-m", job.work.rank_module, "job.json")
     return tuple(
         PlannedNode(host=host.name, noderank=noderank, nproc=key.nproc, command=command)
         for noderank, host in enumerate(cluster.hosts[: key.nnodes])

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from accelmark.frameworks.pytorch.case import Place
+from accelmark.spec.catalog import folder_module
 from accelmark.spec.job import JobSpec
 from accelmark.spec.work import TrainingWork
-from accelmark.train.extern import load_module
 
 _SAMPLES = 8
 
@@ -30,7 +30,7 @@ def metric_names(job: JobSpec) -> list[str]:
         raise ValueError("job.json is no training job")
     settings = job.work.settings
     place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
-    case = load_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
+    case = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))

@@ -112,8 +112,6 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: 
         data_dirs={},
         checkpoint_dir=node_dir,
     )
-    alone = ("python", "-m", probe.rank_module, "job.json")
-    together = ("python", "-m", "accelmark.frameworks.pytorch.elastic", "job.json", "--module", probe.rank_module)
     variable = vendor.visible_devices_env
     task = AgentTask(
         run=f"{node_dir}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
@@ -121,7 +119,7 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: 
         noderank=0,
         nnodes=1,
         nproc=nproc,
-        command=alone if nproc == 1 else together,
+        command=("python", "-m", probe.rank_module, "job.json"),
         job_file=node_dir / "job.json",
         framework="pytorch",
         environment=vendor.environment,
