@@ -10,6 +10,8 @@ from accelmark.results.rounds.training import train_round
 from accelmark.results.schema import JobState, RoundResult
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
+from accelmark.spec.errors import RunError
+from accelmark.spec.work import InferJob, TrainingWork
 
 
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
@@ -21,15 +23,18 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
         reason: the reason for ``state``.
 
     Raises:
-        RunError: ``job.json`` or a rank's log cannot be read.
+        RunError: ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
     """
     job = read_job(round_dir)
     name = f"{round_dir.parent.name}/{round_dir.name}"
     ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
     nodes = node_dirs(round_dir)
-    if job.infer is not None:
-        return infer_round(job, job.infer, nodes, ledger)
-    return train_round(job, nodes, ledger)
+    match job.work:
+        case InferJob():
+            return infer_round(job, job.work, nodes, ledger)
+        case TrainingWork():
+            return train_round(job, job.work, nodes, ledger)
+    raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 
 
 def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:

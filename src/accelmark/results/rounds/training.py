@@ -26,13 +26,16 @@ from accelmark.results.rounds.host_telemetry import read_telemetry
 from accelmark.results.rounds.state import job_state
 from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult, finding
 from accelmark.spec.job import JobSpec
+from accelmark.spec.settings import TrainSettings
+from accelmark.spec.work import TrainingWork
 
 
-def train_round(job: JobSpec, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
+def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
     Args:
         job: the job.
+        work: what it trains.
         nodes: the directories of its hosts.
         ledger: the last state that the coordinator recorded.
 
@@ -43,35 +46,35 @@ def train_round(job: JobSpec, nodes: list[NodeDir], ledger: LedgerState | None) 
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
-    figures = _figures(job, timeline, hosts, no_telemetry or "telemetry has no samples", findings)
+    figures = _figures(job, work, timeline, hosts, no_telemetry or "telemetry has no samples", findings)
     if timeline is not None:
-        findings += _log_findings(job, timeline)
+        findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
-    settings = job.train.settings if job.train else None
-    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size if settings else 1
+    settings = work.settings
+    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size
     return RoundResult(
         key=job.key,
-        task=job.task,
+        task="train",
         round=job.round,
         case_version=job.case_version,
-        unit=job.train.unit if job.train else "sample",
+        unit=work.unit,
         state=state,
         reason=reason,
-        converged=converged(timeline, job.train),
-        target=job.train.target.model_dump() if job.train and job.train.target else None,
-        marks=_marks(job, timeline, state, findings),
+        converged=converged(timeline, work),
+        target=work.target.model_dump() if work.target else None,
+        marks=_marks(job, settings, timeline, state, findings),
         vendor=job.vendor,
         chip=job.chip,
         precision=_precision(job, timeline),
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
         figures=figures,
-        curves=curves_of(timeline, job.train.units_per_sample, per_step) if timeline and job.train else {},
+        curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
         step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
         telemetry=telemetry_series(hosts),
         num_steps=timeline.num_steps if timeline else 0,
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
-        min_rounds=job.train.min_repeats if job.train else 1,
+        min_rounds=work.min_repeats,
         nodes=tuple(node.exit for node in nodes if node.exit),
         environment=_environment(nodes, timeline),
         settings=job.provenance,
@@ -92,16 +95,21 @@ def _precision(job: JobSpec, timeline: Timeline | None) -> str:
     started = timeline.lead_end.started if timeline else None
     if started is not None:
         return started.precision
-    return job.train.settings.precision if job.train else "unknown"
+    return job.work.precision
 
 
 def _figures(
-    job: JobSpec, timeline: Timeline | None, hosts: HostSamples, no_telemetry: str, findings: list[Finding]
+    job: JobSpec,
+    train: TrainingWork,
+    timeline: Timeline | None,
+    hosts: HostSamples,
+    no_telemetry: str,
+    findings: list[Finding],
 ) -> Figures:
     if timeline is None:
         return {name: Figure(value=None, reason="no rank wrote an event") for name in TRAIN_FIGURES}
     work = work_of(job, timeline)
-    figures = time_figures(timeline, work) | outcome_figures(timeline, work, job.train)
+    figures = time_figures(timeline, work) | outcome_figures(timeline, work, train)
     per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
     precision = _precision(job, timeline)
     figures |= compute_figures(job, timeline, work, per_device, precision)
@@ -126,14 +134,15 @@ def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     return rate.value, ""
 
 
-def _marks(job: JobSpec, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]) -> tuple[Mark, ...]:
-    settings = job.train.settings if job.train else None
+def _marks(
+    job: JobSpec, settings: TrainSettings, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]
+) -> tuple[Mark, ...]:
     forced = any(setting.forced for setting in job.provenance.values())
     marks: dict[Mark, bool] = {
         "open": job.open or forced,
-        "synthetic": bool(settings and settings.loader.synthetic),
+        "synthetic": settings.loader.synthetic,
         "partial": state != "succeeded",
-        "partial_evaluation": bool(settings and settings.evaluate.max_batches),
+        "partial_evaluation": settings.evaluate.max_batches is not None,
         "busy_machine": is_busy(findings),
         "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
     }
@@ -151,7 +160,7 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
     )
 
 
-def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
+def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
     world = job.key.world_size
     if len(timeline.ranks) != world:
         yield finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)} ranks")
@@ -169,12 +178,11 @@ def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
     yield from _flops_finding(timeline)
-    yield from _reference_finding(job, timeline)
+    yield from _reference_finding(work, timeline)
 
 
-def _reference_finding(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
-    train = job.train
-    if train is None or train.reference_loss is None or train.settings.loader.synthetic:
+def _reference_finding(train: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
+    if train.reference_loss is None or train.settings.loader.synthetic:
         return
     limit = train.reference_loss.max_mean_relative_error
     error = reference_error(timeline, train)
