@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets import cache_directory, ensure, fingerprint, place_of
-from accelmark.datasets.cache import cached_place
+from accelmark.datasets import cache_directory, ensure, fingerprint, locate
+from accelmark.datasets.cache import cached_path
 from accelmark.spec.errors import DataError
 from tests.datasets.conftest import CONTENT, Told, Web, dataset, leftovers, sha256, teller, write
 
@@ -36,7 +36,7 @@ def start(tmp_path: Path, web: Web) -> subprocess.Popen[bytes]:
 def test_data_comes_from_its_address_and_then_from_the_cache(web: Web, cache: Path, told: Told) -> None:
     spec = dataset(web.source())
     place = ensure(spec, progress=teller(told))
-    assert place == place_of(spec) == cached_place(spec)
+    assert place == locate(spec) == cached_path(spec)
     assert {path: (place / path).read_bytes() for path in CONTENT} == CONTENT
     assert fingerprint(spec, place) == spec.fingerprint
     total = sum(map(len, CONTENT.values()))
@@ -81,7 +81,7 @@ def test_a_corrupt_download_is_an_error_that_names_file_and_hashes(web: Web, cac
     assert sha256(web.content["b.txt"]) in message
     assert sha256(CONTENT["b.txt"]) in message
     assert "name the directory that holds it" in message
-    assert not place_of(spec).exists()
+    assert not locate(spec).exists()
     assert leftovers(cache) == []
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_download_leaves_nothing_half(web: Web, cache: Path, prob
     with pytest.raises(DataError, match=reasons[problem]):
         ensure(spec)
     assert leftovers(cache) == []
-    assert not place_of(spec).exists()
+    assert not locate(spec).exists()
 
 
 def test_a_redirect_within_https_is_followed(web: Web) -> None:
