@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from accelmark.cli.view import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view.access import is_loopback, read_or_create_token
-from accelmark.results.read.bundled import SUFFIX
-from accelmark.results.store.bundle import write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog

@@ -8,7 +8,8 @@ from accelmark.report.case_view import case_views
 from accelmark.report.inference import inference_view
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import LoadedRun, load_run, update_manifest
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.manifest import update_manifest
 
 REPORT_FILE = "report.html"
 

@@ -50,7 +50,7 @@ def live_run(name: str, path: Path) -> LiveRun:
         seen = session.standing(path)
     except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
-    units = {job.directory: f"{job.job.unit}s/s" for job in seen.directory.plan.jobs}
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}
     jobs: list[LiveJob] = []
     for directory, status in seen.statuses.items():
         facts: list[tuple[str, str]] = []

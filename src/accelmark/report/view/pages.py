@@ -19,9 +19,9 @@ from accelmark.report.view.index import RunIndex, Snapshot
 from accelmark.report.view.live import live_run, live_runs
 from accelmark.results.compare.table import HALF, Row
 from accelmark.results.figures.definitions import FIGURES, FigureName, title_of, unit_of
-from accelmark.results.read.sources import load_source
 from accelmark.results.rounds.search import is_search
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.sources import load_source
 from accelmark.spec.number_format import NOTHING, quantity, signed_percent
 
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
@@ -109,7 +109,7 @@ class Pages:
     def compare(self, request: Request) -> Response:
         """Compare the chosen runs with the oldest of them."""
         from accelmark.report.comparison import render_comparison
-        from accelmark.results.compare.compare import compare
+        from accelmark.results.compare.comparison import compare
 
         seen, query = self._index.snapshot(), request.query_params
         names = list(dict.fromkeys(query.getlist("run")))
@@ -144,7 +144,7 @@ class Pages:
         return respond(page)
 
     def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
-        from accelmark.results.compare.trend import change_points, levels
+        from accelmark.results.compare.statistics import change_points, levels
 
         points = [row for row in rows if row[name.value] is not None]
         numbers = [float(row[name.value] or 0.0) for row in points]
