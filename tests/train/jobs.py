@@ -14,11 +14,12 @@ from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
 from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Finished
 from accelmark.spec.framework import LaunchRecord
-from accelmark.spec.job import FolderRef, JobSpec, RankExit, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.settings import TrainSettings
+from accelmark.spec.work import TrainJob
 
 TINY = Path(__file__).parent / "tiny"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -57,7 +58,6 @@ def make_job(
     """Return a job over the tiny case; ``settings`` are dotted."""
     values = {key: value for key, value in {**DEFAULTS, **(settings or {})}.items() if value is not ...}
     return JobSpec(
-        task="train",
         key=CaseKey(model="tiny", framework="pytorch", hardware="test", nproc=nproc),
         round=1,
         case=FolderRef(name="tiny", path=TINY, sha256="0" * 64),
@@ -65,11 +65,11 @@ def make_job(
         vendor="cpu",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         extern=None if extern is None else FolderRef(name="tiny-pytorch", path=extern, sha256="0" * 64),
         data_dirs={},
         checkpoint_dir=directory / "checkpoints",
-        train=TrainJob(
+        work=TrainJob(
             unit="sample",
             units_per_sample=1,
             target=target,
