@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accelmark.audit.evidence import Evidence, RoundEvidence, Standard
-from accelmark.audit.finding import breach, finding
+from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, breach, finding
 from accelmark.results.schema import Finding
 from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started

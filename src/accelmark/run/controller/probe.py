@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets import cache_directory
-from accelmark.results.rounds.state import read_json
+from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.run.launchers.launcher import NodeWork
