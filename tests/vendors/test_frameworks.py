@@ -22,7 +22,7 @@ def test_every_platform_that_runs_declares_pytorch() -> None:
 
 
 def test_the_keys_of_earlier_vendor_files_are_one_error_that_shows_the_new_form() -> None:
-    values = {"name": "acme", "title": "Acme", "visible_devices_env": None, "chips": [], **FLAT}
+    values: dict[str, object] = {"name": "acme", "title": "Acme", "visible_devices_env": None, "chips": [], **FLAT}
     with pytest.raises(SpecError) as caught:
         parse(VendorSpec, values, "vendor.yaml")
     (problem,) = caught.value.problems
