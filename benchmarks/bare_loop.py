@@ -18,14 +18,15 @@ import torch
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import TrainJob
 
 _DTYPES: Final = {"bf16": torch.bfloat16}
 
 
 def step_ms(job: JobSpec, num_steps: int) -> float:
     """Return the mean wall time of a step in milliseconds once the first third of them is over."""
-    assert job.train is not None
-    settings = job.train.settings
+    assert isinstance(job.work, TrainJob)
+    settings = job.work.settings
     device = torch.device(job.device_type)
     torch.manual_seed(settings.seed)
     torch.backends.cudnn.benchmark = device.type != "cpu"

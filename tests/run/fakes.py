@@ -14,9 +14,10 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.agent.processes import RUN_MARKER, all_processes
 from accelmark.spec.catalog import folders, tree_hash
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.job import FolderRef, JobSpec, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import EndSettings, TrainSettings
+from accelmark.spec.work import TrainJob
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
@@ -25,7 +26,6 @@ CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
 
 def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
     return JobSpec(
-        task="train",
         key=CaseKey(
             model=model, framework="pytorch" if nnodes == 1 else "bare", hardware="X1", nnodes=nnodes, repeat=repeat
         ),
@@ -35,10 +35,10 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
         vendor="acme",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         data_dirs={},
         checkpoint_dir=Path("checkpoints"),
-        train=TrainJob(
+        work=TrainJob(
             unit="token",
             units_per_sample=16,
             target=None,

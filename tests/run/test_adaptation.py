@@ -22,8 +22,9 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.inference import InferSettings
 from accelmark.spec.job import FolderRef
+from accelmark.spec.work import InferJob
 from tests.cluster.boxed import KERNEL, SETUP, write_index
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from accelmark.results.read.samples import Samples, read_samples
+from accelmark.results.read.telemetry import Samples, read_samples
 
 SRC = Path(__file__).parents[2] / "src"
 

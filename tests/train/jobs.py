@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
 from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Finished
-from accelmark.spec.job import FolderRef, JobSpec, RankExit, TrainJob
+from accelmark.spec.framework import LaunchRecord
+from accelmark.spec.job import FolderRef, JobSpec, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.settings import TrainSettings
+from accelmark.spec.work import TrainJob
 
 TINY = Path(__file__).parent / "tiny"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -55,7 +58,6 @@ def make_job(
     """Return a job over the tiny case; ``settings`` are dotted."""
     values = {key: value for key, value in {**DEFAULTS, **(settings or {})}.items() if value is not ...}
     return JobSpec(
-        task="train",
         key=CaseKey(model="tiny", framework="pytorch", hardware="test", nproc=nproc),
         round=1,
         case=FolderRef(name="tiny", path=TINY, sha256="0" * 64),
@@ -63,11 +65,11 @@ def make_job(
         vendor="cpu",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         extern=None if extern is None else FolderRef(name="tiny-pytorch", path=extern, sha256="0" * 64),
         data_dirs={},
         checkpoint_dir=directory / "checkpoints",
-        train=TrainJob(
+        work=TrainJob(
             unit="sample",
             units_per_sample=1,
             target=target,
@@ -101,7 +103,9 @@ class Ran:
         return Finished.model_validate({key: item for key, item in last["value"].items() if key != "nonfinite"})
 
     def ranks(self) -> list[RankExit]:
-        return [RankExit.model_validate(item) for item in json.loads((self.node_dir / "ranks.json").read_text())]
+        record = LaunchRecord.model_validate_json((self.node_dir / "ranks.json").read_text())
+        logs = {rank: read_log_end(self.node_dir / f"rank{rank}.out.log") for rank in record.exit_codes}
+        return list(classify_ranks(logs, self.exit_code, record, None))
 
     def log(self, rank: int = 0) -> str:
         return (self.node_dir / f"rank{rank}.out.log").read_text()

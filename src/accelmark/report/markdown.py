@@ -12,7 +12,7 @@ from accelmark.report.view import half_interval
 from accelmark.results.figures.definitions import FigureName, format_figure
 from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import NOTHING, percent
 

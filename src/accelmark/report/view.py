@@ -11,7 +11,7 @@ from accelmark.report.plots import plots_of
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import RankExit
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 

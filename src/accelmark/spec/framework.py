@@ -114,11 +114,22 @@ class DeviceSupport:
     reason: str
 
 
+class LaunchRecord(Spec):
+    """``ranks.json``: what a launch of several ranks saw of their ends."""
+
+    exit_codes: dict[int, int | None]
+    """Global rank -> exit code, negative for a signal; null where the launch did not see one."""
+    signal: str | None = None
+    """Signal that made the launch end its ranks (``SIGTERM``)."""
+    problem: str | None = None
+    """Why the ranks could not be started."""
+
+
 class FrameworkLaunch(Protocol):
     """The module ``launch.py`` of a framework's folder.
 
-    A launch that starts several ranks writes their exit codes as :class:`~accelmark.spec.job.LaunchRecord` to
-    ``ranks.json`` in the node directory (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all.
+    A launch that starts several ranks writes a :class:`LaunchRecord` to ``ranks.json`` in the node directory
+    (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all of them.
     """
 
     def launch(self, place: HostPlace) -> Launch:

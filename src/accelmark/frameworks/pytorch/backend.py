@@ -52,8 +52,9 @@ from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import EndReason, Event, Inspected, Started
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.work import TrainJob
 from accelmark.train.extern import hook_records, load_hooks
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.ends import total_steps

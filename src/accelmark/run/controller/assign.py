@@ -83,7 +83,7 @@ def _task(
         ranks_per_host=load_framework(job.job.key.framework).ranks_per_host(node.nproc),
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
-        framework=job.job.key.framework,
+        framework=job.job.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
         environment={
@@ -92,7 +92,7 @@ def _task(
             **server_variables(servers),
             **plan.cluster.environment,
         },
-        threads=job.job.train.settings.threads if job.job.train is not None else None,
+        threads=job.job.work.threads,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
         servers=tuple(servers),
         interface=host.interface,

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.results.store.store import MANIFEST_FILE
+from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.controller.assign import JOB_FILE, job_on_hosts, node_works
 from accelmark.run.controller.daemon_thread import in_background
 from accelmark.run.controller.follow import Following, StopRequest
@@ -254,7 +254,7 @@ class Coordinator:
         await self._follow(job, links)
 
     async def _follow(self, job: PlannedJob, links: Sequence[Link]) -> None:
-        reader = ProgressReader(links[0].work.node_dir, job.job.train)
+        reader = ProgressReader(links[0].work.node_dir, job.job.work)
         following = Following(links, self._stop, lambda: self._watcher.progress(job, reader.read()))
         state, reason = await following.to_the_end()
         self._move(job, state, reason)

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from accelmark.results.read.bundled import SUFFIX, is_bundle, load_bundle
 from accelmark.results.rounds.search import is_search, load_search
-from accelmark.results.store.store import SUMMARY_FILE, LoadedRun, load_run
+from accelmark.results.store.bundle import SUFFIX, is_bundle, load_bundle
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
 from accelmark.spec.errors import RequestError, RunError
 
 

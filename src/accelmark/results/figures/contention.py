@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from accelmark.results.rounds.state import NodeDir, read_json
-from accelmark.results.schema import Finding
+from accelmark.results.read.round_dir import NodeDir, read_json
+from accelmark.results.schema import Finding, finding
 from accelmark.spec.events import Finished
 from accelmark.spec.infer_events import InferFinished
 
@@ -22,12 +22,12 @@ _CORES_AT_HAND: Final = "cores-at-hand"
 _TOO_MANY: Final = "threads-fit"
 
 
-def is_disturbed(findings: Iterable[Finding]) -> bool:
+def is_busy(findings: Iterable[Finding]) -> bool:
     """Tell whether any finding of a round is of other work."""
     return any(found.rule in (FOREIGN_PROCESS, _QUIET_START, _CORES_AT_HAND) for found in findings)
 
 
-def disturbances(
+def contention_findings(
     nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
 ) -> Iterable[Finding]:
     """Tell of work that the hosts had before a round, and of ranks that waited for a core.
@@ -42,7 +42,7 @@ def disturbances(
             others.append(node.exit.others_cpu_s)
         told = read_json(node.path / "sys_info.json").get("busy_at_start")
         for reason in told if isinstance(told, list) else ():
-            yield _warning(_QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
+            yield finding("warning", _QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
     for rank, end in finished.items():
         if end is None or end.core_wait_s is None or end.e2e_time <= 0:
             continue
@@ -52,10 +52,6 @@ def disturbances(
             waited = f"rank {rank}: {share:.1%} of the time"
             if not others or max(others) >= LEAST_OTHERS * end.core_wait_s:
                 taken = f"took up to {max(others):.1f} s of CPU time" if others else "may have taken them"
-                yield _warning(_CORES_AT_HAND, expected, f"{waited}: other work {taken}")
+                yield finding("warning", _CORES_AT_HAND, expected, f"{waited}: other work {taken}")
             else:
-                yield _warning(_TOO_MANY, expected, f"{waited}: the job has more threads than cores")
-
-
-def _warning(rule: str, expected: str, actual: str) -> Finding:
-    return Finding(severity="warning", rule=rule, expected=expected, actual=actual)
+                yield finding("warning", _TOO_MANY, expected, f"{waited}: the job has more threads than cores")

@@ -54,7 +54,7 @@ class Attempt:
 
 @final
 @dataclass(slots=True)
-class RankLog:
+class TrainLog:
     """Everything figures need of one rank."""
 
     rank: int
@@ -74,10 +74,10 @@ class RankLog:
     """Events whose value is not what its event carries."""
 
 
-def read_rank_log(path: Path, rank: int) -> RankLog:
+def read_train_log(path: Path, rank: int) -> TrainLog:
     """Read one rank's log. Raises RunError when the file cannot be read; bad lines are counted, never fatal."""
     reader = PerfLogReader(path)
-    log = RankLog(rank, reader.report)
+    log = TrainLog(rank, reader.report)
     for record in reader:
         if not log.attempts or (record.event == Event.INIT_START and _has_begun(log)):
             begin = record.value.get("process_start_mono_ms", record.mono_ms)
@@ -93,12 +93,12 @@ def read_rank_log(path: Path, rank: int) -> RankLog:
     return log
 
 
-def _has_begun(log: RankLog) -> bool:
+def _has_begun(log: TrainLog) -> bool:
     """Tell whether the current attempt has passed its own INIT_START: a second one is a new process."""
     return log.started is not None or log.finished is not None or log.attempts[-1].train_start_ms is not None
 
 
-def _take(log: RankLog, attempt: Attempt, record: PerfLogRecord) -> None:
+def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     match record.event:
         case Event.STEP_END:
             _take_window(log, attempt, record)
@@ -122,7 +122,7 @@ def _take(log: RankLog, attempt: Attempt, record: PerfLogRecord) -> None:
             pass
 
 
-def _take_window(log: RankLog, attempt: Attempt, record: PerfLogRecord) -> None:
+def _take_window(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     window = record.value_as(StepWindow)
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)

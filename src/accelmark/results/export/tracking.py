@@ -1,4 +1,4 @@
-"""Rounds as MLflow runs: parameters, figures, curves over steps, and the files of the result as artefacts."""
+"""Export rounds to experiment trackers: TensorBoard event files and MLflow runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,127 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
 
-from accelmark.results.export.contents import RoundContents, contents_of
-from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, LoadedRun
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import secrets_in, without
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RoundContents:
+    """One round, flat."""
+
+    name: str
+    """Directory of the round, relative to the run."""
+    parameters: dict[str, str]
+    figures: dict[str, float]
+    """Those that were measured."""
+    curves: dict[str, tuple[tuple[int, float, float], ...]]
+    """Name -> (step, wall time in unix seconds, value)."""
+    tags: dict[str, str]
+
+
+def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
+    """Yield every round of a run that could be read."""
+    for case in run.summary.cases:
+        for name in case.rounds:
+            result = run.rounds.get(name)
+            if result is not None:
+                yield _contents(run, name, result, case.verdict)
+
+
+def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> RoundContents:
+    begin = _unix(result.started_at)
+    return RoundContents(
+        name=name,
+        parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
+        figures={figure.value: found.value for figure, found in result.figures.items() if found.value is not None},
+        curves={
+            curve: tuple((point.step, begin + point.time_s, point.value) for point in points if point.value is not None)
+            for curve, points in result.curves.items()
+        },
+        tags={
+            "accelmark.run": run.summary.run, "accelmark.key": str(result.key), "accelmark.round": str(result.round),
+            "accelmark.verdict": verdict, "accelmark.state": result.state, "accelmark.vendor": result.vendor,
+            "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
+            "accelmark.version": run.summary.accelmark_version,
+        },
+    )  # fmt: skip
+
+
+def _unix(text: str) -> float:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
+    """Write the rounds of a run below ``directory``; return the directory of each.
+
+    Raises:
+        RequestError: TensorBoard is not installed, or a round was written there before.
+        RunError: a file cannot be written.
+    """
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise RequestError("TensorBoard's files need accelmark[export]") from error
+    written: list[Path] = []
+    for contents in contents_of(run):
+        place = directory / run.summary.run / contents.name
+        if place.is_dir() and any(place.iterdir()):
+            raise RequestError(f"{place}: was written before, and points would stand twice: choose another directory")
+        try:
+            writer = EventFileWriter(str(place))
+            for event in _events(contents):
+                writer.add_event(event)
+            writer.close()
+        except OSError as error:
+            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
+        written.append(place)
+    return written
+
+
+def _events(contents: RoundContents) -> list[object]:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+    begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
+    events: list[object] = [
+        Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+        for name, points in contents.curves.items()
+        for step, at, value in points
+    ]
+    events += [
+        Event(
+            step=0, wall_time=begin, summary=Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
+        )
+        for name, value in contents.figures.items()
+    ]
+    rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
+    tensor = TensorProto(
+        dtype="DT_STRING",
+        string_val=[f"| setting | value |\n| --- | --- |\n{rows}".encode()],
+        tensor_shape=TensorShapeProto(dim=[]),
+    )
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    value = Summary.Value(tag="settings/text_summary", metadata=metadata, tensor=tensor)
+    events.append(Event(step=0, wall_time=begin, summary=Summary(value=[value])))
+    return events
+
 
 _MOST_METRICS: Final = 1000
 _MOST_PARAMETERS: Final = 100

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 

@@ -54,7 +54,7 @@ class Samples:
         devices = self.header.get("devices") or ()
         return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
 
-    def only(self, indices: Sequence[int] | None, num_ranks: int) -> None:
+    def keep_devices(self, indices: Sequence[int] | None, num_ranks: int) -> None:
         """Keep the devices that ranks ran on: ``indices``, else the first ``num_ranks`` where there are more."""
         if indices is None and len(self.devices) > num_ranks:
             indices = sorted(self.devices)[:num_ranks]

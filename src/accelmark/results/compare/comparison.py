@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from accelmark.results.compare.differences import Differing, differing, facts_of
-from accelmark.results.compare.welch import mean_difference
+from accelmark.results.compare.context import Differing, differing, facts_of
+from accelmark.results.compare.statistics import mean_difference
 from accelmark.results.figures.definitions import FIGURES, FigureName
 from accelmark.results.schema import CaseResult, Mark, Task
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec

@@ -8,8 +8,7 @@ from typing import Final
 
 from accelmark.audit import inference, outcome, provenance, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
-from accelmark.results.rounds.judgement import Judgement, Verdict
-from accelmark.results.schema import Finding, RoundResult
+from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -47,12 +46,12 @@ RULES: Final[tuple[Rule, ...]] = (
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
 
 
-def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int) -> Judgement:
+def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int) -> CaseVerdict:
     """Judge the rounds of one key: the one place where a verdict is made. See :class:`results.judgement.Judge`."""
     return judge(gather_evidence(run_dir, rounds, num_wanted))
 
 
-def judge(evidence: Evidence) -> Judgement:
+def judge(evidence: Evidence) -> CaseVerdict:
     """Return VALID, OPEN (declared open, or a person has to look at what was changed) or INVALID, with all findings."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     found += [
@@ -62,4 +61,6 @@ def judge(evidence: Evidence) -> Judgement:
     severities = {finding.severity for finding in found}
     verdict: Verdict = "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
     reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
-    return Judgement(verdict, tuple(reasons), tuple(found), provenance.adaptation_cost(evidence))
+    return CaseVerdict(
+        verdict=verdict, reasons=tuple(reasons), findings=tuple(found), adaptation=provenance.adaptation_cost(evidence)
+    )
