@@ -73,11 +73,11 @@ class Attention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of attention that the dispatcher chose, and reads of tensors by the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -104,7 +104,7 @@ class Case(TrainCase):
             max_position_embeddings=self.number("seq_length"),
             rms_norm_eps=1e-5,
             tie_word_embeddings=False,
-            attn_implementation=_CAUSAL,
+            attn_implementation=_CAUSAL,  # type: ignore[call-arg]  # an argument of every configuration
         )
         with torch.device("meta"):
             model = CausalLm(config)
