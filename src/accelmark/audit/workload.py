@@ -79,10 +79,10 @@ def _replaced_functions(evidence: Evidence, entry: RoundEvidence, started: Start
         actual = f"the vendor's code replaced functions: {_listed(replaced, len(replaced))}"
         yield deviation("framework-functions", "the framework's and AccelMark's functions", actual, entry)
     if started.num_module_functions and entry.job is not None:
-        module, shipped = entry.job.framework_module, evidence.shipped_vendor
+        module = entry.job.framework_module
         listed = _listed(started.module_functions, started.num_module_functions)
         actual = f"{module} replaced {started.num_module_functions} of the framework's functions: {listed}"
-        if shipped is not None and shipped.framework_module == module:
+        if module is not None and evidence.shipped_module(entry.job.framework) == module:
             yield finding("info", "framework-module", "", actual, entry.number)
         else:
             yield deviation("framework-functions", "the framework's functions", actual, entry)
