@@ -1,15 +1,18 @@
-"""Finding cases and vendors: in this tree, in installed packages, and in directories a person names."""
+"""Find cases, vendors and launchers: in this package, in installed packages, and in ``ACCELMARK_PLUGINS``."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Final, Literal, final
 
 from accelmark.spec.case import CaseSpec
@@ -20,20 +23,21 @@ from accelmark.spec.model import parse
 from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors"]
+Kind = Literal["cases", "vendors", "launchers"]
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) that hold ``cases/`` and ``vendors/`` folders of their own."""
+"""Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``launchers/`` folders."""
 
 _ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml"}
+_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "launchers": "launcher.yaml"}
+_PACKAGE: Final = {"cases": "accelmark.cases", "vendors": "accelmark.vendors", "launchers": "accelmark.run.launchers"}
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that are no part of a case, a vendor or AccelMark."""
+"""Folders that belong to no case, vendor, launcher or AccelMark itself."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A case's or a vendor's folder, and where it was found."""
+    """A plug-in's folder, and where it was found."""
 
     name: str
     path: Path
@@ -44,6 +48,42 @@ class Folder:
     def ref(self) -> FolderRef:
         """Return what a job needs to find this folder, with the hash of its files."""
         return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
+
+    @property
+    def file(self) -> Path:
+        """The YAML file that describes the plug-in."""
+        return self.path / next(name for name in _FILE.values() if (self.path / name).is_file())
+
+    def module(self, name: str) -> ModuleType:
+        """Import a Python file of this folder.
+
+        Raises:
+            SpecError: it cannot be imported.
+        """
+        path = self.path / f"{name}.py"
+        try:
+            return _import(f"{self.package}.{name}" if self.package else None, path)
+        except Exception as error:
+            raise SpecError([Problem(str(path), "", f"{type(error).__name__} on import: {error}")]) from error
+
+
+def _import(module: str | None, path: Path) -> ModuleType:
+    if module is not None:
+        return importlib.import_module(module)
+    alias = f"_accelmark_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if alias in sys.modules:
+        return sys.modules[alias]
+    spec = importlib.util.spec_from_file_location(alias, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("is not a Python file")
+    imported = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = imported
+    try:
+        spec.loader.exec_module(imported)
+    except BaseException:
+        del sys.modules[alias]
+        raise
+    return imported
 
 
 def tree_hash(path: Path) -> str:
@@ -106,7 +146,8 @@ def look_again() -> None:
 
 
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
-    yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
+    package = _PACKAGE[kind]
+    yield from _below(_ROOT.joinpath(*package.split(".")[1:]), kind, package, "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
         spec = importlib.util.find_spec(entry.module)
@@ -128,7 +169,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one case or vendor.
+    """Return the folder of one plug-in.
 
     Raises:
         RequestError: there is none; the nearest name is suggested.
