@@ -33,12 +33,12 @@ from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
+from accelmark.spec.perflog import PerfLogWriter
 from accelmark.spec.settings import TrainSettings
 from accelmark.telemetry.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
-from accelmark.train.loop.perflog import PerfLog
 from accelmark.train.loop.process import StopRequest
 from benchmarks.turns import Cost, Train, Turns
 
@@ -156,7 +156,7 @@ class Handed:
         return self._batches
 
 
-def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLog, batches: Iterator[Any]) -> None:
+def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLogWriter, batches: Iterator[Any]) -> None:
     """Train with the driver as long as there are batches."""
     if job.train is None:
         raise ValueError("no training side")
@@ -165,7 +165,7 @@ def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLog, batches: It
     Driver(job.train, backend, log, account, StopRequest(wanted=False)).run()
 
 
-def driver_round(job: JobSpec, backend: Any, log: PerfLog) -> float:
+def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
     """Train one round with the driver and return its raw training time in seconds."""
     if job.train is None:
         raise ValueError("no training side")
@@ -187,7 +187,7 @@ class Plan:
     seconds: float
 
 
-def compare(plan: Plan, with_peers: bool, log: PerfLog, seconds: float, threads: int) -> Comparison:
+def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, threads: int) -> Comparison:
     """Let the loops take turns on one model."""
     with tempfile.TemporaryDirectory() as directory:
         job = plan.make(10**9, Path(directory), threads)
@@ -260,7 +260,7 @@ class NothingToTrain:
         return None
 
 
-def alone(rounds: int, log: PerfLog) -> Alone:
+def alone(rounds: int, log: PerfLogWriter) -> Alone:
     """Measure the driver with windows and with none, and tell step and window apart."""
     steps = 2000
     with tempfile.TemporaryDirectory() as directory:
@@ -302,7 +302,7 @@ def main() -> None:
     as_a_rank()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryFile() as file:
-        log = PerfLog(0, file.fileno())
+        log = PerfLogWriter(0, file.fileno())
         own = alone(5 if options.quick else 21, log)
         print(f"The driver around nothing: {own.step_us:.2f} us a step, {own.window_us:.0f} us a window of 20.\n")
         print(

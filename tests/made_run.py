@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.spec.case import ReferenceLoss, Target
-from accelmark.spec.events import PERFLOG_PREFIX, Evaluation, Finished, Started, StepWindow
+from accelmark.spec.events import Evaluation, Finished, Started, StepWindow
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import flatten
+from accelmark.spec.perflog import encode_line
 from accelmark.spec.settings import EndSettings, LoaderSettings, TrainSettings
 from accelmark.spec.vendor import Chip, Peaks
 
@@ -129,7 +130,7 @@ def perflog(event: str, value: dict[str, Any], mono_ms: float, rank: int) -> str
         "mono_ms": mono_ms,
         "rank": rank,
     }
-    return PERFLOG_PREFIX + json.dumps({"event": event, "value": value, "metadata": metadata}) + "\n"
+    return encode_line(event, value, metadata) + "\n"
 
 
 def rank_events(made: Made, rank: int, number: int = 1) -> Any:

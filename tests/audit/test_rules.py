@@ -19,7 +19,7 @@ from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.catalog import tree_hash
-from accelmark.spec.events import PERFLOG_PREFIX
+from accelmark.spec.perflog import PERFLOG_PREFIX
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.spec.catalog import load_case
-from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.events import Event
 from accelmark.spec.job import TrainJob
 from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.perflog import PERFLOG_PREFIX
 from tests.cases.job_head import job_on_cpu
 
 SRC = Path(__file__).parents[2] / "src"

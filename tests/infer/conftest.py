@@ -13,12 +13,13 @@ import pytest
 
 from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.inference import InferJob, InferSettings, InferStep
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
+from accelmark.spec.perflog import PERFLOG_PREFIX
 
 TINY = Path(__file__).parent / "tiny"
 

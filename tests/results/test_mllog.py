@@ -16,7 +16,7 @@ from accelmark.results.export.mllog import RULESET, write_mllog
 from accelmark.results.store.store import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
-from accelmark.train.loop.perflog import PerfLog
+from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.rank import run_rank
 from tests.made_run import Made, make_run
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (round_dir / "job.json").write_text(job.model_dump_json())
     descriptor = os.open(node / "rank0.out.log", os.O_WRONLY | os.O_CREAT)
     try:
-        assert run_rank(job, PerfLog(0, descriptor), time.monotonic(), StopRequest(wanted=False)) == 0
+        assert run_rank(job, PerfLogWriter(0, descriptor), time.monotonic(), StopRequest(wanted=False)) == 0
     finally:
         os.close(descriptor)
     (directory / "run" / "plan.json").write_text("{}")

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from accelmark.run.agent.rank_output import parse_perflog, printable
+from accelmark.run.agent.rank_output import printable
 from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import Progress, ProgressReader
 from accelmark.run.record.states import JobStatus
+from accelmark.spec.perflog import decode_line, encode_line
 from accelmark.spec.settings import EndSettings
 from tests.run.fakes import job_spec, make_plan
 
 
 def line(event: str, **value: Any) -> str:
-    return f"[PerfLog] {json.dumps({'event': event, 'value': value, 'metadata': {'rank': 0}})}\n"
+    return encode_line(event, value, {"time_ms": 0, "mono_ms": 0, "rank": 0}) + "\n"
 
 
 def window(step: int, loss: float | None = 1.0) -> str:
@@ -67,7 +68,7 @@ def test_devices_are_added_up_and_unknown_ones_stay_unknown(tmp_path: Path) -> N
 @given(st.binary(max_size=400))
 def test_noise_is_never_an_event_and_always_printable(noise: bytes) -> None:
     text = noise.decode("utf-8", errors="backslashreplace")
-    assert parse_perflog(text) is None
+    assert not decode_line(text)
     assert all(c.isprintable() or c == "\t" for c in printable(text))
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from accelmark.run.agent.limits import Breach, LimitWatch
 from accelmark.run.agent.task import Limits
-from accelmark.spec.events import PERFLOG_PREFIX
+from accelmark.spec.perflog import encode_line
 
-FINISHED = PERFLOG_PREFIX + '{"event": "FINISHED", "value": {"state": "completed"}, "metadata": {"rank": 0}}\n'
+FINISHED = encode_line("FINISHED", {"state": "completed"}, {"time_ms": 0, "mono_ms": 0, "rank": 0}) + "\n"
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.spec.job import JobSpec
-from accelmark.train.loop.perflog import PerfLog
+from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.rank import run_rank
 from tests.train.jobs import Ran, node_dir_of
@@ -29,7 +29,7 @@ def run_here(tmp_path: Path) -> RunHere:
         node_dir = node_dir_of(tmp_path, f"here{count}")
         descriptor = os.open(node_dir / "rank0.out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            code = run_rank(job, PerfLog(0, descriptor), time.monotonic(), StopRequest(wanted=False))
+            code = run_rank(job, PerfLogWriter(0, descriptor), time.monotonic(), StopRequest(wanted=False))
         finally:
             os.close(descriptor)
         return Ran(node_dir, code, "")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.spec.case import ReferenceLoss, Target
-from accelmark.spec.events import PERFLOG_PREFIX, Finished
+from accelmark.spec.events import Finished
 from accelmark.spec.job import FolderRef, JobSpec, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
+from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.settings import TrainSettings
 
 TINY = Path(__file__).parent / "tiny"

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 from accelmark.frameworks.pytorch.elastic import exit_code_of, judge
+from accelmark.spec.perflog import encode_line
 from accelmark.train.exits import LastWords, rank_exit, read_last_words
 
 COMPLETED = LastWords({"state": "completed", "message": None}, ())
@@ -40,11 +41,12 @@ def test_the_launchers_exit_code_follows_its_ranks() -> None:
 
 def test_only_the_last_event_counts_as_the_last_word(tmp_path: Path) -> None:
     """A resumed rank writes on in the same file: the FINISHED of the process before says nothing about it."""
-    finished = '[PerfLog] {"event": "FINISHED", "value": {"state": "completed", "message": null}}'
+    metadata = {"time_ms": 0, "mono_ms": 0, "rank": 0}
+    finished = encode_line("FINISHED", {"state": "completed", "message": None}, metadata)
     log = tmp_path / "rank0.out.log"
     log.write_text(f"noise\n{finished}\nnoise\n")
     assert read_last_words(log).finished == {"state": "completed", "message": None}
-    log.write_text(f"{finished}\n" + '[PerfLog] {"event": "INIT_START", "value": {}}\n')
+    log.write_text(f"{finished}\n{encode_line('INIT_START', {}, metadata)}\n")
     assert read_last_words(log).finished is None
     log.write_text("[PerfLog] {broken\n")
     assert read_last_words(log).finished is None

@@ -301,7 +301,7 @@ def test_what_the_frameworks_module_replaces_is_told_apart(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "madeup_module.py").write_text(
-        "import torch\nfrom accelmark.train import evaluation\n"
+        "import torch\nfrom accelmark.frameworks.pytorch import evaluation\n"
         "torch.nn.functional.celu = lambda *a, **k: None\nevaluation.share_buffers = lambda *a: None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -14,7 +14,7 @@ from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.inference import InferJob
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import parse
-from accelmark.train.loop.perflog import PerfLog
+from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 _EXITS: Final = {"completed": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
@@ -32,7 +32,7 @@ def run_job(job_file: Path, node_dir: Path, rank: int, started: float) -> int:
     Raises:
         RequestError: the job itself cannot be read.
     """
-    log = PerfLog(rank)
+    log = PerfLogWriter(rank)
     log.event(Event.INIT_START, {"pid": os.getpid(), "job": str(job_file), "process_start_mono_ms": started * 1000})
     job, infer = _read(job_file)
     steps = SevenSteps(job, infer, node_dir, log.event, started)

@@ -21,9 +21,9 @@ def main(arguments: list[str]) -> int:
     node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
     redirect_output(node_dir / f"rank{rank}.out.log")
     from accelmark.spec.events import Event
-    from accelmark.train.loop.perflog import PerfLog
+    from accelmark.spec.perflog import PerfLogWriter
 
-    log = PerfLog(rank)
+    log = PerfLogWriter(rank)
     log.event(Event.INIT_START, {"pid": os.getpid()})
     try:
         request = ProbeRequest.model_validate_json(Path(arguments[0]).read_bytes())

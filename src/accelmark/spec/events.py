@@ -1,15 +1,13 @@
-"""PerfLog: the one line format in which the job side tells what happens."""
+"""The events that the job side writes, and their values."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from accelmark.spec.model import Spec
-
-PERFLOG_PREFIX: Final = "[PerfLog] "
 
 
 class Event(StrEnum):

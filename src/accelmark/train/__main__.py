@@ -26,13 +26,13 @@ def main(arguments: list[str]) -> int:
     from accelmark.spec.events import Event
     from accelmark.spec.job import JobSpec
     from accelmark.spec.model import parse
+    from accelmark.spec.perflog import PerfLogWriter
     from accelmark.train.loop.account import Account
     from accelmark.train.loop.ends import End
-    from accelmark.train.loop.perflog import PerfLog
     from accelmark.train.rank import LastWord, run_rank
 
     path = Path(arguments[0])
-    log = PerfLog(rank)
+    log = PerfLogWriter(rank)
     try:
         began = {"pid": os.getpid(), "job": str(path), "process_start_mono_ms": round(_START * 1e3, 3)}
         log.event(Event.INIT_START, began)

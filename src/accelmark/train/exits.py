@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.spec.errors import EXIT_CANCELLED
-from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.events import Event
 from accelmark.spec.job import RankExit, RankState
+from accelmark.spec.perflog import PerfLogRecord, decode_line
 
 _LAST_LINES: Final = 20
 _LINE_LENGTH: Final = 500
@@ -33,25 +34,15 @@ def read_last_words(path: Path) -> LastWords:
     """Return how a rank's log ends; an absent log has no lines."""
     if not path.is_file():
         return LastWords(None, ())
-    last_event: str | None = None
+    last_event: PerfLogRecord | None = None
     with path.open(encoding="utf-8", errors="replace") as file:
         tail: deque[str] = deque(maxlen=_LAST_LINES)
         for line in file:
             tail.append(line.rstrip("\n")[:_LINE_LENGTH])
-            if line.startswith(PERFLOG_PREFIX):
-                last_event = line
-    return LastWords(_finished(last_event), tuple(tail))
-
-
-def _finished(line: str | None) -> Mapping[str, Any] | None:
-    if line is None:
-        return None
-    try:
-        record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-    except ValueError:
-        return None
-    value: Mapping[str, Any] | None = record["value"] if record.get("event") == Event.FINISHED else None
-    return value
+            if records := decode_line(line):
+                last_event = records[-1]
+    finished = last_event is not None and last_event.event == Event.FINISHED
+    return LastWords(last_event.value if last_event is not None and finished else None, tuple(tail))
 
 
 def rank_exit(rank: int, local_rank: int, exit_code: int | None, words: LastWords) -> RankExit:

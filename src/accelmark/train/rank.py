@@ -14,11 +14,11 @@ from typing import Final, final
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.driver import Driver, Judge
 from accelmark.train.loop.ends import End
-from accelmark.train.loop.perflog import EventLog, PerfLog
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest
 
 BACKENDS: Final = {
@@ -46,7 +46,7 @@ class LastWord:
             self._log.event(Event.FINISHED, self._account.finished(end))
 
 
-def run_rank(job: JobSpec, log: PerfLog, process_start: float, stop: StopRequest) -> int:
+def run_rank(job: JobSpec, log: PerfLogWriter, process_start: float, stop: StopRequest) -> int:
     """Run this rank's part of the job, and return the exit code of its process: 0 only when it completed."""
     account = Account(process_start=process_start, job=job.train)
     last_word = LastWord(log, account)

@@ -52,10 +52,10 @@ from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import EndReason, Event, Inspected, Started
 from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.perflog import EventLog
 from accelmark.train.extern import hook_records, load_hooks, load_module
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.ends import total_steps
-from accelmark.train.loop.perflog import EventLog
 
 
 @final

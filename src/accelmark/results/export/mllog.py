@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -13,8 +13,9 @@ from accelmark.results.rounds.training import read_job
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.store import update_manifest
 from accelmark.spec.errors import RunError
-from accelmark.spec.events import PERFLOG_PREFIX
+from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 
 MLLOG_FILE: Final = "mllog.log"
 _BEGIN: Final = "INTERVAL_START"
@@ -24,8 +25,6 @@ RULESET: Final = "4.0.0"
 """The last MLPerf Training rules that still have ResNet and BERT."""
 BENCHMARKS: Final = {"resnet50": "resnet", "bert": "bert", "bert_large": "bert"}
 """Cases that are an MLPerf benchmark's model; others keep their own name, which the checker refuses as no benchmark."""
-
-Record = dict[str, Any]
 
 
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
@@ -46,8 +45,8 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         logs = [path for node in node_dirs(round_dir) for rank, path in node.rank_logs() if rank == 0]
         if job.train is None or not logs:
             continue
-        events = list(_events(logs[0]))
-        if not any(event["event"] == "FINISHED" for event in events):
+        events = list(PerfLogReader(logs[0]))
+        if not any(event.event == Event.FINISHED for event in events):
             continue
         path = round_dir / MLLOG_FILE
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, events, benchmark)))
@@ -58,11 +57,11 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     return written
 
 
-def mllog_lines(job: JobSpec, events: Sequence[Record], benchmark: str | None = None) -> Iterator[str]:
+def mllog_lines(job: JobSpec, events: Sequence[PerfLogRecord], benchmark: str | None = None) -> Iterator[str]:
     """Yield the lines of one rank's events; the division is always open, since no one has reviewed the run."""
     assert job.train is not None  # noqa: S101  the caller left inference out
     settings = job.train.settings
-    first, started = _time(events[0]), _started(events)
+    first, started = int(events[0].time_ms), _started(events)
     model = job.key.model
     # AccelMark empties no cache of the host's: that takes root.
     yield _line("cache_clear", False, first)
@@ -84,32 +83,32 @@ def mllog_lines(job: JobSpec, events: Sequence[Record], benchmark: str | None = 
     yield from _training(events, metric, started.get("train_samples"))
 
 
-def _training(events: Sequence[Record], metric: str | None, epoch_samples: int | None) -> Iterator[str]:
+def _training(events: Sequence[PerfLogRecord], metric: str | None, epoch_samples: int | None) -> Iterator[str]:
     """Yield the lines from the end of the initialisation on, with a block between each two evaluations."""
     samples, reached, runs = 0, False, False
     block: _Block | None = None
     for event in events:
-        name, value, time_ms = event["event"], event["value"], _time(event)
-        if name == "TRAIN_START" and not runs:  # a resumed run has several; the clock runs from the first
+        name, value, time_ms = event.event, event.value, int(event.time_ms)
+        if name == Event.TRAIN_START and not runs:  # a resumed run has several; the clock runs from the first
             runs = True
             yield _line("init_stop", None, time_ms, kind=_END)
             yield _line("run_start", None, time_ms, kind=_BEGIN)
             block = _Block(0, time_ms)
-        elif name == "STEP_END":
+        elif name == Event.STEP_END:
             samples = int(value["num_trained_samples"])
-        elif name == "EVALUATE":
+        elif name == Event.EVALUATE:
             began = time_ms - round(float(value["duration_s"]) * 1000)
             samples = int(value["num_trained_samples"])
             if block is not None:
                 yield from block.lines(samples, began, epoch_samples)
-            where: Record = {"samples_count": samples}
+            where: dict[str, Any] = {"samples_count": samples}
             where["epoch_num"] = _epochs(samples, epoch_samples, int(value["epoch"]) + 1)
             yield _line("eval_start", None, began, kind=_BEGIN, **where)
             yield _line("eval_accuracy", (value["metrics"] or {}).get(metric), time_ms, **where)
             yield _line("eval_stop", None, time_ms, kind=_END, **where)
             reached = reached or bool(value["reached"])
             block = _Block(samples, time_ms)
-        elif name == "TRAIN_END" and block is not None:
+        elif name == Event.TRAIN_END and block is not None:
             yield from block.lines(samples, time_ms, epoch_samples)
             status = "success" if reached else "aborted"
             yield _line("run_stop", None, time_ms, kind=_END, status=status)
@@ -128,7 +127,10 @@ class _Block:
         count = samples - self.first_sample
         if count <= 0:
             return
-        where: Record = {"first_epoch_num": _epochs(self.first_sample, epoch_samples, 0) + 1, "samples_count": count}
+        where: dict[str, Any] = {
+            "first_epoch_num": _epochs(self.first_sample, epoch_samples, 0) + 1,
+            "samples_count": count,
+        }
         where["epoch_count"] = _epochs(count, epoch_samples, 1)
         yield _line("block_start", None, self.begin_ms, kind=_BEGIN, **where)
         yield _line("block_stop", None, end_ms, kind=_END, **where)
@@ -142,8 +144,8 @@ def _epochs(samples: int, epoch_samples: int | None, otherwise: int) -> float:
     return int(epochs) if epochs == int(epochs) else round(epochs, 6)
 
 
-def _started(events: Sequence[Record]) -> Record:
-    return next((event["value"] for event in events if event["event"] == "INIT_END"), None) or {}
+def _started(events: Sequence[PerfLogRecord]) -> Mapping[str, Any]:
+    return next((event.value for event in events if event.event == Event.INIT_END), None) or {}
 
 
 def _line(key: str, value: Any, time_ms: int, *, kind: str = _POINT, **metadata: Any) -> str:
@@ -152,21 +154,3 @@ def _line(key: str, value: Any, time_ms: int, *, kind: str = _POINT, **metadata:
         "metadata": {"file": "accelmark", "lineno": 0, **metadata},
     }  # fmt: skip
     return f":::MLLOG {json.dumps(record)}"
-
-
-def _time(event: Record) -> int:
-    return int(event["metadata"]["time_ms"])
-
-
-def _events(log: Path) -> Iterator[Record]:
-    """Yield the whole records of a rank's log."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.startswith(PERFLOG_PREFIX):
-                continue
-            try:
-                record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-            except ValueError:
-                continue
-            if isinstance(record, dict) and {"event", "value", "metadata"} <= set(record):
-                yield record

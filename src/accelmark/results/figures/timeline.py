@@ -189,7 +189,7 @@ def _end_of(log: RankLog) -> RankEnd:
         tuple(log.errors),
         log.report.malformed + log.invalid,
         log.report.malformed_lines,
-        log.report.torn,
+        log.report.truncated,
     )
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from pydantic import ValidationError
 
-from accelmark.results.read.perflog import PerfLog, ReadReport, Record
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import (
     ForwardWindow,
@@ -23,9 +22,7 @@ from accelmark.spec.infer_events import (
     WarmUp,
 )
 from accelmark.spec.inference import InferStep
-from accelmark.spec.model import Spec
-
-S = TypeVar("S", bound=Spec)
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 
 
 @final
@@ -57,7 +54,7 @@ class InferLog:
 
 def read_infer_log(path: Path) -> InferLog:
     """Read the log of an inference run. Raises RunError when it cannot be read; bad lines are counted, never fatal."""
-    reader = PerfLog(path)
+    reader = PerfLogReader(path)
     log = InferLog()
     for record in reader:
         if record.event == Event.INIT_START:  # a new process begins anew: inference keeps no checkpoint
@@ -73,34 +70,34 @@ def read_infer_log(path: Path) -> InferLog:
     return log
 
 
-def _take(log: InferLog, record: Record) -> None:
+def _take(log: InferLog, record: PerfLogRecord) -> None:
     match record.event:
         case Event.INIT_END:
-            log.started = _value(InferStarted, record.value)
+            log.started = record.value_as(InferStarted)
         case Event.STAGE_END:
-            log.stages.append(_value(StageEnd, record.value))
+            log.stages.append(record.value_as(StageEnd))
         case Event.WARMUP:
-            warmed = _value(WarmUp, record.value)
+            warmed = record.value_as(WarmUp)
             log.warm_ups[warmed.phase] = warmed
         case Event.FORWARD:
             _take_window(log, record)
         case Event.EVALUATE:
-            evaluation = _value(InferEvaluation, record.value)
+            evaluation = record.value_as(InferEvaluation)
             log.evaluations[evaluation.phase] = evaluation
         case Event.REPEAT_CHECK:
-            log.repeat_check = _value(RepeatCheck, record.value)
+            log.repeat_check = record.value_as(RepeatCheck)
         case Event.SCENARIO:
-            log.scenarios.append(_value(ScenarioResult, record.value))
+            log.scenarios.append(record.value_as(ScenarioResult))
         case Event.FINISHED:
-            log.finished = _value(InferFinished, record.value)
+            log.finished = record.value_as(InferFinished)
         case Event.WARNING:
             log.warnings.append(_warning(record.value))
         case _:
             pass
 
 
-def _take_window(log: InferLog, record: Record) -> None:
-    window = _value(ForwardWindow, record.value)
+def _take_window(log: InferLog, record: PerfLogRecord) -> None:
+    window = record.value_as(ForwardWindow)
     log.windows.setdefault(window.phase, []).append(window)
     opened = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))[0]
     log.spans_ms[window.phase] = (opened, record.mono_ms)
@@ -110,10 +107,3 @@ def _warning(value: Mapping[str, Any]) -> str:
     if "what" in value:
         return f"{value.get('where')}: {value.get('key')}: {value['what']}"
     return str(value.get("message", dict(value)))
-
-
-def _value(model: type[S], value: Mapping[str, Any]) -> S:
-    """Check an event's value; ``nonfinite`` is PerfLog's own note and no part of it."""
-    if "nonfinite" in value:
-        value = {key: item for key, item in value.items() if key != "nonfinite"}
-    return model.model_validate(value)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import final
 
 from pydantic import ValidationError
 
-from accelmark.results.read.perflog import PerfLog, ReadReport, Record
 from accelmark.spec.events import Evaluation, Event, Finished, Inspected, Started, StepWindow
-from accelmark.spec.model import Spec
-
-S = TypeVar("S", bound=Spec)
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 
 
 @final
@@ -80,7 +76,7 @@ class RankLog:
 
 def read_rank_log(path: Path, rank: int) -> RankLog:
     """Read one rank's log. Raises RunError when the file cannot be read; bad lines are counted, never fatal."""
-    reader = PerfLog(path)
+    reader = PerfLogReader(path)
     log = RankLog(rank, reader.report)
     for record in reader:
         if not log.attempts or (record.event == Event.INIT_START and _has_begun(log)):
@@ -102,22 +98,22 @@ def _has_begun(log: RankLog) -> bool:
     return log.started is not None or log.finished is not None or log.attempts[-1].train_start_ms is not None
 
 
-def _take(log: RankLog, attempt: Attempt, record: Record) -> None:
+def _take(log: RankLog, attempt: Attempt, record: PerfLogRecord) -> None:
     match record.event:
         case Event.STEP_END:
             _take_window(log, attempt, record)
         case Event.EVALUATE:
-            attempt.evaluations.append((record.mono_ms, _value(Evaluation, record.value)))
+            attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
         case Event.TRAIN_START:
             attempt.train_start_ms = record.mono_ms
         case Event.TRAIN_END:
             attempt.train_end_ms = record.mono_ms
         case Event.INIT_END:
-            log.started = _value(Started, record.value)
+            log.started = record.value_as(Started)
         case Event.FINISHED:
-            log.finished = _value(Finished, record.value)
+            log.finished = record.value_as(Finished)
         case Event.INSPECTED:
-            log.inspected = _value(Inspected, record.value)
+            log.inspected = record.value_as(Inspected)
         case Event.WARNING:
             log.warnings.append(str(record.value.get("message", dict(record.value))))
         case Event.ERROR:
@@ -126,8 +122,8 @@ def _take(log: RankLog, attempt: Attempt, record: Record) -> None:
             pass
 
 
-def _take_window(log: RankLog, attempt: Attempt, record: Record) -> None:
-    window = _value(StepWindow, record.value)
+def _take_window(log: RankLog, attempt: Attempt, record: PerfLogRecord) -> None:
+    window = record.value_as(StepWindow)
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
@@ -138,10 +134,3 @@ def _take_window(log: RankLog, attempt: Attempt, record: Record) -> None:
     attempt.window_ms.append(record.mono_ms)
     attempt.window_wall_ms.append(window.wall_ms)
     attempt.window_lengths.append(len(window.losses))
-
-
-def _value(model: type[S], value: Mapping[str, Any]) -> S:
-    """Check an event's value; ``nonfinite`` is PerfLog's own note and no part of it."""
-    if "nonfinite" in value:
-        value = {key: item for key, item in value.items() if key != "nonfinite"}
-    return model.model_validate(value)

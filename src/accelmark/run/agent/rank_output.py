@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.spec.events import PERFLOG_PREFIX, Event
+from accelmark.spec.events import Event
+from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
 
 LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 256 * 1024
@@ -26,21 +27,11 @@ _NOT_BEGUN: Final = re.compile(
 
 @final
 @dataclass(frozen=True, slots=True)
-class PerfLogLine:
-    """One event of a rank."""
-
-    event: str
-    value: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class LastWords:
     """The end of a rank's log."""
 
     lines: tuple[str, ...]
-    finished: dict[str, Any] | None
+    finished: Mapping[str, Any] | None
     """The value of its ``FINISHED`` event, if it wrote one."""
     cause: str | None
     """One line for people: its own message, the exception, else nothing."""
@@ -54,23 +45,6 @@ class LastWords:
     def cancelled(self) -> bool:
         """Whether the rank said that it ended early because it was asked to."""
         return self.finished is not None and self.finished.get("state") == "cancelled"
-
-
-def parse_perflog(line: str) -> PerfLogLine | None:
-    """Return the event of a log line, or None where it holds none."""
-    start = line.find(PERFLOG_PREFIX)
-    if start < 0:
-        return None
-    try:
-        found = json.loads(line[start + len(PERFLOG_PREFIX) :])
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
-        return None
-    value, metadata = found.get("value"), found.get("metadata")
-    return PerfLogLine(
-        found["event"], value if isinstance(value, dict) else {}, metadata if isinstance(metadata, dict) else {}
-    )
 
 
 def printable(text: str) -> str:
@@ -95,9 +69,9 @@ def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[str]:
 def last_words(path: Path) -> LastWords:
     """Read the end of a rank's log."""
     lines = tail(path)
-    finished: dict[str, Any] | None = None
+    finished: Mapping[str, Any] | None = None
     error: str | None = None
-    for event in filter(None, map(parse_perflog, lines)):
+    for event in chain.from_iterable(map(decode_line, lines)):
         if event.event == Event.FINISHED:
             finished = event.value
         elif event.event == Event.ERROR:
@@ -109,7 +83,7 @@ def last_words(path: Path) -> LastWords:
     return LastWords(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
 
 
-def _message(value: dict[str, Any]) -> str | None:
+def _message(value: Mapping[str, Any]) -> str | None:
     message = value.get("message") or value.get("reason")
     return " ".join(str(message).split()) if message else None
 

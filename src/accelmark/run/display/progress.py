@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-from accelmark.run.agent.rank_output import PerfLogLine, parse_perflog
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
 from accelmark.spec.job import TrainJob
+from accelmark.spec.perflog import PerfLogRecord, decode_line
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
@@ -117,7 +118,7 @@ class ProgressReader:
 
     def read(self) -> Progress:
         """Return the snapshot as of now."""
-        for event in filter(None, map(parse_perflog, self.rank_log.lines())):
+        for event in chain.from_iterable(map(decode_line, self.rank_log.lines())):
             self._take(event)
         devices = self.now.devices
         for sample in _samples(self.telemetry.lines()):
@@ -125,7 +126,7 @@ class ProgressReader:
         self.now = self._foreseen(replace(self.now, devices=devices))
         return self.now
 
-    def _take(self, event: PerfLogLine) -> None:
+    def _take(self, event: PerfLogRecord) -> None:
         value, now = event.value, self.now
         match event.event:
             case Event.INIT_START:
@@ -155,7 +156,7 @@ class ProgressReader:
             case Event.FINISHED:
                 self.now = replace(now, phase="finished", eta_s=None)
 
-    def _take_window(self, value: dict[str, Any]) -> None:
+    def _take_window(self, value: Mapping[str, Any]) -> None:
         step, samples = _number(value.get("global_steps")), _number(value.get("num_trained_samples"))
         if step is None or samples is None:
             return
@@ -175,7 +176,7 @@ class ProgressReader:
             elapsed_s=self.now.elapsed_s + wall_s,
         )
 
-    def _take_forward(self, value: dict[str, Any]) -> None:
+    def _take_forward(self, value: Mapping[str, Any]) -> None:
         """Count a window of inference: items, and items per second of wall-clock time."""
         items = value.get("items")
         wall_s = (_number(value.get("wall_ms")) or 0.0) / 1000
@@ -186,7 +187,7 @@ class ProgressReader:
         rate = sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
         self.now = replace(self.now, samples=self.now.samples + sum(items), throughput=rate)
 
-    def _metric(self, value: dict[str, Any]) -> tuple[str, float] | None:
+    def _metric(self, value: Mapping[str, Any]) -> tuple[str, float] | None:
         metrics = value.get("metrics")
         if not isinstance(metrics, dict):
             return None

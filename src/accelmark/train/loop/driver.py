@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol, final
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.events import Evaluation, Event
 from accelmark.spec.job import TrainJob
+from accelmark.spec.perflog import EventLog
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end
-from accelmark.train.loop.perflog import EventLog
 from accelmark.train.loop.process import Stop
 from accelmark.train.loop.window import ClosedWindow, Standing, Window
 

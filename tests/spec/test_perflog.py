@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.results.read import perflog
-from accelmark.results.read.perflog import PerfLog, Record
+from accelmark.spec import perflog
 from accelmark.spec.errors import RunError
+from accelmark.spec.events import Event
+from accelmark.spec.perflog import PERFLOG_PREFIX, PerfLogReader, PerfLogRecord, PerfLogWriter, encode_line
 from tests.made_run import perflog as line_of
 
 NOISE = st.one_of(
@@ -19,8 +22,8 @@ NOISE = st.one_of(
 ).map(lambda noise: noise.replace(b"\n", b" "))
 
 
-def read(path: Path) -> tuple[list[Record], perflog.ReadReport]:
-    log = PerfLog(path)
+def read(path: Path) -> tuple[list[PerfLogRecord], perflog.ReadReport]:
+    log = PerfLogReader(path)
     return list(log), log.report
 
 
@@ -58,14 +61,14 @@ def test_a_torn_last_line_is_told_and_not_called_malformed(tmp_path: Path) -> No
     whole = line_of("TRAIN_START", {}, 1.0, 0)
     path.write_text(whole + whole[:50])
     records, report = read(path)
-    assert (len(records), report.malformed, report.torn) == (1, 0, True)
+    assert (len(records), report.malformed, report.truncated) == (1, 0, True)
 
 
 def test_a_whole_last_line_without_its_newline_counts(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(line_of("TRAIN_END", {}, 1.0, 0).rstrip("\n"))
     records, report = read(path)
-    assert (len(records), report.torn) == (1, False)
+    assert (len(records), report.truncated) == (1, False)
 
 
 def test_malformed_lines_are_counted_and_numbered(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_message_may_quote_the_prefix(tmp_path: Path) -> None:
 
 
 def test_an_endless_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perflog, "LONGEST_LINE", 1024)
+    monkeypatch.setattr(perflog, "MAX_LINE_BYTES", 1024)
     path = tmp_path / "log"
     path.write_bytes(b"\0" * 10_000 + b"\n" + line_of("TRAIN_START", {}, 1.0, 0).encode())
     records, report = read(path)
@@ -101,10 +104,58 @@ def test_an_endless_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: p
 
 def test_a_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"rank9\.out\.log"):
-        list(PerfLog(tmp_path / "rank9.out.log"))
+        list(PerfLogReader(tmp_path / "rank9.out.log"))
 
 
 def test_what_the_job_side_writes_is_json(tmp_path: Path) -> None:
     line = line_of("INIT_END", {"text": "a\nb"}, 1.0, 3)
     assert line.count("\n") == 1
     assert json.loads(line.removeprefix("[PerfLog] "))["metadata"]["rank"] == 3
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True, allow_infinity=True) | st.text()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_every_line_is_valid_json_whatever_the_values(value: dict[str, Any]) -> None:
+    line = encode_line(Event.STEP_END, value, {"rank": 3})
+    assert line.startswith(PERFLOG_PREFIX)
+    assert "\n" not in line
+    record = json.loads(line.removeprefix(PERFLOG_PREFIX), parse_constant=refuse)
+    assert record["event"] == "STEP_END"
+    assert record["metadata"]["rank"] == 3
+    assert set(record["value"]) - {"nonfinite"} == set(value) - {"nonfinite"}
+
+
+def test_values_that_json_lacks_are_null_and_named() -> None:
+    value = {"loss": float("nan"), "losses": [1.0, float("inf")], "metrics": {"a": float("-inf")}, "epoch": 2}
+    record = json.loads(encode_line(Event.STEP_END, value, {}).removeprefix(PERFLOG_PREFIX))
+    assert record["value"] == {
+        "loss": None, "losses": [1.0, None], "metrics": {"a": None}, "epoch": 2,
+        "nonfinite": ["loss", "losses", "metrics"],
+    }  # fmt: skip
+
+
+def test_a_line_tells_where_when_and_who(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    PerfLogWriter(7, descriptor).event(Event.WARNING, {"message": "x"})
+    os.close(descriptor)
+    metadata = json.loads((tmp_path / "log").read_text().removeprefix(PERFLOG_PREFIX))["metadata"]
+    assert metadata["file"] == "test_perflog.py"
+    assert metadata["rank"] == 7
+    assert set(metadata) == {"file", "lineno", "time_ms", "mono_ms", "rank"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_and_not_passed_over() -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(RunError, match="rank 0 cannot write its log: No space left on device"):
+            PerfLogWriter(0, descriptor).event(Event.STEP_END)
+    finally:
+        os.close(descriptor)

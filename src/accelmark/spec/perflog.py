@@ -1,0 +1,228 @@
+"""PerfLog, the event format of the job side: encode, write, decode and read its lines.
+
+One event is one line, ``[PerfLog] {"event": ..., "value": {...}, "metadata": {...}}``. JSON has no NaN and no infinity:
+they are written as null, and the names of their fields are listed in ``value.nonfinite``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO, Final, Protocol, TypeVar, final
+
+from pydantic_core import from_json
+
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import Event
+from accelmark.spec.model import Spec
+
+S = TypeVar("S", bound=Spec)
+
+PERFLOG_PREFIX: Final = "[PerfLog] "
+MAX_LINE_BYTES: Final = 16 * 2**20
+"""The reader ignores the rest of a longer line."""
+
+_PREFIX: Final = PERFLOG_PREFIX.encode()
+_ENCODER: Final = json.JSONEncoder(allow_nan=False)
+_MAX_LISTED_LINES: Final = 5
+
+
+class EventLog(Protocol):
+    """Receives the events of one rank."""
+
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
+        """Record one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now."""
+        ...
+
+
+@final
+class PerfLogWriter:
+    """Writes the events of one rank to a file descriptor, each line in one system call."""
+
+    def __init__(self, rank: int, descriptor: int = 1) -> None:
+        self.rank = rank
+        self._descriptor = descriptor
+
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
+        """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now.
+
+        Raises:
+            RunError: the line could not be written, for example because the disk is full.
+        """
+        caller = sys._getframe(1)
+        fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
+        line = memoryview(encode_line(event, fields, _metadata(caller, self.rank, at_ns)).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError as error:
+            raise RunError(f"rank {self.rank} cannot write its log: {error.strerror or error}") from error
+
+
+def _metadata(caller: FrameType, rank: int, at_ns: int | None) -> dict[str, Any]:
+    now_ns = time.monotonic_ns()
+    at_ns = now_ns if at_ns is None else at_ns
+    return {
+        "file": caller.f_code.co_filename.rpartition(os.sep)[2],
+        "lineno": caller.f_lineno,
+        "time_ms": int((time.time_ns() - now_ns + at_ns) / 1e6),
+        "mono_ms": round(at_ns / 1e6, 3),
+        "rank": rank,
+    }
+
+
+def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Return the PerfLog line of one event, without a newline."""
+    record = {"event": str(event), "value": value, "metadata": metadata}
+    try:
+        text = _ENCODER.encode(record)
+    except ValueError:
+        nonfinite = sorted(name for name, item in value.items() if _has_nonfinite(item))
+        cleaned = {name: _finite(item) for name, item in value.items()}
+        record["value"] = {**cleaned, "nonfinite": nonfinite}
+        text = _ENCODER.encode(record)
+    return PERFLOG_PREFIX + text
+
+
+def _has_nonfinite(item: Any) -> bool:
+    if isinstance(item, float):
+        return not math.isfinite(item)
+    if isinstance(item, Mapping):
+        return any(_has_nonfinite(part) for part in item.values())
+    if isinstance(item, list | tuple):
+        return any(_has_nonfinite(part) for part in item)
+    return False
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, float):
+        return item if math.isfinite(item) else None
+    if isinstance(item, Mapping):
+        return {name: _finite(part) for name, part in item.items()}
+    if isinstance(item, list | tuple):
+        return [_finite(part) for part in item]
+    return item
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PerfLogRecord:
+    """One decoded event."""
+
+    event: str
+    """Its name; a vendor's code may use names that :class:`Event` does not have."""
+    value: Mapping[str, Any]
+    time_ms: float
+    """Wall clock, Unix milliseconds."""
+    mono_ms: float
+    """Monotonic clock, comparable between the processes of one host."""
+    rank: int
+
+    def value_as(self, model: type[S]) -> S:
+        """Return the value as the event's type, without ``nonfinite``. Raises pydantic's ValidationError."""
+        return model.model_validate({key: item for key, item in self.value.items() if key != "nonfinite"})
+
+
+def decode_line(line: bytes | str) -> list[PerfLogRecord]:
+    """Return the records in a line, empty where it has none or they are damaged.
+
+    Other output may precede the prefix. A line has several records where processes wrote at the same time. The rest of
+    the line is tried as one record first, since a message inside a record may contain the prefix.
+    """
+    data = line.encode(errors="backslashreplace") if isinstance(line, str) else line
+    start = data.find(_PREFIX)
+    if start < 0:
+        return []
+    rest = data[start + len(_PREFIX) :]
+    whole = _decode(rest)
+    if whole is not None:
+        return [whole]
+    records = (_decode(piece[: piece.rfind(b"}") + 1]) for piece in rest.split(_PREFIX))
+    return [record for record in records if record is not None]
+
+
+def _decode(text: bytes) -> PerfLogRecord | None:
+    try:
+        loaded = from_json(text, allow_inf_nan=False)
+        metadata = loaded["metadata"]
+        event, value = loaded["event"], loaded["value"]
+        if not isinstance(event, str):
+            return None
+        return PerfLogRecord(
+            event=event,
+            value=value if isinstance(value, dict) else {},
+            time_ms=float(metadata["time_ms"]),
+            mono_ms=float(metadata["mono_ms"]),
+            rank=int(metadata["rank"]),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+@final
+@dataclass(slots=True)
+class ReadReport:
+    """Counts of what :class:`PerfLogReader` read."""
+
+    lines: int = 0
+    records: int = 0
+    malformed: int = 0
+    """Lines that contain the prefix but no valid record."""
+    malformed_lines: tuple[int, ...] = ()
+    """Numbers (from 1) of the first few of them."""
+    truncated: bool = False
+    """The last line is incomplete: its writer was killed."""
+
+
+@final
+class PerfLogReader:
+    """Iterates over the records of a log that also contains other output; ``report`` is complete after the iteration.
+
+    Memory is bounded: one line at a time, of which at most :data:`MAX_LINE_BYTES`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.report = ReadReport()
+
+    def __iter__(self) -> Iterator[PerfLogRecord]:
+        self.report = ReadReport()
+        try:
+            with self.path.open("rb", buffering=2**18) as file:
+                yield from self._records(file)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    def _records(self, file: BinaryIO) -> Iterator[PerfLogRecord]:
+        report = self.report
+        while line := file.readline(MAX_LINE_BYTES):
+            report.lines += 1
+            complete = line.endswith(b"\n")
+            if not complete and len(line) == MAX_LINE_BYTES:
+                complete = _skip_line(file)
+            if _PREFIX not in line:
+                continue
+            if found := decode_line(line):
+                report.records += len(found)
+                yield from found
+            elif complete:
+                report.malformed += 1
+                if report.malformed <= _MAX_LISTED_LINES:
+                    report.malformed_lines = (*report.malformed_lines, report.lines)
+            else:
+                report.truncated = True
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Read past the rest of a line; return False where the file ends first."""
+    while rest := file.readline(MAX_LINE_BYTES):
+        if rest.endswith(b"\n"):
+            return True
+    return False
