@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem
@@ -32,7 +32,7 @@ def look(plan: Plan, *given: Path) -> list[HostProblem]:
     directory = RunDirectory(Path("/nowhere/run"), plan)
 
     async def body() -> list[HostProblem]:
-        launcher = launcher_for(plan, directory.path)
+        launcher = create_launcher(plan, directory.path)
         try:
             return await Preflight(directory, launcher, plan.jobs, given).run()
         finally:

@@ -97,7 +97,7 @@ def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Be
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
     wait_for(lambda: stepping(run), "a step that came home")
-    kill(bed, "accelmark.run.agent.agent")
+    kill(bed, "accelmark.run.agent")
     code, out, err = done(process)
     (status,) = statuses(run)
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)

@@ -229,7 +229,7 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
-    seen = session.standing(run)
+    seen = session.read_status(run)
     assert seen.coordinator == process.pid
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
     (progress,) = seen.progress.values()
@@ -237,7 +237,7 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     assert progress.step >= 1
     process.kill()
     process.communicate()
-    assert session.standing(run).coordinator is None
+    assert session.read_status(run).coordinator is None
     session.stop(run, at_once=True)
 
 

@@ -92,9 +92,7 @@ class SharedFilesystemLauncher(Launcher):
         """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
         agent = self._agent(node)
         readable = [path for path in agent.readable if path.is_dir() and path not in node.job.data_dirs.values()]
-        command = replace(
-            agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable
-        )
+        command = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
         return self._sandbox(node).sandbox.command(self.python, command)
 
     def _sandbox(self, node: NodeJob) -> JobSandbox:
@@ -103,7 +101,7 @@ class SharedFilesystemLauncher(Launcher):
 
     def _agent(self, node: NodeJob) -> ModuleCommand:
         plugins = os.environ.get(PLUGINS_VARIABLE, "")
-        environment = agent_markers(node) | self.variables
+        environment = {**agent_markers(node), **self.variables}
         if plugins:
             environment[PLUGINS_VARIABLE] = plugins
         folders = [

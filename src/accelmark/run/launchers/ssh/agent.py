@@ -129,7 +129,9 @@ class SshAgent:
         num_ended = await self._clean_up()
         last = last_error(node_dir / AGENT_LOG)
         if end == "dead" and not (node_dir / IDENTITY_FILE).exists():
-            return self._save(unreported_exit(self._node, "failed", f"node agent could not start{last}", self._started_at))
+            return self._save(
+                unreported_exit(self._node, "failed", f"node agent could not start{last}", self._started_at)
+            )
         if num_ended:
             found += f"; {num_ended} processes that it left behind were killed"
         return self._lost(found + last)

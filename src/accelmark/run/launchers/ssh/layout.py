@@ -41,7 +41,7 @@ class Layout:
         work = shared / "accelmark" if shared is not None else options.work_directory
         is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
         shared_run = PurePosixPath(run.absolute()) if is_shared_run else None
-        return cls(PurePosixPath(node), f"{run.name}-{mark}", shared is not None, options.abandon_s, shared_run)
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, options.abandon_s, shared_run)
 
     @property
     def code(self) -> PurePosixPath:
