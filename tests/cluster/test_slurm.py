@@ -108,8 +108,8 @@ def test_a_run_directory_that_nodes_do_not_see_is_found(plugins: Path, tmp_path:
             await launcher.close()
 
     found = [what for what in asyncio.run(body()) if "is busy: load" not in what]
-    hint = "put the run directory on a file system that all nodes see (--out)"
-    assert found == [f"n1: does not see {run} of this machine ({hint})"]
+    hint = "choose a run directory on a file system that all nodes share (--out)"
+    assert found == [f"n1: cannot see {run} of this machine ({hint})"]
 
 
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(

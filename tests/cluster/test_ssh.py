@@ -12,7 +12,7 @@ import pytest
 
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
-from accelmark.results.store.store import check_manifest
+from accelmark.results.store.manifest import check_manifest
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for
@@ -28,8 +28,8 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp
     code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
     for number in range(1, 5):
-        node = run / "toy0-pytorch-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
-        expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_pytorch_task.log"}
+        node = run / "toy0-bare-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
+        expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_bare_task.log"}
         assert expected <= {path.name for path in node.iterdir()}
     found = verify_run(run)
     assert (found.changed, found.differences) == ((), ())
@@ -90,7 +90,7 @@ def test_a_host_that_stays_away_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp
     code, _, _ = done(process)
     status, other = statuses(run)
     assert (code, status.state, other.state) == (1, "lost", "succeeded")
-    assert "n2: was out of reach for" in (status.reason or "")
+    assert "n2: unreachable for" in (status.reason or "")
 
 
 def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Be
     (status,) = statuses(run)
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
     first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
-    assert "the node agent ended without a last word (was it killed?)" in first
+    assert "node agent exited without writing exit.json (was it killed?)" in first
 
 
 def test_a_monitor_that_is_killed_is_started_again_and_told(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePla
         bed.sshd(2)
     (key,), (refused, other) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
     assert (key.state, refused.state, other.state) == ("failed", "failed", "succeeded")
-    assert "n1: its host key is not the known one" in (key.reason or "")
+    assert "n1: unknown host key" in (key.reason or "")
     assert "n2: cannot be reached at" in (refused.reason or "")
 
 

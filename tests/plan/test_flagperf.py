@@ -131,7 +131,7 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "hosts stand twice")],
+    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "duplicate hosts")],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):

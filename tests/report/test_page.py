@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from accelmark.report.page import render_page, script_json, write_page
-from accelmark.results.rounds.summary import write_round
-from accelmark.results.store.store import check_manifest, load_run
+from accelmark.results.rounds.result import write_round
+from accelmark.results.store.loaded_run import load_run
+from accelmark.results.store.manifest import check_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run

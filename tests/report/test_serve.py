@@ -18,8 +18,7 @@ from accelmark.cli.serve import serve
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.serve.server import is_loopback
 from accelmark.report.serve.token import read_or_make
-from accelmark.results.read.bundled import SUFFIX
-from accelmark.results.store.bundle import write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.store.bundle import unpack, write_bundle
+from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
-from accelmark.results.store.store import SUMMARY_FILE
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.spec.job import NodeExit
@@ -202,7 +202,7 @@ def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> 
     wait_for(lambda: said(task, "STEP_END"), "a step")
     parent.kill()
     parent.wait()
-    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "the agent's last word")
+    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "exit.json")
     end = NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
     assert end.state == "succeeded"
 

@@ -102,7 +102,7 @@ def test_an_image_that_is_nowhere_is_found_before_anything_starts(
     """A daemon may have ways to a registry that its client has not: only the registry's own word is sure there."""
     (store / "refusal").write_text(f"{said}\n")
     plan = plan_in(GONE, engine)
-    what = f"the image {GONE} is not there, and not found to be pulled: {said}"
+    what = f"the image {GONE} is absent, and was not found in its registry: {said}"
     assert look(plan, tmp_path / "run") == [(severity, what)]
     (store / "images").write_text(f"{GONE}\n")
     assert look(plan, tmp_path / "run") == []

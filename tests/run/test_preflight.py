@@ -91,9 +91,8 @@ def test_one_machine_under_two_names_is_an_error() -> None:
     ("changed", "what"),
     [
         ({"hosts": [{"address": "-oProxyCommand=x"}]}, "begins with a dash"),
-        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "hosts stand twice: a"),
-        ({"launcher": "local"}, "several hosts need launcher"),
-        ({"environment": {"A=B": "x"}}, "not names of variables"),
+        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "duplicate hosts: a"),
+        ({"environment": {"A=B": "x"}}, "not valid variable names"),
         ({"container": {"engine": "podman", "image_file": "x.tar"}}, "image_file needs image"),
         ({"hosts": []}, "at least 1 item"),
     ],

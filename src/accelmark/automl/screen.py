@@ -15,12 +15,12 @@ from rich.text import Text
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.records import TrialStatus
 from accelmark.automl.schedule import Scheduler
+from accelmark.spec.number_format import duration, quantity
 
 if TYPE_CHECKING:
     from accelmark.automl.engine.coordinator import Observer
     from accelmark.automl.summary import Summary
 
-_PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SHOWN: Final = 12
 _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
 _ENDS: Final = {
@@ -30,21 +30,6 @@ _ENDS: Final = {
     "exhausted": "no network was left that its morphs could make within its limits",
 }
 """Why a session ended, in words."""
-
-
-def operations_per_s(value: float | None) -> str:
-    """Write a score with a prefix: ``56.1 TOPS``; a dash for none."""
-    if value is None:
-        return "-"
-    for factor, prefix in _PREFIXES:
-        if abs(value) >= factor:
-            return f"{value / factor:.2f} {prefix}OPS"
-    return f"{value:.2f} OPS"
-
-
-def percent(value: float | None) -> str:
-    """Write a share in percent; a dash for none."""
-    return "-" if value is None else f"{value:.2%}"
 
 
 @contextmanager
@@ -68,12 +53,12 @@ def _picture(state: RunState, scheduler: Scheduler) -> Group:
         style="dim",
     )
     head.add_row(
-        f"{state.clock_s:.0f} s" + ("" if limit is None else f" of {limit:.0f}"),
-        operations_per_s(point.score),
-        percent(point.error),
-        operations_per_s(point.regulated_score),
-        percent(used.idle_share),
-        percent(point.search_error),
+        duration(state.clock_s) + ("" if limit is None else f" of {duration(limit)}"),
+        _ops(point.score),
+        _ratio(point.error),
+        _ops(point.regulated_score),
+        _ratio(used.idle_share),
+        _ratio(point.search_error),
     )
     bound = scheduler.schedule.max_trials
     told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items())) or "none yet"
@@ -83,7 +68,7 @@ def _picture(state: RunState, scheduler: Scheduler) -> Group:
     )
     parts: list[RenderableType] = [head, trials, _trials(state)]
     if state.notes:
-        last = Text(f"{state.notes[-1].clock_s:.0f} s: {state.notes[-1].text}", style="yellow", overflow="ellipsis")
+        last = Text(f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}", style="yellow", overflow="ellipsis")
         last.no_wrap = True
         parts.append(last)
     return Group(*parts)
@@ -111,8 +96,8 @@ def _trials(state: RunState) -> Table:
             str(record.round),
             Text(record.status, style=_STYLES.get(record.status, "red")),
             f"{len(seen)}/{record.epochs_planned}",
-            percent(max((epoch.validation_accuracy or 0 for epoch in seen), default=None)),
-            percent(record.held_out_accuracy),
+            _ratio(max((epoch.validation_accuracy or 0 for epoch in seen), default=None)),
+            _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
         )
     return table
@@ -133,13 +118,13 @@ def show_summary(summary: Summary) -> None:
     rows = {
         "run": f"{summary.run} ({summary.standing}{_because(summary.ended_because)})",
         "trials": ", ".join(f"{number} {status}" for status, number in sorted(summary.trials.items())),
-        "duration": f"{summary.duration_s:.1f} s",
-        "score": f"{operations_per_s(final.score)} ({summary.counting})",
-        "error": f"{percent(final.error)} held out, {percent(final.search_error)} best of search",
-        "regulated score": operations_per_s(final.regulated_score),
-        "idle": percent(summary.utilisation.idle_share),
+        "duration": quantity(summary.duration_s, "s"),
+        "score": f"{_ops(final.score)} ({summary.counting})",
+        "error": f"{_ratio(final.error)} held out, {_ratio(final.search_error)} best of search",
+        "regulated score": _ops(final.regulated_score),
+        "idle": _ratio(summary.utilisation.idle_share),
         "power": _measured(used.mean_power_w, "W", used.reasons.get("mean_power_w", "")),
-        "processor use": percent(used.cpu_utilisation)
+        "processor use": _ratio(used.cpu_utilisation)
         if used.cpu_utilisation is not None
         else _measured(None, "", used.reasons.get("cpu_utilisation", "")),
     }
@@ -154,4 +139,12 @@ def _because(reason: str | None) -> str:
 
 
 def _measured(value: float | None, unit: str, reason: str) -> str:
-    return f"not measured: {reason}" if value is None else f"{value:.1f} {unit}"
+    return f"not measured: {reason}" if value is None else quantity(value, unit)
+
+
+def _ops(value: float | None) -> str:
+    return quantity(value, "OP/s")
+
+
+def _ratio(value: float | None) -> str:
+    return quantity(value, "ratio")

@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write the page of a run; one that was killed before its summary is summarised first."""
     from accelmark.report.page import write_page
-    from accelmark.results.store.store import SUMMARY_FILE, load_run
+    from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
     from accelmark.run.record.measure import measure_run
     from accelmark.spec.errors import RequestError
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelmark.results.compare.table import Row
-    from accelmark.results.store.store import LoadedRun
+    from accelmark.results.store.loaded_run import LoadedRun
 
 
 class Format(StrEnum):
@@ -50,7 +50,7 @@ def results(
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
     from accelmark.report.printable import printable
     from accelmark.results.compare.table import column, matching, rows_of
-    from accelmark.results.read.sources import open_sources
+    from accelmark.results.store.sources import open_sources
     from accelmark.spec.errors import RequestError
 
     asked = {
@@ -82,7 +82,7 @@ def results(
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
     elif output_format is Format.PARQUET:
-        from accelmark.results.compare.query import write_parquet
+        from accelmark.results.compare.sql import write_parquet
 
         if output is None:
             raise RequestError("Parquet is not for a terminal: name a file with --output")
@@ -136,7 +136,7 @@ def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 
 
 def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
-    from accelmark.results.compare.query import ask
+    from accelmark.results.compare.sql import ask
     from accelmark.spec.errors import RequestError
 
     answer = ask(rows, sql)

@@ -75,7 +75,7 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
     from rich.padding import Padding
     from rich.text import Text
 
-    from accelmark.report.numbers import NOTHING
+    from accelmark.spec.number_format import NOTHING
 
     for row in rows:
         shown = [printable(text) for text in row]

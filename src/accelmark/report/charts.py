@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-from accelmark.report.numbers import digits, percent, quantity, scale_of
 from accelmark.results.figures.scaling import ScalingCurve
+from accelmark.spec.number_format import digits, percent, quantity, scale_of
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 300

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.report.numbers import NOTHING, THIN, digits, percent, quantity, scale_of
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import GROUPS
-from accelmark.results.compare.compare import Comparison, Difference, Pair, Side
-from accelmark.results.compare.differences import AREAS, Area, Differing
+from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
+from accelmark.results.compare.context import AREAS, Area, Differing
 from accelmark.results.figures.definitions import FIGURES
+from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of
 
 WORDS: Final = {
     "better": "better",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.report.numbers import NOTHING, digits
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.spec.number_format import NOTHING, digits, percent
 
 F = FigureName
 
@@ -123,7 +123,7 @@ def _row(anchor: str, case: CaseResult, result: RoundResult) -> EngineRow:
     for _, name in _COLUMNS:
         spread = case.figures.get(name)
         mean = means.get(name)
-        shown = NOTHING if mean is None else f"{100 * mean:.1f} %" if name is F.MFU else digits(mean)
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
         cells.append((shown, (spread.reason if spread is not None else None) or ""))
     core, base = means.get(F.INFERENCE_CORE), means.get(F.VALIDATION_CORE)
     return EngineRow(
@@ -134,7 +134,7 @@ def _row(anchor: str, case: CaseResult, result: RoundResult) -> EngineRow:
         batch=inference.batch_size,
         verdict=case.verdict,
         cells=tuple(cells),
-        faster=f"{core / base:.2f}×" if core and base else NOTHING,
+        faster=f"{digits(core / base, 3)}×" if core and base else NOTHING,
     )
 
 

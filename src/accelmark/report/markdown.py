@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.runs_table import escaped
 from accelmark.report.view import half_interval
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figures.definitions import FigureName, format_figure
 from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
+from accelmark.spec.number_format import NOTHING, percent
 
 BEGIN: Final = "<!-- results -->"
 END: Final = "<!-- /results -->"
@@ -158,7 +158,7 @@ def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
     if spread is None or spread.mean is None:
         return NOTHING
     half = half_interval(spread)
-    return figure(name, spread.mean, unit) + (f" ± {percent(half)}" if half is not None else "")
+    return format_figure(name, spread.mean, unit) + (f" ± {percent(half)}" if half is not None else "")
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -11,7 +11,8 @@ from accelmark.report.inference import inference_view
 from accelmark.report.shell import fill, inline
 from accelmark.report.view import case_views
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import LoadedRun, load_run, update_manifest
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.manifest import update_manifest
 
 REPORT_FILE = "report.html"
 

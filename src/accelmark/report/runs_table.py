@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from accelmark.report.numbers import NOTHING, figure, percent
 from accelmark.report.printable import printable
 from accelmark.results.compare.table import HALF, Cell, Row, grouped
-from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.figures.definitions import FigureName, format_figure, title_of
+from accelmark.spec.number_format import NOTHING, percent
 
 F = FigureName
 FIGURES_SHOWN: Final = (
@@ -27,7 +27,7 @@ _TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak 
 def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
     """Return the heads of the table, and the figures that any row holds."""
     names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
-    titles = [_TITLES.get(name, FIGURES[name].title.format(unit="unit")) for name in names]
+    titles = [_TITLES.get(name, title_of(name, "unit")) for name in names]
     return [*(title for title, _ in shown_facts(rows)), *titles], names
 
 
@@ -54,7 +54,7 @@ def figure_cell(row: Row, name: FigureName) -> str:
     value, half = row[name.value], row[f"{name.value}{HALF}"]
     if not isinstance(value, float | int):
         return NOTHING
-    text = figure(name, float(value), str(row["unit"]))
+    text = format_figure(name, float(value), str(row["unit"]))
     if not isinstance(half, float | int) or not value:
         return text
     share = float(half) / abs(value)

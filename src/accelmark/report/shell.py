@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from accelmark.report.numbers import NOTHING, percent, quantity
+from accelmark.spec.number_format import NOTHING, percent, quantity
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final, final
 
-from accelmark.report.numbers import NOTHING, digits, figure, percent, quantity, scale_of, title_of, unit_of
 from accelmark.report.plots import plots_of
 from accelmark.results.figures.aggregate import NARROW
-from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import RankExit
+from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 
 F = FigureName
 HEADLINES: Final = (
@@ -268,7 +268,7 @@ def _row(name: FigureName, spread: Spread, rounds: Sequence[RoundResult], words:
     return Row(
         title=words.title(name),
         explanation=FIGURES[name].explanation,
-        value=figure(name, spread.mean, words.unit),
+        value=format_figure(name, spread.mean, words.unit),
         interval=NOTHING if half is None else f"± {percent(half)}",
         wide=half is not None and half > NARROW,
         rounds=tuple(scale.number(_value(result, name)) for result in rounds),
@@ -283,7 +283,7 @@ def _round(result: RoundResult, columns: Sequence[FigureName]) -> RoundView:
         converged=answers[result.converged],
         reason=result.reason or "",
         started_at=result.started_at.replace("T", " ").replace("Z", " UTC").replace(".000", ""),
-        cells=tuple(figure(name, _value(result, name), result.unit) for name in columns),
+        cells=tuple(format_figure(name, _value(result, name), result.unit) for name in columns),
         failed_ranks=tuple(
             (node.host, rank) for node in result.nodes for rank in node.ranks if rank.state != "succeeded"
         ),

@@ -1,4 +1,4 @@
-"""Find cases, vendors and launchers: in this package, in installed packages, and in ``ACCELMARK_PLUGINS``."""
+"""Find plug-ins (cases, vendors, frameworks, launchers): here, in installed packages, and in ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -13,31 +13,44 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal, final
+from typing import Final, Literal, cast, final
 
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
 from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors", "launchers"]
+Kind = Literal["cases", "vendors", "frameworks", "launchers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+"""Kinds of plug-ins that jobs need on their hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``launchers/`` folders."""
+"""Directories (separated as in ``PATH``) with folders ``cases/``, ``vendors/``, ``frameworks/``, ``launchers/``."""
 
-_ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "launchers": "launcher.yaml"}
-_PACKAGE: Final = {"cases": "accelmark.cases", "vendors": "accelmark.vendors", "launchers": "accelmark.run.launchers"}
+_PACKAGE: Final = {
+    "cases": "accelmark.cases",
+    "vendors": "accelmark.vendors",
+    "frameworks": "accelmark.frameworks",
+    "launchers": "accelmark.run.launchers",
+}
+_FILE: Final = {
+    "cases": "case.yaml",
+    "vendors": "vendor.yaml",
+    "frameworks": "framework.yaml",
+    "launchers": "launcher.yaml",
+}
+_SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that belong to no case, vendor, launcher or AccelMark itself."""
+"""Folders that belong to no plug-in and not to AccelMark."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A plug-in's folder, and where it was found."""
+    """The folder of a plug-in, and where it was found."""
 
     name: str
     path: Path
@@ -48,42 +61,6 @@ class Folder:
     def ref(self) -> FolderRef:
         """Return what a job needs to find this folder, with the hash of its files."""
         return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
-
-    @property
-    def file(self) -> Path:
-        """The YAML file that describes the plug-in."""
-        return self.path / next(name for name in _FILE.values() if (self.path / name).is_file())
-
-    def module(self, name: str) -> ModuleType:
-        """Import a Python file of this folder.
-
-        Raises:
-            SpecError: it cannot be imported.
-        """
-        path = self.path / f"{name}.py"
-        try:
-            return _import(f"{self.package}.{name}" if self.package else None, path)
-        except Exception as error:
-            raise SpecError([Problem(str(path), "", f"{type(error).__name__} on import: {error}")]) from error
-
-
-def _import(module: str | None, path: Path) -> ModuleType:
-    if module is not None:
-        return importlib.import_module(module)
-    alias = f"_accelmark_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if alias in sys.modules:
-        return sys.modules[alias]
-    spec = importlib.util.spec_from_file_location(alias, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("is not a Python file")
-    imported = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = imported
-    try:
-        spec.loader.exec_module(imported)
-    except BaseException:
-        del sys.modules[alias]
-        raise
-    return imported
 
 
 def tree_hash(path: Path) -> str:
@@ -147,7 +124,7 @@ def look_again() -> None:
 
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
     package = _PACKAGE[kind]
-    yield from _below(_ROOT.joinpath(*package.split(".")[1:]), kind, package, "accelmark")
+    yield from _below(_SOURCE.joinpath(*package.split(".")), kind, package, "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
         spec = importlib.util.find_spec(entry.module)
@@ -191,6 +168,50 @@ def load_vendor(name: str) -> VendorSpec:
     return _load_vendor(find("vendors", name).path / _FILE["vendors"])
 
 
+def load_framework(name: str) -> FrameworkSpec:
+    """Read and check ``framework.yaml`` of one framework."""
+    return _load_framework(find("frameworks", name).path / _FILE["frameworks"])
+
+
+def load_launch(name: str) -> FrameworkLaunch:
+    """Import ``launch.py`` of one framework, which imports no framework.
+
+    Raises:
+        RequestError: there is no such framework, or its folder has no ``launch.py``.
+    """
+    return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
+
+
+def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
+    """Import ``module`` of a folder: as part of its package, or from its file where it has none.
+
+    Raises:
+        RequestError: the folder has no such file.
+    """
+    path = folder.path / f"{module}.py"
+    if folder.package is not None:
+        name = f"{folder.package}.{module}"
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"{folder.name!r} has no module {name!r}")
+        return importlib.import_module(name)
+    if not path.is_file():
+        others = sorted(file.stem for file in folder.path.glob("*.py"))
+        raise RequestError(f"{folder.name!r} has no {path} ({nearest(module, others)})")
+    return file_module(f"accelmark_folder_{folder.path.parent.name}_{folder.name}_{module}", path)
+
+
+def file_module(name: str, path: Path) -> ModuleType:
+    """Import the file at ``path`` as module ``name``, as a package where it is an ``__init__.py``."""
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @cache
 def _load_case(path: Path) -> CaseSpec:
     spec = parse(CaseSpec, read_yaml(path), str(path))
@@ -203,6 +224,13 @@ def _load_case(path: Path) -> CaseSpec:
 @cache
 def _load_vendor(path: Path) -> VendorSpec:
     spec = parse(VendorSpec, read_yaml(path), str(path))
+    _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_framework(path: Path) -> FrameworkSpec:
+    spec = parse(FrameworkSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
     return spec
 

@@ -25,7 +25,7 @@ class HostSpec(Spec):
     interface: str | None = None
     """Network interface between ranks; the one that routes to host 0 when null."""
     service_ports: tuple[int, ...] = ()
-    """Ports of the servers that a framework runs on this host (FlagPerf's HOSTS_PORTS). The framework uses the first;
+    """Ports for servers of the framework on this host (FlagPerf's HOSTS_PORTS). The framework's launch gets the first;
     preflight checks that all are free."""
 
     @field_validator("address", "user")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from accelmark.spec.catalog import find, folders
+from accelmark.spec.catalog import find, folder_module, folders
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, parse, problems_of
@@ -51,10 +51,10 @@ def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
     Raises:
         RequestError: there is no such launcher; the nearest name is suggested.
     """
-    folder = find("launchers", name, where)
-    spec = parse(LauncherSpec, read_yaml(folder.file), str(folder.file))
-    if spec.name != folder.name:
-        raise SpecError([Problem(str(folder.file), "name", f"is {spec.name!r}, but the folder is {folder.name!r}")])
+    file = find("launchers", name, where).path / "launcher.yaml"
+    spec = parse(LauncherSpec, read_yaml(file), str(file))
+    if spec.name != name:
+        raise SpecError([Problem(str(file), "name", f"is {spec.name!r}, but the folder is {name!r}")])
     return spec
 
 
@@ -122,7 +122,7 @@ def options_model(launcher: str) -> type[LauncherOptions]:
     folder = find("launchers", launcher)
     if not (folder.path / "options.py").is_file():
         return LauncherOptions
-    model: type[LauncherOptions] = folder.module("options").Options
+    model: type[LauncherOptions] = folder_module(folder, "options").Options
     return model
 
 

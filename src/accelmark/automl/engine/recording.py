@@ -16,7 +16,7 @@ from accelmark.automl.engine.state import RunState
 from accelmark.automl.records import Record
 from accelmark.results.figures.consumption import consumption_figures
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.read.samples import read_samples
+from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import find
 from accelmark.spec.errors import AccelmarkError
 from accelmark.telemetry.detect import default_vendor

@@ -8,9 +8,9 @@ from typing import Any, Final
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.records import TrialRecord
-from accelmark.automl.screen import operations_per_s, percent
 from accelmark.automl.summary import PointRow, Summary, summarise
 from accelmark.report.automl.drawing import draw_family, draw_network, draw_workers
+from accelmark.spec.number_format import digits, quantity
 
 MOST_DRAWN: Final = 60
 
@@ -79,16 +79,17 @@ def search_view(run: RunDirectory) -> SearchView:
 
 def _tiles(summary: Summary) -> tuple[tuple[str, str, str], ...]:
     final, used = summary.final, summary.utilisation
+    took = quantity(summary.duration_s, "s")
     return (
-        ("Score", operations_per_s(final.score), f"operations per second, counted by {summary.counting}"),
-        ("Error", percent(final.error), "on the held-out split, which the search never saw"),
-        ("Regulated score", operations_per_s(final.regulated_score), "-ln(error) × score"),
-        ("Best of search", percent(final.search_error), "error at the best of all peeks at the validation split"),
-        ("Idle", percent(used.idle_share), f"of {used.workers} workers' time was neither training nor evaluating"),
+        ("Score", _ops(final.score), f"operations per second, counted by {summary.counting}"),
+        ("Error", _ratio(final.error), "on the held-out split, which the search never saw"),
+        ("Regulated score", _ops(final.regulated_score), "-ln(error) × score"),
+        ("Best of search", _ratio(final.search_error), "error at the best of all peeks at the validation split"),
+        ("Idle", _ratio(used.idle_share), f"of {used.workers} workers' time was neither training nor evaluating"),
         (
             "Trials",
             str(summary.trials.get("finished", 0)),
-            f"finished of {summary.trials_started} started; {summary.epochs} epochs in {summary.duration_s:.0f} s",
+            f"finished of {summary.trials_started} started; {summary.epochs} epochs in {took}",
         ),
     )
 
@@ -100,21 +101,21 @@ def _consumption(summary: Summary) -> tuple[tuple[str, str, str], ...]:
         return title, "-" if value is None else text, used.reasons.get(name, "while trials ran")
 
     return (
-        tile("Power", "mean_power_w", used.mean_power_w, f"{used.mean_power_w or 0:.1f} W"),
-        tile("Energy", "energy_j", used.energy_j, f"{(used.energy_j or 0) / 3.6e6:.4f} kWh"),
-        tile("Processor use", "cpu_utilisation", used.cpu_utilisation, percent(used.cpu_utilisation)),
-        tile("Device use", "device_utilisation", used.device_utilisation, percent(used.device_utilisation)),
+        tile("Power", "mean_power_w", used.mean_power_w, quantity(used.mean_power_w, "W")),
+        tile("Energy", "energy_j", used.energy_j, quantity(used.energy_j, "J")),
+        tile("Processor use", "cpu_utilisation", used.cpu_utilisation, _ratio(used.cpu_utilisation)),
+        tile("Device use", "device_utilisation", used.device_utilisation, _ratio(used.device_utilisation)),
     )
 
 
 def _row(row: PointRow) -> tuple[str, ...]:
     return (
-        f"{row.time_h:.3f}",
-        percent(row.error),
-        percent(row.search_error),
-        operations_per_s(row.score),
-        operations_per_s(row.regulated_score),
-        f"{row.operations:.4g}",
+        digits(row.time_h),
+        _ratio(row.error),
+        _ratio(row.search_error),
+        _ops(row.score),
+        _ops(row.regulated_score),
+        digits(row.operations),
     )
 
 
@@ -123,17 +124,17 @@ def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
     seen = [epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None]
     best = max(seen, default=None)
     hyper = record.hyperparameters
-    settings = [f"batch {hyper.batch_size}", f"rate {hyper.learning_rate:.4g}"]
+    settings = [f"batch {hyper.batch_size}", f"rate {digits(hyper.learning_rate)}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
-    settings += [f"dropout {hyper.dropout:.2f}"] if hyper.dropout is not None else []
+    settings += [f"dropout {digits(hyper.dropout, 2)}"] if hyper.dropout is not None else []
     return (
         str(record.trial),
         str(record.individual),
         str(record.round),
         record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
         f"{sum(epoch.complete for epoch in epochs)}/{record.epochs_planned}",
-        percent(best),
-        percent(record.held_out_accuracy),
+        _ratio(best),
+        _ratio(record.held_out_accuracy),
         f"{record.parameters:,}",
         record.weights,
         ", ".join(settings) + (" (TPE)" if record.tuned else ""),
@@ -149,7 +150,7 @@ def _networks(state: RunState, reached: dict[int, float]) -> tuple[NetworkView, 
             title=f"Network {one.id}",
             line=(f"from {one.parent}: " if one.parent is not None else "")
             + (", ".join(map(str, one.morphs)) or "seed")
-            + (f"; validation accuracy {reached[one.id]:.4f}" if one.id in reached else "; not validated"),
+            + (f"; validation accuracy {digits(reached[one.id])}" if one.id in reached else "; not validated"),
             drawing=draw_network(one.network, f"Network {one.id}"),
         )
         for one in sorted(best, key=lambda one: one.id)
@@ -173,3 +174,11 @@ def _plots(summary: Summary) -> dict[str, Any]:
             "unit": "operations / s",
         },
     }
+
+
+def _ops(value: float | None) -> str:
+    return quantity(value, "OP/s")
+
+
+def _ratio(value: float | None) -> str:
+    return quantity(value, "ratio")

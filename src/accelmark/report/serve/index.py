@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final, final
 
 from accelmark.results.compare.table import Row, rows_of
-from accelmark.results.read.sources import find_sources, load_source
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
-from accelmark.results.store.store import SUMMARY_FILE, LoadedRun
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
+from accelmark.results.store.sources import find_sources, load_source
 from accelmark.spec.errors import AccelmarkError, RunError
 
 _LOOK_EVERY_S: Final = 2.0

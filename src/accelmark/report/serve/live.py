@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from accelmark.report.numbers import NOTHING, digits, percent, quantity
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
 
 
 @final
@@ -63,7 +63,7 @@ def live_run(name: str, path: Path) -> LiveRun:
                 ("step", f"{progress.step:,}{total}"),
                 ("loss", NOTHING if progress.loss is None else digits(progress.loss)),
                 ("throughput", NOTHING if progress.throughput is None else f"{digits(progress.throughput)} units/s"),
-                ("left", quantity(progress.eta_s, "s")),
+                ("left", NOTHING if progress.eta_s is None else duration(progress.eta_s)),
                 ("power", quantity(progress.devices.power_w, "W")),
                 ("utilisation", percent(progress.devices.utilisation)),
             ]
@@ -88,7 +88,7 @@ def _live_search(name: str, path: Path) -> LiveRun:
     facts = (
         ("trials", f"{finished} finished of {seen.trials_started}"),
         ("epochs", str(seen.epochs)),
-        ("score", quantity(seen.final.score, "op/s")),
+        ("score", quantity(seen.final.score, "OP/s")),
         ("held-out error", quantity(seen.final.error, "ratio")),
         ("idle", percent(seen.utilisation.idle_share)),
     )

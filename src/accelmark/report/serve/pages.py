@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.report.charts import scaling_chart, trend_chart
-from accelmark.report.numbers import NOTHING, quantity, title_of, unit_of
 from accelmark.report.runs_table import figure_cell, shown_columns
 from accelmark.report.serve.index import RunIndex, Seen
 from accelmark.report.serve.live import live_run, live_runs
 from accelmark.report.shell import fill
 from accelmark.results.compare.table import HALF, Row
-from accelmark.results.figures.definitions import FIGURES, FigureName
-from accelmark.results.read.sources import load_source
+from accelmark.results.figures.definitions import FIGURES, FigureName, title_of, unit_of
 from accelmark.results.rounds.search import is_search
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.sources import load_source
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import NOTHING, quantity
 
 Query = Mapping[str, Sequence[str]]
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
@@ -112,7 +112,7 @@ class Pages:
     def compare(self, query: Query) -> Reply:
         """Compare some runs with the first."""
         from accelmark.report.comparison import render_comparison
-        from accelmark.results.compare.compare import compare
+        from accelmark.results.compare.comparison import compare
 
         seen = self._index.look()
         names = list(dict.fromkeys(query.get("run") or ()))
@@ -146,7 +146,7 @@ class Pages:
         return Reply(fill("trend.html", served=True, title="Trend", choices=choices, drawn=drawn, **values))
 
     def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
-        from accelmark.results.compare.trend import change_points, levels
+        from accelmark.results.compare.statistics import change_points, levels
 
         points = [row for row in rows if row[name.value] is not None]
         numbers = [float(row[name.value] or 0.0) for row in points]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, final
 
+from accelmark.spec.number_format import quantity
+
 
 class FigureName(StrEnum):
     """Every headline figure of a round."""
@@ -131,7 +133,7 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
     FigureName.DEVICE_UTILISATION: _info("Device utilisation", "ratio", "higher", "time-weighted mean while measuring"),
     FigureName.CPU_UTILISATION: _info("CPU utilisation", "ratio", "neither", "time-weighted mean while measuring"),
     FigureName.MEAN_POWER: _info("Mean power", "W", "lower", "all devices (or CPU packages) while training"),
-    FigureName.ENERGY: _info("Energy", "J", "lower", "trapezoids over power while training, ends interpolated"),
+    FigureName.ENERGY: _info("Energy", "J", "lower", "device's energy counter while training, else integrated power"),
     FigureName.ENERGY_PER_UNIT: _info("Energy per {unit}", "J", "lower", "energy over the units trained"),
     FigureName.UNITS_PER_JOULE: _info("Performance per watt", "{unit}s/J", "higher", "units per joule"),
     FigureName.TELEMETRY_CPU_TIME: _info("CPU time of telemetry", "s", "lower", "user and system time of the sampler"),
@@ -189,16 +191,16 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
         "Server scenario", "queries/s", "higher", "LoadGen: the highest rate at which 99 % hold the latency bound"
     ),
     FigureName.SEARCH_SCORE: _info(
-        "Score", "op/s", "higher", "operations of all trials over the search's time, as its counting rule counts them"
+        "Score", "OP/s", "higher", "operations of all trials over the search's time, as its counting rule counts them"
     ),
-    FigureName.SEARCH_REGULATED_SCORE: _info("Regulated score", "op/s", "higher", "-ln(held-out error) x score"),
+    FigureName.SEARCH_REGULATED_SCORE: _info("Regulated score", "OP/s", "higher", "-ln(held-out error) x score"),
     FigureName.SEARCH_HELD_OUT_ERROR: _info(
         "Held-out error", "ratio", "lower", "of the best trial, on the split that the search never saw"
     ),
     FigureName.SEARCH_VALIDATION_ERROR: _info(
         "Best error in the search", "ratio", "lower", "best of all peeks at the validation split"
     ),
-    FigureName.SEARCH_OPERATIONS: _info("Operations", "op", "neither", "of all trials, counted"),
+    FigureName.SEARCH_OPERATIONS: _info("Operations", "OP", "neither", "of all trials, counted"),
     FigureName.SEARCH_TIME: _info("Search", "s", "neither", "from the first trial's start to the last one's end"),
     FigureName.SEARCH_IDLE_SHARE: _info(
         "Idle", "ratio", "lower", "share of the workers' time that was neither training nor evaluating"
@@ -218,3 +220,18 @@ INFER_FIGURES: Final = (*_NAMES[_INFER:_SEARCH], *_SHARED)
 """The figures of an inference round."""
 TRAIN_FIGURES: Final = _NAMES[:_INFER]
 """The figures of a training round."""
+
+
+def title_of(name: FigureName, unit: str) -> str:
+    """Return a figure's title for a case that counts ``unit``."""
+    return FIGURES[name].title.format(unit=unit)
+
+
+def unit_of(name: FigureName, unit: str) -> str:
+    """Return a figure's unit for a case that counts ``unit``."""
+    return FIGURES[name].unit.format(unit=unit)
+
+
+def format_figure(name: FigureName, value: float | None, unit: str) -> str:
+    """Return a figure's value with its unit, for a case that counts ``unit``."""
+    return quantity(value, unit_of(name, unit))

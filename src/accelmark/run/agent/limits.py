@@ -10,7 +10,7 @@ from typing import Final, Literal, final
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.rank_output import last_words
 from accelmark.run.agent.task import SEEN_FILE, Limits
-from accelmark.run.display.wording import duration
+from accelmark.spec.number_format import duration
 from accelmark.spec.perflog import PERFLOG_PREFIX
 
 _EVENT: Final = PERFLOG_PREFIX.encode()

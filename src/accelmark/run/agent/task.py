@@ -9,6 +9,7 @@ from typing import Final, Literal, final
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 
@@ -37,7 +38,7 @@ class Limits(Spec):
     abandon_s: PositiveFloat | None = None
     """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
     grace_s: PositiveFloat = 45.0
-    """From SIGTERM to SIGKILL for the ranks: more than torchrun's own 30 s."""
+    """From asking ranks to end until they are killed: longer than the 30 s that a launcher of ranks waits."""
 
 
 class TelemetryTask(Spec):
@@ -65,8 +66,11 @@ class AgentTask(Spec):
     noderank: int = Field(ge=0)
     nnodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
+    """Devices that the job uses on this host."""
+    ranks_per_host: int | None = Field(default=None, ge=1)
+    """Ranks on each host; null: one per device."""
     command: tuple[str, ...] = Field(min_length=1)
-    """Starts the ranks; the arguments ``python`` and ``job.json`` are replaced by their paths on this host."""
+    """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by those of this host."""
     job_file: Path
     framework: str
     master_address: str = "127.0.0.1"
@@ -77,6 +81,8 @@ class AgentTask(Spec):
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
+    servers: tuple[Server, ...] = ()
+    """The framework's servers on all hosts, by noderank."""
     interface: str | None = None
     """Network interface between ranks of several hosts; null: found from the route to host 0."""
     clear_caches: bool = False
@@ -93,12 +99,17 @@ class AgentTask(Spec):
     @property
     def ranks(self) -> range:
         """The global ranks of this host."""
-        return range(self.noderank * self.nproc, (self.noderank + 1) * self.nproc)
+        return range(self.noderank * self.num_ranks, (self.noderank + 1) * self.num_ranks)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks on this host."""
+        return self.ranks_per_host or self.nproc
 
     @property
     def world_size(self) -> int:
         """Number of ranks over all hosts."""
-        return self.nnodes * self.nproc
+        return self.nnodes * self.num_ranks
 
     @property
     def launcher_log(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.results.store.store import MANIFEST_FILE
+from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.controller.daemon_thread import run_in_daemon_thread
 from accelmark.run.controller.job_waiter import JobWaiter, StopRequest
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
@@ -258,7 +258,7 @@ class Coordinator:
         await self._follow(job, agents)
 
     async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
-        reader = ProgressReader(agents[0].node.node_dir, job.job.train)
+        reader = ProgressReader(agents[0].node.node_dir, job.job.work)
         waiter = JobWaiter(agents, self._stop, lambda: self._observer.progress(job, reader.read()))
         state, reason = await waiter.wait()
         self._move(job, state, reason)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from accelmark.datasets import dataset_specs, ensure, fingerprint, place_of
+from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.run.display.wording import memory, percent
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.number_format import percent, quantity
 
 Tell = Callable[[str], None]
 """Told in a few words what is going on."""
@@ -35,7 +35,7 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
     Raises:
         DataError: a person has to name a directory, and did not.
     """
-    return {spec.name: place_of(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
+    return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
 
 @final
@@ -80,15 +80,19 @@ def _record(spec: DatasetSpec, place: Path) -> DataRecord:
 
 
 def _in_cache(spec: DatasetSpec, place: Path) -> bool:
-    return bool(spec.sources) and place_of(spec) == place
+    return bool(spec.sources) and locate(spec) == place
 
 
 def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
     def told(what: str, done: int, total: int | None) -> None:
-        share = f" {percent(done / total)} of {memory(total / 2**20)}" if total else f" {memory(done / 2**20)}"
+        share = f" {percent(done / total)} of {_mib(total)}" if total else f" {_mib(done)}"
         tell(f"{what}{share}")
 
     return told
+
+
+def _mib(size: int) -> str:
+    return quantity(size / 2**20, "MiB", 3)
 
 
 def main(arguments: list[str]) -> int:

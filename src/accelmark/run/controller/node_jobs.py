@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.agent.services import Server, server_variables
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.catalog import find, load_vendor
+from accelmark.spec.catalog import find, load_framework, load_vendor
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
 from accelmark.spec.launcher import load_launcher
 
@@ -45,7 +45,9 @@ def node_jobs(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher:
     hosts = {host.name: host for host in directory.plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     master = launcher.master_address(mine[0])
-    servers = [Server(launcher.master_address(host), host.service_ports[0]) for host in mine if host.service_ports]
+    servers = [
+        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
+    ]
     return [
         NodeJob(
             host=hosts[node.host],
@@ -76,18 +78,20 @@ def _task(
         noderank=node.noderank,
         nnodes=len(job.nodes),
         nproc=node.nproc,
+        ranks_per_host=load_framework(job.job.key.framework).ranks_per_host(node.nproc),
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
-        framework=job.job.key.framework,
+        framework=job.job.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
         environment={
             **vendor.environment,
-            **server_variables(servers, node.noderank),
+            **_flagperf_variables(servers),
             **plan.cluster.environment,
         },
-        threads=job.job.train.settings.threads if job.job.train is not None else None,
+        threads=job.job.work.threads,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+        servers=tuple(servers),
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
         adaptation=adaptation,
@@ -97,6 +101,16 @@ def _task(
         ),
         limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
     )
+
+
+def _flagperf_variables(servers: Sequence[Server]) -> dict[str, str]:
+    """Return FlagPerf's variables with the addresses and ports of all servers, by noderank; empty without servers."""
+    if not servers:
+        return {}
+    return {
+        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
+        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
+    }
 
 
 def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:

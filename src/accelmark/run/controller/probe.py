@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import psutil
 from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets import cache_directory
-from accelmark.results.rounds.state import read_json
+from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.ceilings import Ceilings, ProbeItem
+from accelmark.spec.ceilings import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.foreign import BUSY_CPU
-
-_REQUEST: Final = "probe.json"
-_CEILINGS: Final = "ceilings.json"
+from accelmark.spec.work import ProbeJob
+from accelmark.telemetry.host.sampler import BUSY_CPU
 
 
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
@@ -43,10 +39,9 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
     """
     with tempfile.TemporaryDirectory(prefix="accelmark-probe-") as directory:
         node_dir = Path(directory) / "probe_noderank0"
-        node = _node_job(vendor, hardware, nproc, node_dir)
+        node = _node_job(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
         make_directory(node_dir)
-        request = {"place": node.job.model_dump(mode="json"), "items": list(items), "budget_s": budget_s}
-        write_atomic(node.task.job_file, json.dumps(request, indent=2))
+        write_atomic(node.task.job_file, node.job.model_dump_json(indent=2))
         agent = local_agent(node)
 
         async def body() -> NodeExit:
@@ -59,7 +54,7 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
 
         ended = asyncio.run(body())
         try:
-            found = Ceilings.model_validate_json((node_dir / _CEILINGS).read_bytes())
+            found = Ceilings.model_validate_json((node_dir / CEILINGS_FILE).read_bytes())
         except (OSError, ValidationError) as error:
             raise RunError("the probe wrote no result") from error
         found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
@@ -101,10 +96,10 @@ def _cache_path(vendor: str, hardware: str) -> Path:
     return cache_directory() / "probes" / safe_name(socket.gethostname()) / f"{safe_name(vendor)}-{safe_name(hardware)}"
 
 
-def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> NodeJob:
+def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeJob:
     key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
     job = JobSpec(
-        task="train",
+        work=probe,
         key=key,
         round=1,
         case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
@@ -112,12 +107,10 @@ def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> 
         vendor=vendor.name,
         device_type=vendor.device_type,
         framework_module=vendor.framework_module,
-        distributed_backend=vendor.distributed_backend,
+        collective_backend=vendor.distributed_backend,
         data_dirs={},
         checkpoint_dir=node_dir,
     )
-    alone = ("python", "-m", "accelmark.probe", "job.json")
-    together = ("python", "-m", "accelmark.frameworks.pytorch.elastic", "job.json", "--module", "accelmark.probe")
     variable = vendor.visible_devices_env
     task = AgentTask(
         run=f"{node_dir}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
@@ -125,8 +118,8 @@ def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> 
         noderank=0,
         nnodes=1,
         nproc=nproc,
-        command=alone if nproc == 1 else together,
-        job_file=node_dir / _REQUEST,
+        command=("python", "-m", probe.rank_module, "job.json"),
+        job_file=node_dir / "job.json",
         framework="pytorch",
         environment=vendor.environment,
         visible_devices=VisibleDevices(variable=variable, count=nproc) if variable is not None else None,

@@ -11,15 +11,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figures.definitions import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
-from accelmark.results.store.store import load_run
+from accelmark.results.store.loaded_run import load_run
 from accelmark.run.controller.session import RunStatus
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.terminal import plain_progress
-from accelmark.run.display.wording import count, duration, percent
 from accelmark.spec.errors import RunError
+from accelmark.spec.number_format import percent
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
 _NOTHING: Final = "-"
@@ -98,9 +98,9 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
         Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
         Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
         Text({True: "reached", False: "missed", None: _NOTHING}[case.converged]),
-        Text(_figure(case, _SPEED[case.task], f" {case.unit}s/s")),
-        Text(_time(case)),
-        Text(_figure(case, FigureName.MEAN_POWER, " W")),
+        Text(_figure(case, _SPEED[case.task])),
+        Text(_figure(case, _TIME[case.task])),
+        Text(_figure(case, FigureName.MEAN_POWER)),
     )
 
 
@@ -109,19 +109,14 @@ def _spread(case: CaseResult, name: FigureName) -> Spread | None:
     return spread if spread is not None and spread.mean is not None else None
 
 
-def _figure(case: CaseResult, name: FigureName, unit: str) -> str:
+def _figure(case: CaseResult, name: FigureName) -> str:
     spread = _spread(case, name)
     if spread is None or spread.mean is None:
         return _NOTHING
     wide = ""
     if spread.ci95 is not None and spread.mean:
         wide = f" ±{percent((spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean))}"
-    return f"{count(spread.mean)}{unit}{wide}"
-
-
-def _time(case: CaseResult) -> str:
-    spread = _spread(case, _TIME[case.task])
-    return _NOTHING if spread is None or spread.mean is None else duration(spread.mean)
+    return f"{format_figure(name, spread.mean, case.unit)}{wide}"
 
 
 def _near(path: Path) -> str:

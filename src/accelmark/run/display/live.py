@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, final
 
 from rich.console import Group, RenderableType
@@ -14,8 +15,9 @@ from rich.text import Text
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
 from accelmark.run.display.progress import Devices, Progress
-from accelmark.run.display.wording import count, duration, memory, percent, spark
 from accelmark.run.record.states import JobStatus
+from accelmark.spec.number_format import digits, duration, percent, quantity
+from accelmark.spec.work import TrainingWork
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
     "queued": ("○", "dim"),
@@ -30,6 +32,7 @@ SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
 _MOST_ENDED: Final = 6
 _MOST_QUEUED: Final = 4
 _LOSSES_SHOWN: Final = 24
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 @final
@@ -123,9 +126,10 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
 
 def _how_far(progress: Progress, job: PlannedJob) -> str:
     if not progress.step:
-        return f"{count(progress.samples)} items" if progress.samples else ""
-    steps = f"{count(progress.step)}" + (f"/{count(progress.total_steps)}" if progress.total_steps else "")
-    epochs = job.job.train.settings.end.max_epochs if job.job.train else None
+        return f"{progress.samples:,} items" if progress.samples else ""
+    steps = f"{progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else "")
+    work = job.job.work
+    epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
     parts = [f"step {steps}", f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else "")]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
@@ -136,15 +140,16 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
-        line.append(f"{count(progress.throughput)} {job.job.unit}s/s  ", style="bold")
+        line.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3) + "  ", style="bold")
     if progress.loss is not None:
-        line.append(f"loss {progress.loss:.4g} ")
+        line.append(f"loss {digits(progress.loss)} ")
         line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")
         line.append("  ")
     if progress.metric is not None:
         name, value = progress.metric
-        line.append(f"{name} {value:.4g}")
-        target = job.job.train.target if job.job.train else None
+        line.append(f"{name} {digits(value)}")
+        work = job.job.work
+        target = work.target if isinstance(work, TrainingWork) else None
         if target is not None and target.metric == name:
             style = "green" if target.reached(value) else "dim"
             line.append(f" ({'≥' if target.direction == 'at_least' else '≤'} {target.value:g})", style=style)
@@ -158,11 +163,23 @@ def _devices(progress: Progress) -> Text:
     if seen.utilisation is not None:
         parts.append(f"device {percent(seen.utilisation)}")
     if seen.memory_used_mib is not None:
-        parts.append(memory(seen.memory_used_mib))
+        parts.append(quantity(seen.memory_used_mib, "MiB", 3))
     if seen.power_w is not None:
-        parts.append(f"{seen.power_w:.0f} W")
+        parts.append(quantity(seen.power_w, "W", 3))
     if seen.cpu is not None:
         parts.append(f"cpu {percent(seen.cpu)}")
     if seen.host_memory_used_mib is not None:
-        parts.append(f"host {memory(seen.host_memory_used_mib)}")
+        parts.append(f"host {quantity(seen.host_memory_used_mib, 'MiB', 3)}")
     return Text("  " + "  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Return a sparkline of at most ``width`` blocks; each block is the mean of an equal share of the values."""
+    if len(values) < 2:
+        return ""
+    width = min(width, len(values))
+    bounds = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.live import Live
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
 from accelmark.run.display.observer import Observer
 from accelmark.run.display.progress import Progress
-from accelmark.run.display.wording import count, duration, percent
 from accelmark.run.record.states import JobStatus, utc_now
+from accelmark.spec.number_format import digits, duration, percent, quantity
 
 _PLAIN_EVERY_S: Final = 10.0
 _DRAWN_EVERY_S: Final = 0.25
@@ -68,16 +68,14 @@ def headline(result: RoundResult) -> str:
         figure = result.figures.get(name)
         if figure is None or figure.value is None:
             continue
-        unit = FIGURES[name].unit.format(unit=result.unit)
         if name is FigureName.FINAL_METRIC:
             metric = str((result.target or {}).get("metric", "metric"))
-            parts.append(f"{metric} {figure.value:.4g}")
+            parts.append(f"{metric} {digits(figure.value)}")
         elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
-            parts.append(f"{result.inference.metric} {figure.value:.4g}")
-        elif unit == "ratio":
-            parts.append(f"{FIGURES[name].title} {percent(figure.value)}")
+            parts.append(f"{result.inference.metric} {digits(figure.value)}")
         else:
-            parts.append(duration(figure.value) if unit == "s" else f"{count(figure.value)} {unit}")
+            shown = format_figure(name, figure.value, result.unit)
+            parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit == "ratio" else shown)
     return ", ".join(parts)
 
 
@@ -192,15 +190,15 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
     if progress.step:
         parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
     if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
+        parts.append(f"loss {digits(progress.loss)}")
     if progress.metric is not None:
-        parts.append(f"{progress.metric[0]} {progress.metric[1]:.4g}")
+        parts.append(f"{progress.metric[0]} {digits(progress.metric[1])}")
     if progress.throughput is not None:
-        parts.append(f"{count(progress.throughput)} {job.job.unit}s/s")
+        parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
     if progress.devices.utilisation is not None:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:
-        parts.append(f"{progress.devices.power_w:.0f} W")
+        parts.append(quantity(progress.devices.power_w, "W", 3))
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return "  ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelmark.spec.catalog import find
+from accelmark.spec.catalog import find, folder_module
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -14,5 +14,7 @@ if TYPE_CHECKING:
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
     """Return the launcher that a plan's cluster file names, for the run directory ``run``."""
-    launcher: Launcher = find("launchers", plan.cluster.launcher, "cluster file").module("launcher").create(plan, run)
+    launcher: Launcher = folder_module(find("launchers", plan.cluster.launcher, "cluster file"), "launcher").create(
+        plan, run
+    )
     return launcher

@@ -12,6 +12,7 @@ from accelmark.run.sandboxes.image import ImageRecipe, recipe_for
 from accelmark.run.sandboxes.sandbox import NativeSandbox, Sandbox
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import InferJob
 
 
 @final
@@ -46,9 +47,9 @@ def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path)
 
 def model_files(job: JobSpec) -> tuple[Path, ...]:
     """Return the files that an inference job names by absolute path; containers have to mount them."""
-    if job.infer is None:
+    if not isinstance(job.work, InferJob):
         return ()
-    named = (job.infer.settings.exist_onnx_path, job.infer.settings.exist_compiler_path)
+    named = (job.work.settings.exist_onnx_path, job.work.settings.exist_compiler_path)
     return tuple(Path(name) for name in named if name is not None and Path(name).is_absolute())
 
 

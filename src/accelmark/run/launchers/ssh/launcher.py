@@ -10,7 +10,6 @@ from typing import final
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.environment import agent_commands
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.display.wording import duration
 from accelmark.run.launchers.host import PreflightHost
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import SshAgent
@@ -19,6 +18,7 @@ from accelmark.run.launchers.ssh.hosts import SshHosts, SshPreflightHost
 from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.run.onhost import command, start_command
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.number_format import duration
 
 
 @final

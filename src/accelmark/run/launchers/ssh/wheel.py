@@ -1,7 +1,7 @@
 """Build a wheel of the running AccelMark, for hosts without it.
 
-The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases and vendors from plug-ins are
-in it below ``plugins/``.
+The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases, vendors and frameworks from
+plug-ins are in it below ``plugins/``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import Kind, folders
+from accelmark.spec.catalog import JOB_KINDS, Kind, folders
 from accelmark.spec.job import FolderRef
 
 PLUGINS: Final = "plugins"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors")
 
 
 @final
@@ -46,7 +45,7 @@ def wheel() -> Wheel:
     """Build the wheel."""
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
-    for kind in _KINDS:
+    for kind in JOB_KINDS:
         for folder in folders(kind).values():
             if not folder.path.is_relative_to(root):
                 place = f"{PLUGINS}/{kind}/{folder.name}"

@@ -1,0 +1,103 @@
+"""Format measured values for terminals, pages and tables: the only number formatter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, final
+
+NOTHING: Final = "–"
+"""What is shown for a value that was not measured."""
+THIN: Final = "\u202f"
+"""Narrow no-break space between a number and its unit."""
+
+_EXPONENTS: Final = {"T": 1e12, "G": 1e9, "m": 1e-3}
+_PREFIXES: Final = (
+    (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"),
+    (1e-9, "n"),
+)  # fmt: skip
+_PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
+    "J": (1e-9, 1e18, 10), "W": (1e-9, 1e18, 10), "s": (1e-9, 1, 1), "FLOP": (1, 1e18, 1), "OP": (1, 1e18, 1),
+    "FLOP/s": (1, 1e18, 1), "OP/s": (1, 1e18, 1), "B/s": (1, 1e18, 1),
+}  # fmt: skip
+"""Base unit -> smallest and largest factor of its prefixes, and from how many of a prefixed unit it is used."""
+_COUNTED: Final = frozenset({"trials", "images"})
+
+
+def digits(value: float, significant: int = 4) -> str:
+    """Return a number with ``significant`` digits and grouped thousands; digits before the point are never dropped."""
+    if not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    # The exponent of the rounded number: 9.9996 has four digits as 10.00.
+    mantissa, exponent = f"{value:.{significant - 1}e}".split("e")
+    size = int(exponent)
+    if size < -4 or size >= 12:
+        superscript = str(size).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return f"{mantissa}\u00d710{superscript}".replace("-", "\u2212")
+    return f"{value:,.{max(significant - 1 - size, 0)}f}".replace("-", "\u2212")
+
+
+def quantity(value: float | None, unit: str, significant: int = 4) -> str:
+    """Return a value with its unit, scaled by :func:`scale_of`."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    scale = scale_of(value, unit, significant)
+    number = scale.number(value)
+    return f"{number}{THIN}{scale.unit}" if scale.unit else number
+
+
+def percent(value: float | None, significant: int = 2) -> str:
+    """Return a ratio as a percentage."""
+    return NOTHING if value is None else f"{digits(100 * value, significant)}{THIN}%"
+
+
+def duration(seconds: float) -> str:
+    """Return an elapsed or remaining time in whole seconds: ``8 s``, ``2 m 05 s`` or ``3 h 04 m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A unit to show values in, and the divisor that converts to it."""
+
+    unit: str
+    divisor: float
+    significant: int = 4
+
+    def number(self, value: float | None) -> str:
+        """Return a value on this scale, without its unit."""
+        if value is None:
+            return NOTHING
+        if self.unit in _COUNTED and float(value).is_integer():
+            return f"{value:,.0f}"
+        return digits(value / self.divisor, self.significant)
+
+
+def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
+    """Return the scale that shows ``value`` in few digits.
+
+    Ratios become percentages, long times minutes or hours, large memory GiB; joules, watts and operations take an SI
+    prefix. Rounds of one figure are shown on the scale of their mean.
+    """
+    size = abs(value)
+    if unit == "ratio":
+        return Scale("%", 0.01, min(significant, 3))
+    if unit == "s" and size >= 600:
+        return Scale("min", 60, significant) if size < 7200 else Scale("h", 3600, significant)
+    if unit == "MiB" and size >= 10 * 1024:
+        return Scale("GiB", 1024, significant)
+    base, given = (unit, 1.0) if unit in _PREFIXED else (unit[1:], _EXPONENTS.get(unit[:1], 1.0))
+    if base in _PREFIXED and size:
+        least, most, count = _PREFIXED[base]
+        for factor, prefix in _PREFIXES:
+            if least <= factor <= most and (size * given >= factor * (count if factor > 1 else 1) or factor == least):
+                return Scale(prefix + base, factor / given, significant)
+    return Scale(unit, 1, significant)

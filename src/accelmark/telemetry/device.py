@@ -1,0 +1,101 @@
+"""The contract of a device reader: what it returns for a device, and the methods that it implements."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, final, runtime_checkable
+
+
+class SourceError(Exception):
+    """The devices cannot be read; the message is the reason that is recorded."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Properties of a device that do not change while it is recorded."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    driver: str | None = None
+    memory_total_mib: float | None = None
+    power_limit_w: float | None = None
+    bus_id: str | None = None
+    power_in: int | None = None
+    """The device whose power reading includes this one's (two dies on one card)."""
+    details: dict[str, str] = field(default_factory=dict)
+    """Further properties that the vendor reports (ECC mode, clock limits)."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Field of a ``DeviceSample`` -> why this device does not report it."""
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Device memory in GiB, as ``VendorSpec.chip_of`` takes it."""
+        return None if self.memory_total_mib is None else self.memory_total_mib / 1024
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One sample of one device; a value that was not read is None."""
+
+    index: int
+    utilisation: float | None = None
+    """Share of the last sampling period in which the device was busy, 0..1."""
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    """Current reasons for reduced clocks."""
+    energy_j: float | None = None
+    """The device's energy counter, cumulative."""
+    ecc_errors: int | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+    pids: tuple[int, ...] | None = None
+    """Processes that hold memory on the device."""
+    age_s: float = 0.0
+    """Seconds from this reading to the line's ``t``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values; ``age_s`` only where it is not zero."""
+        values = asdict(self)
+        if not self.age_s:
+            del values["age_s"]
+        return values
+
+
+@runtime_checkable
+class DeviceSource(Protocol):
+    """Reads the devices of one vendor. It is called from one thread of its own and may block.
+
+    A source that takes long to close declares how long in an attribute ``closing_s``; one that waits in ``sample`` may
+    have a method ``interrupt()``, which is called from another thread and ends the wait.
+    """
+
+    def open(self) -> tuple[DeviceInfo, ...]:
+        """Open the devices and return their properties.
+
+        Raises:
+            SourceError: the devices cannot be opened.
+        """
+        ...
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Read every device once.
+
+        Raises:
+            SourceError: the devices cannot be read this time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the devices; never raises."""
+        ...

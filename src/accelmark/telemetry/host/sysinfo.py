@@ -1,0 +1,136 @@
+"""``sys_info.json``: hardware and operating system of a host, without anything that may be secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from accelmark.telemetry.device import DeviceInfo
+
+_MIB: Final = 1024 * 1024
+_SYS: Final = Path("/sys")
+_PROC: Final = Path("/proc")
+
+
+def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Path = _SYS) -> dict[str, Any]:
+    """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
+    infos = [device.to_json() for device in devices]
+    return {
+        "schema_version": 1,
+        "hostname": socket.gethostname(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "virtualisation": _virtualisation(proc, sys_root),
+        "cpu": _cpu(proc, sys_root),
+        "memory": {
+            "total_mib": psutil.virtual_memory().total / _MIB,
+            "swap_mib": psutil.swap_memory().total / _MIB,
+            "huge_pages": _text(sys_root / "kernel/mm/transparent_hugepage/enabled"),
+        },
+        "cgroup": _cgroup(proc, sys_root),
+        "drivers": sorted({info["driver"] for info in infos if info["driver"]}),
+        "devices": infos,
+    }
+
+
+def write(directory: Path, devices: Iterable[DeviceInfo] = ()) -> None:
+    """Write ``sys_info.json`` atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = directory / "sys_info.json"
+    part = path.with_suffix(".json.part")
+    part.write_text(json.dumps(collect(devices), indent=2) + "\n")
+    part.replace(path)
+
+
+def cpu_model(proc: Path = _PROC) -> str:
+    """Return the CPU's name as its vendor (or the hypervisor) reports it."""
+    fields = _cpuinfo(proc)
+    for key in ("model name", "Model", "Hardware", "cpu model", "cpu"):
+        if fields.get(key):
+            return fields[key]
+    implementer, part = fields.get("CPU implementer"), fields.get("CPU part")
+    if implementer and part:
+        return f"{platform.machine()} implementer {implementer} part {part}"
+    return platform.processor() or platform.machine()
+
+
+def _cpuinfo(proc: Path) -> dict[str, str]:
+    text = _text(proc / "cpuinfo") or ""
+    first = text.split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
+    fields = _cpuinfo(proc)
+    policy = sys_root / "devices/system/cpu/cpu0/cpufreq"
+    no_turbo = _text(sys_root / "devices/system/cpu/intel_pstate/no_turbo")
+    boost = _text(sys_root / "devices/system/cpu/cpufreq/boost")
+    turbo = None if no_turbo is None and boost is None else (no_turbo == "0" if no_turbo is not None else boost == "1")
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
+    return {
+        "model": cpu_model(proc),
+        "logical_cores": psutil.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "microcode": fields.get("microcode"),
+        "features": [flag for flag in wanted if flag in flags],
+        "governor": _text(policy / "scaling_governor"),
+        "max_mhz": _khz(policy / "cpuinfo_max_freq"),
+        "limit_mhz": _khz(policy / "scaling_max_freq"),
+        "turbo": turbo,
+        "smt": _text(sys_root / "devices/system/cpu/smt/control"),
+        "numa_nodes": len(list((sys_root / "devices/system/node").glob("node[0-9]*"))) or None,
+    }
+
+
+def _cgroup(proc: Path, sys_root: Path) -> dict[str, Any]:
+    """Return the limits of this process's control group (version 2), set by a container or scheduler."""
+    lines = (_text(proc / "self/cgroup") or "").splitlines()
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    files = {"cpu_max": "cpu.max", "memory_max": "memory.max", "cpuset": "cpuset.cpus.effective"}
+    if path is None:
+        return dict.fromkeys(files)
+    group = sys_root / "fs/cgroup" / path.lstrip("/")
+    return {name: _text(group / file) for name, file in files.items()}
+
+
+def _virtualisation(proc: Path, sys_root: Path) -> str | None:
+    product = _text(sys_root / "class/dmi/id/product_name")
+    hypervisor = " hypervisor" in f" {_cpuinfo(proc).get('flags', '')}"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return "container"
+    return f"virtual machine ({product or 'unknown product'})" if hypervisor else product
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return f"{platform.system()} {platform.release()} ({sys.platform})"
+
+
+def _khz(path: Path) -> float | None:
+    text = _text(path)
+    return int(text) / 1000 if text is not None and text.isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None

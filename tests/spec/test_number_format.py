@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.spec.number_format import THIN, digits, duration, percent, quantity, scale_of
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (12345.6, "images/s", "12,346 images/s"),
+        (0.012345, "J", "12.35 mJ"),
+        (0.4235, "ratio", "42.4 %"),
+        (59.5, "s", "59.50 s"),
+        (3000, "s", "50.00 min"),
+        (90000, "s", "25.00 h"),
+        (512, "MiB", "512.0 MiB"),
+        (81920, "MiB", "80.00 GiB"),
+        (1.5e6, "J", "1,500 kJ"),
+        (1.5e8, "J", "150.0 MJ"),
+        (8e9, "FLOP", "8.000 GFLOP"),
+        (0, "s", "0 s"),
+        (-3.5, "", "−3.500"),
+        (1.25e-7, "J", "125.0 nJ"),
+        (1.25e-7, "images/s", "1.250×10⁻⁷ images/s"),
+        (5.716e-6, "TFLOP/s", "5.716 MFLOP/s"),
+        (989.4, "TFLOP/s", "989.4 TFLOP/s"),
+        (56.1e12, "OP/s", "56.10 TOP/s"),
+        (0.25, "s", "250.0 ms"),
+        (0.0042, "ms", "4.200 µs"),
+        (12345.0, "ms", "12.35 s"),
+        (99.996, "W", "100.0 W"),
+        (42.0, "trials", "42 trials"),
+        (float("nan"), "s", "–"),
+        (None, "s", "–"),
+    ],
+)
+def test_a_value_is_shown_with_four_digits_and_its_unit(value: float | None, unit: str, shown: str) -> None:
+    assert quantity(value, unit).replace(THIN, " ") == shown
+
+
+def test_rounds_share_the_scale_of_their_mean() -> None:
+    scale = scale_of(700.0, "s")
+    assert (scale.unit, scale.number(590.0)) == ("min", "9.833")
+
+
+def test_values_are_rounded_before_their_digits_are_counted() -> None:
+    assert [digits(9.9996), digits(0.99996), digits(999_960.0)] == ["10.00", "1.000", "999,960"]
+
+
+def test_fewer_digits_where_asked() -> None:
+    assert quantity(34_912.0, "MiB", 3).replace(THIN, " ") == "34.1 GiB"
+    assert percent(0.9312).replace(THIN, " ") == "93 %"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(8.2, "8 s"), (125, "2 m 05 s"), (11_070, "3 h 04 m")])
+def test_elapsed_times_are_in_whole_seconds(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_every_figure_has_a_definition() -> None:
+    assert set(FIGURES) == set(FigureName)
