@@ -82,7 +82,7 @@ def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: Ma
     [
         ("die", "signaled", "rank 0: killed by SIGKILL"),
         ("raise", "failed", "rank 0: RuntimeError: the flux is not conserved"),
-        ("quit", "failed", "never said that it had finished"),
+        ("quit", "failed", "without a FINISHED event"),
         ("nan", "failed", "rank 0: the loss is not finite at step 3"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def nice(plugins: Path) -> Path:
 
 def test_a_launcher_from_a_plug_in_carries_a_run_to_its_end(nice: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    cluster = ClusterSpec.model_validate({"launcher": "nice", "niceness": 7})
+    cluster = ClusterSpec.model_validate({"launcher": "nice", "niceness": 7, "python": sys.executable})
     code, out, err = done(drive("start", run, "--look", plan=make_plan(("niceness",), (), cluster=cluster)))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
     assert "niceness 7" in next(run.glob("*/round1/*/rank0.out.log")).read_text()

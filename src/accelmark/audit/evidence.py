@@ -82,6 +82,11 @@ class Evidence:
         """The rounds that succeeded."""
         return [entry for entry in self.rounds if entry.result.state == "succeeded"]
 
+    def shipped_module(self, framework: str) -> str | None:
+        """Return the module that registers the vendor's device with ``framework``, as AccelMark ships the vendor."""
+        device = self.shipped_vendor.frameworks.get(framework) if self.shipped_vendor is not None else None
+        return device.module if device is not None else None
+
     @property
     def is_open(self) -> bool:
         """Whether any round was declared open."""

@@ -142,8 +142,7 @@ def _beyond_shipped(evidence: Evidence, environment: Mapping[str, str]) -> set[s
 
 
 def _own_module(evidence: Evidence, job: JobSpec) -> str | None:
-    shipped = evidence.shipped_vendor
-    return None if shipped is not None and shipped.framework_module == job.framework_module else job.framework_module
+    return None if evidence.shipped_module(job.framework) == job.framework_module else job.framework_module
 
 
 def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:

@@ -19,6 +19,7 @@ from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
+from accelmark.spec.catalog import framework_device
 from accelmark.spec.ceilings import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
@@ -98,6 +99,7 @@ def _cache_path(vendor: str, hardware: str) -> Path:
 
 def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeJob:
     key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
+    device = framework_device(vendor, key.framework)
     job = JobSpec(
         work=probe,
         key=key,
@@ -105,9 +107,9 @@ def _node_job(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, pro
         case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
         case_version=1,
         vendor=vendor.name,
-        device_type=vendor.device_type,
-        framework_module=vendor.framework_module,
-        collective_backend=vendor.distributed_backend,
+        device_type=device.device_type,
+        framework_module=device.module,
+        collective_backend=device.collective_backend,
         data_dirs={},
         checkpoint_dir=node_dir,
     )

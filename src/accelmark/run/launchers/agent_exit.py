@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.rank_output import tail
+from accelmark.run.agent.rank_exit import tail
 from accelmark.run.agent.task import EXIT_FILE, NodeJob
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
