@@ -10,6 +10,7 @@ from typing import Final, Literal, Protocol, Self, final
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""
@@ -37,6 +38,8 @@ class FrameworkSpec(Spec):
     """Whether one process drives one device, or all devices of its host."""
     timing: Literal["step", "window"]
     """Whether the end of a step can be marked on the device, or only the end of a window of steps."""
+    devices: dict[str, FrameworkDevice] = Field(default_factory=dict)
+    """Vendor -> device, for vendors whose ``vendor.yaml`` does not list this framework."""
     reserved_variables: tuple[str, ...] = ()
     """Variables set by the launch, which a vendor's script may not change."""
     reported_variables: tuple[str, ...] = ()
