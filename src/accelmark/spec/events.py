@@ -153,8 +153,8 @@ class Started(Spec):
     """Modules of another class or with other settings than the case's (``act: ReLU -> Identity``), the first few."""
     num_replaced_modules: int = 0
     replaced_functions: tuple[str, ...] = ()
-    """Functions of the framework and of AccelMark's training that the vendor's code replaced in their module or class, or
-    on an object; each with the place of the replacement."""
+    """Functions of the framework and of AccelMark's training that the vendor's code replaced in their module or class,
+    or on an object; each with the place of the replacement."""
     module_functions: tuple[str, ...] = ()
     """Functions of the framework that ``framework_module`` replaced when it was imported, the first few."""
     num_module_functions: int = 0
