@@ -54,9 +54,9 @@ def export(
 
             told["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
-            from accelmark.results.export.tracking import to_mlflow, tracking_place
+            from accelmark.results.export.tracking import to_mlflow, tracking_uri_of
 
-            told["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
+            told["mlflow"] = to_mlflow(loaded, tracking_uri_of(mlflow), experiment)
     if as_json:
         typer.echo(json.dumps(told))
     else:

@@ -1,7 +1,7 @@
-"""An AutoML search read as a run of one case and one round, so that it stands in tables and comparisons beside others.
+"""Load an AutoML search as a run of one case and one round, for tables and comparisons.
 
-Read are ``report.json`` (its figures), ``automl.json`` (what was asked for), the first session in ``journal.jsonl`` and
-the header of its telemetry (which chip).
+Reads ``report.json`` (figures), ``automl.json`` (configuration), the first session of ``journal.jsonl``, and the header
+of the telemetry (the chip).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ F = FigureName
 
 
 class _Part(BaseModel):
-    """A part of ``report.json``: what stands in it besides is not needed here."""
+    """A part of ``report.json``; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -85,15 +85,15 @@ class _Report(_Part):
 
 
 def is_search(path: Path) -> bool:
-    """Tell whether a directory is that of an AutoML search."""
+    """Return whether a directory is that of an AutoML search."""
     return (path / CONFIG_FILE).is_file()
 
 
 def load_search(path: Path) -> LoadedRun:
-    """Read a search as a run of one case.
+    """Load a search as a run of one case.
 
     Raises:
-        RunError: it has no report yet, or one of another version or that cannot be read.
+        RunError: its report is missing, unreadable or of another version.
     """
     report = _report(path)
     config, session, header = _object(path / CONFIG_FILE), _session(path), _header(path)
@@ -126,7 +126,7 @@ def load_search(path: Path) -> LoadedRun:
 
 
 def _variant(report: _Report, config: dict[str, Any]) -> str:
-    """Return what must be the same for scores to be comparable: seed network, rules, counting, part of the data."""
+    """Return what has to be equal for comparable scores: seed network, rules, operation counting and data limit."""
     limit = (config.get("dataset") or {}).get("limit")
     parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
     parts += [f"counted by {report.counting}", *([f"{limit:,} pictures"] if isinstance(limit, int) else [])]
@@ -136,7 +136,7 @@ def _variant(report: _Report, config: dict[str, Any]) -> str:
 def _report(path: Path) -> _Report:
     file = path / SEARCH_REPORT
     if not file.is_file():
-        raise RunError(f"{path}: is a search without a report: resume it, or run 'accelmark automl report' on it")
+        raise RunError(f"{path}: the search has no report: resume it, or run 'accelmark automl report'")
     loaded = _object(file)
     version = loaded.get("schema_version")
     if version != _VERSION:
@@ -184,7 +184,7 @@ def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], hea
 
 
 def _hardware(vendor: str, device: str | None) -> str:
-    """Return the chip's name as keys have it: the vendor's own list decides, else the vendor's name does."""
+    """Return the chip's name as in keys, or the vendor's name where the vendor does not describe the chip."""
     from accelmark.spec.catalog import load_vendor
     from accelmark.spec.errors import AccelmarkError
 
@@ -244,12 +244,12 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _session(path: Path) -> dict[str, Any]:
-    """Return what the journal says of the first session; empty where it says nothing."""
+    """Return the journal's first session; empty where there is none."""
     return next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """Return the header of the first telemetry record; empty where none was written."""
+    """Return the header of the first telemetry record; empty where there is none."""
     for record in sorted(path.glob("telemetry/session*/telemetry.jsonl")):
         for line in _lines(record):
             header = line.get("header")
