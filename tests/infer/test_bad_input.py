@@ -35,7 +35,11 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Return a function that makes a job of a vendor whose folder holds engines of its own."""
     engines = tmp_path / "plugins" / "vendors" / "acme" / "engines"
     engines.mkdir(parents=True)
-    vendor = {"name": "acme", "title": "Acme", "device_type": "cpu", "distributed_backend": "gloo"}
+    vendor = {
+        "name": "acme",
+        "title": "Acme",
+        "frameworks": {"pytorch": {"device_type": "cpu", "collective_backend": "gloo"}},
+    }
     (engines.parent / "vendor.yaml").write_text(json.dumps(vendor | {"visible_devices_env": "ACME", "chips": []}))
     returned = {
         "acme_rt": "outputs",
@@ -159,7 +163,7 @@ def test_an_engine_file_that_is_damaged(take: Any, tmp_path: Path, compiler: str
 
 @pytest.mark.parametrize(("what", "value"), [("device", "Another Chip"), ("openvino", "2019.1"), ("precision", "bf16")])
 def test_an_engine_file_of_another_chip_or_version_is_refused(
-    take: Any, tiny_onnx: Path, what: str, there: str
+    take: Any, tiny_onnx: Path, what: str, value: str
 ) -> None:
     first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
     compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]

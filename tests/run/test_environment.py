@@ -10,7 +10,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.environment import rank_environment
-from accelmark.run.agent.rank_output import last_words
+from accelmark.run.agent.rank_exit import read_log_end
 from accelmark.run.agent.task import AgentTask
 
 OURS = str(Path(accelmark.__file__).parents[1])
@@ -46,7 +46,7 @@ def test_what_is_installed_does_not_hide_what_the_path_offers(
 @pytest.mark.parametrize(
     "said",
     [
-        "/opt/my env/bin/python3.11: Error while finding module specification for 'accelmark.train.rank' "
+        "/opt/my env/bin/python3.11: Error while finding module specification for 'accelmark.train.loop.rank' "
         "(ModuleNotFoundError: No module named 'accelmark')",
         "/usr/bin/python3: No module named accelmark",
         "python: can't open file '/nowhere/rank.py': [Errno 2] No such file or directory",
@@ -55,4 +55,4 @@ def test_what_is_installed_does_not_hide_what_the_path_offers(
 def test_what_python_says_where_it_finds_nothing_to_run_is_the_cause(tmp_path: Path, said: str) -> None:
     log = tmp_path / "start_pytorch_task.log"
     log.write_text(f"module loaded\n{said}\n")
-    assert last_words(log).cause == said
+    assert read_log_end(log).cause == said

@@ -32,7 +32,7 @@ from accelmark.spec.inference import InferPrecision, InferStep, planned_steps
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
 from accelmark.spec.work import InferJob
-from accelmark.train.loop.cpu_wait import CoreWait
+from accelmark.train.loop.cpu_wait import CpuWait
 
 _FRESH_BATCHES: Final = 12
 """Largest number of batches for the repeat check."""
@@ -91,9 +91,9 @@ class SevenSteps:
         self.work_dir = node_dir / "engine"
         self.emit = emit
         self.started = started
-        self.core_wait = CoreWait()
+        self.cpu_wait = CpuWait()
         self.results = _Results()
-        self.place = setup.ComputeDevice.of(job, infer.settings)
+        self.device = setup.ComputeDevice.of(job, infer.settings)
         self.step = InferStep.INITIALISE
         self.failure: _Failure | None = None
         self._actions: dict[InferStep, Callable[[], None]] = {
@@ -153,14 +153,14 @@ class SevenSteps:
 
     def _context(self, doing: str) -> Context:
         engine = self.settings.compiler if self.step in (InferStep.COMPILE, InferStep.INFER) else "pytorch"
-        return Context(doing, engine or "pytorch", self.settings.batch_size, self.place.device_type)
+        return Context(doing, engine or "pytorch", self.settings.batch_size, self.device.device_type)
 
     def _initialise(self) -> None:
         for note in self.infer.notes:
             self.emit(Event.WARNING, note)
         setup.check_paths(self.job, self.settings)
-        self.place.prepare()
-        self.emit(Event.INIT_END, self.place.describe(self.settings))
+        self.device.prepare()
+        self.emit(Event.INIT_END, self.device.describe(self.settings))
 
     def _create(self) -> None:
         case = setup.build_case(self.job, self.infer)
@@ -235,7 +235,7 @@ class SevenSteps:
     def _request(self, batches: InferBatches, precision: InferPrecision) -> EngineRequest:
         example = next(iter(batches))
         return setup.engine_request(
-            self.place, self.settings, self.results.model, example, self.results.onnx_path, self.work_dir, precision
+            self.device, self.settings, self.results.model, example, self.results.onnx_path, self.work_dir, precision
         )
 
     def _measure(self, phase: Phase, forward: Forward, engine: Engine) -> Measured:
@@ -317,7 +317,7 @@ class SevenSteps:
                 "compile_time": results.compile_s,
                 "valid": not reasons,
                 "invalid_reasons": reasons,
-                "core_wait_s": self.core_wait.longest_s(),
+                "core_wait_s": self.cpu_wait.longest_s(),
             }
         )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, final
+from dataclasses import astuple, dataclass, field
+from typing import Final, Literal, Protocol, Self, final
 
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""
@@ -36,6 +38,8 @@ class FrameworkSpec(Spec):
     """Whether one process drives one device, or all devices of its host."""
     timing: Literal["step", "window"]
     """Whether the end of a step can be marked on the device, or only the end of a window of steps."""
+    devices: dict[str, FrameworkDevice] = Field(default_factory=dict)
+    """Vendor -> device, for vendors whose ``vendor.yaml`` does not list this framework."""
     reserved_variables: tuple[str, ...] = ()
     """Variables set by the launch, which a vendor's script may not change."""
     reported_variables: tuple[str, ...] = ()
@@ -49,12 +53,6 @@ class FrameworkSpec(Spec):
     def ranks_per_host(self, num_devices: int) -> int:
         """Return the number of ranks on a host where a job uses ``num_devices`` devices."""
         return num_devices if self.processes == "device" else 1
-
-    def window_reason(self) -> str | None:
-        """Return why figures of single steps are missing; None where they are measured."""
-        if self.timing == "step":
-            return None
-        return f"{self.title} cannot mark the end of a single step on the device: only windows of steps are timed"
 
 
 class Server(Spec):
@@ -114,11 +112,22 @@ class DeviceSupport:
     reason: str
 
 
+class LaunchRecord(Spec):
+    """``ranks.json``: what a launch of several ranks saw of their ends."""
+
+    exit_codes: dict[int, int | None]
+    """Global rank -> exit code, negative for a signal; null where the launch did not see one."""
+    signal: str | None = None
+    """Signal that made the launch end its ranks (``SIGTERM``)."""
+    problem: str | None = None
+    """Why the ranks could not be started."""
+
+
 class FrameworkLaunch(Protocol):
     """The module ``launch.py`` of a framework's folder.
 
-    A launch that starts several ranks writes their exit codes as :class:`~accelmark.spec.job.LaunchRecord` to
-    ``ranks.json`` in the node directory (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all.
+    A launch that starts several ranks writes a :class:`LaunchRecord` to ``ranks.json`` in the node directory
+    (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all of them.
     """
 
     def launch(self, place: HostPlace) -> Launch:
@@ -130,7 +139,23 @@ class FrameworkLaunch(Protocol):
         ...
 
 
-def rank_variables(rank: int, local_rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
-    """Return the variables from which a rank learns its place."""
-    values = (rank, local_rank, world_size, local_world_size)
-    return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
+@final
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place in its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read :data:`RANK_VARIABLES`; without them this is the only rank."""
+        return cls(
+            *(int(os.environ.get(name, default)) for name, default in zip(RANK_VARIABLES, astuple(cls()), strict=True))
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables from which a rank learns its place."""
+        return dict(zip(RANK_VARIABLES, map(str, astuple(self)), strict=True))
