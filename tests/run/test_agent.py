@@ -153,7 +153,7 @@ def test_a_disk_that_runs_low_ends_the_job_before_it_is_full(make_task: MakeTask
     task = make_task("steps=100000", min_free_mib=1e9)
     end = ended(task, start(task))
     assert end.state == "failed"
-    assert "free some space and resume" in (end.reason or "")
+    assert "free space and resume" in (end.reason or "")
 
 
 def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:

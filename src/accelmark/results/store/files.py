@@ -13,12 +13,12 @@ from typing import Final
 from accelmark.spec.errors import RunError
 
 _ADVICE: Final = {
-    errno.ENOSPC: "the disk is full: free some space, or choose another place with --out",
-    errno.EDQUOT: "the disk quota is used up: free some space, or choose another place with --out",
-    errno.EROFS: "the file system is read-only: choose another place with --out",
+    errno.ENOSPC: "the disk is full: free some space, or choose another directory with --out",
+    errno.EDQUOT: "the disk quota is used up: free some space, or choose another directory with --out",
+    errno.EROFS: "the file system is read-only: choose another directory with --out",
     errno.EACCES: "permission denied: choose a place you may write to with --out",
     errno.EPERM: "permission denied: choose a place you may write to with --out",
-    errno.ENOTDIR: "a part of the path is a file: choose another place with --out",
+    errno.ENOTDIR: "a part of the path is a file: choose another directory with --out",
 }
 
 
