@@ -450,7 +450,8 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
 
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
-    from accelmark.report.page import render_page
+
+    from accelmark.report.run_page import render_page
     from accelmark.results.store.loaded_run import load_run
 
     change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:7"}, seed=2000)

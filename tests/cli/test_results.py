@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from accelmark.cli.compare import compare, figures_table
 from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
-from accelmark.report.markdown import BEGIN, END
 from accelmark.report.printable import printable
+from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing
 from accelmark.results.compare.table import matching, rows_of
 from accelmark.results.store.bundle import SUFFIX, write_bundle

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.markdown import results_table
+from accelmark.report.tables import results_table
 from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
 from accelmark.results.figures.definitions import FigureName as F

@@ -108,7 +108,7 @@ def report(
 ) -> None:
     """Write a run's report: one HTML page, JSON and CSV."""
     from accelmark.automl.engine.rundir import find_run
-    from accelmark.report.automl import write_report
+    from accelmark.report.search_page import write_report
 
     written = write_report(find_run(name, runs), logs=logs)
     typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
@@ -218,7 +218,7 @@ def _live(as_json: bool) -> Any:
 def _finish(session: Session, as_json: bool) -> None:
     from accelmark.automl.screen import show_summary
     from accelmark.automl.summary import summarise
-    from accelmark.report.automl import write_report
+    from accelmark.report.search_page import write_report
 
     written = write_report(session.run)
     summary = summarise(session.run)

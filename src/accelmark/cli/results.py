@@ -93,7 +93,7 @@ def results(
 
         _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
     elif output_format is Format.MARKDOWN:
-        from accelmark.report.runs_table import markdown
+        from accelmark.report.tables import markdown
 
         _emit(markdown(rows, groups), output)
     elif output is not None:
@@ -122,7 +122,7 @@ def _refuse_idle(chosen: str | None, others: Mapping[str, object]) -> None:
 
 def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
     """Write the results of the case whose folder each README lies in; all are looked for before any is written."""
-    from accelmark.report.markdown import write_readme_table
+    from accelmark.report.tables import write_readme_table
     from accelmark.spec.errors import RequestError
 
     found = {case.key.model for run in runs for case in run.summary.cases}
@@ -147,7 +147,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
 
         _emit(to_csv(answer.heads, answer.rows), output)
     elif output_format is Format.MARKDOWN:
-        from accelmark.report.runs_table import plain_markdown
+        from accelmark.report.tables import plain_markdown
 
         _emit(plain_markdown(answer.heads, answer.rows), output)
     elif output_format is Format.PARQUET or output is not None:

@@ -22,7 +22,7 @@ from accelmark.automl.search import family
 from accelmark.automl.summary import summarise
 from accelmark.automl.tuning import JOURNAL_NAME
 from accelmark.automl.verify import verify_run
-from accelmark.report.automl import write_report
+from accelmark.report.search_page import write_report
 from accelmark.spec.errors import RequestError
 from tests.automl.pictures import tiny_dataset, tiny_network
 

@@ -9,7 +9,8 @@ from accelmark.results.figures.consumption import HostSamples
 from accelmark.results.schema import Point, TelemetrySeries
 
 if TYPE_CHECKING:
-    from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
+    from accelmark.automl.data.pictures import Indices
+    from accelmark.results.figures.timeline import Column, Floats, Timeline
 
 MOST_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60

@@ -5,7 +5,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.serve import serve
+from accelmark.cli.view import view
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.report.serve.server import is_loopback
-from accelmark.report.serve.token import read_or_make
+from accelmark.report.view.access import is_loopback, read_or_create_token
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
@@ -140,7 +142,7 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
         assert right.status == 303
         cookie = right.headers["Set-Cookie"]
         assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
+        assert "SameSite=strict" in cookie
         assert Asked(guarded, "/", Cookie=cookie.partition(";")[0]).status == 200
         assert Asked(guarded, "/sign-in", "POST", "x" * 5000).status == 413
     assert TOKEN not in "".join(capfd.readouterr())
@@ -158,9 +160,9 @@ def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
 @pytest.mark.parametrize(
     ("request_line", "length", "status"),
     [
-        ("POST /sign-in", b"\xb2", 413), ("POST /sign-in", b"-1", 413), ("POST /sign-in", b"9" * 5000, 413),
-        ("POST /sign-in", b"", 413), ("GET http://[", b"0", 400), ("POST http://[", b"0", 400),
-        ("HEAD http://[", b"0", 400),
+        ("POST /sign-in", b"\xb2", 400), ("POST /sign-in", b"-1", 400), ("POST /sign-in", b"9" * 5000, 400),
+        ("POST /sign-in", b"", 400), ("GET http://[", b"0", 401), ("POST http://[", b"0", 401),
+        ("HEAD http://[", b"0", 401),
     ],
 )  # fmt: skip
 def test_odd_requests_are_answered_before_anything_fails(
@@ -176,7 +178,7 @@ def test_odd_requests_are_answered_before_anything_fails(
 
 def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(serve)
+    app.command()(view)
     with pytest.raises(RequestError, match="--token-file"):
         CliRunner().invoke(app, [str(tmp_path), "--host", "0.0.0.0"], catch_exceptions=False)  # noqa: S104
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "example.org")] == [
@@ -186,17 +188,17 @@ def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:
 
 def test_the_tokens_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    token = read_or_make(file)
+    token = read_or_create_token(file)
     assert len(token) >= 40
     assert file.stat().st_mode & 0o777 == 0o600
-    assert read_or_make(file) == token
+    assert read_or_create_token(file) == token
     file.chmod(0o644)
-    with pytest.raises(RequestError, match="others may read"):
-        read_or_make(file)
+    with pytest.raises(RequestError, match="other users can read"):
+        read_or_create_token(file)
     file.chmod(0o600)
     file.write_text("short\n")
     with pytest.raises(RequestError, match="20 to 256"):
-        read_or_make(file)
+        read_or_create_token(file)
 
 
 def running(root: Path) -> Path:
@@ -308,3 +310,35 @@ def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
         problems = json.loads(Asked(found, "/results.json").text)["problems"]
     assert "/run/good" in text
     assert problems == ["bad\\xff: its name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, number: int, code: int) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "view", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        port = int(address.rpartition(":")[2].strip("/"))
+        assert Asked(port, "/").status == 200
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode == code
+    assert errors == ""
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['accelmark', 'view', '.'];"
+        "from accelmark.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the web pages need uvicorn: pip install 'accelmark[view]'\n"
+
+
+def test_serve_names_the_new_verb(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "serve", "team/runs", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: 'serve' no longer shows runs: use accelmark view team/runs\n"

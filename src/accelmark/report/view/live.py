@@ -1,4 +1,4 @@
-"""Runs in progress: what their coordinators and ranks have written so far."""
+"""Progress of runs without a summary, read from their records."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class LiveRun:
 
     name: str
     running: bool
-    """Whether a coordinator on this machine holds it."""
+    """Whether a coordinator on this machine drives it."""
     problem: str
     jobs: tuple[LiveJob, ...]
 
 
 def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
-    """Return how far every unfinished run is, those under way first; one that cannot be read says why."""
+    """Return the progress of every unfinished run, running ones first; a run that cannot be read has a problem."""
     return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
 
 
 def live_run(name: str, path: Path) -> LiveRun:
-    """Return how far a run or a search is."""
+    """Return the progress of a run or a search."""
     from accelmark.results.rounds.search import is_search
     from accelmark.run.controller import session
 
@@ -50,6 +50,7 @@ def live_run(name: str, path: Path) -> LiveRun:
         seen = session.standing(path)
     except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}
     jobs: list[LiveJob] = []
     for directory, status in seen.statuses.items():
         facts: list[tuple[str, str]] = []
@@ -62,17 +63,17 @@ def live_run(name: str, path: Path) -> LiveRun:
                 ("phase", progress.phase),
                 ("step", f"{progress.step:,}{total}"),
                 ("loss", NOTHING if progress.loss is None else digits(progress.loss)),
-                ("throughput", NOTHING if progress.throughput is None else f"{digits(progress.throughput)} units/s"),
-                ("left", NOTHING if progress.eta_s is None else duration(progress.eta_s)),
+                ("throughput", quantity(progress.throughput, units[directory])),
+                ("remaining", NOTHING if progress.eta_s is None else duration(progress.eta_s)),
                 ("power", quantity(progress.devices.power_w, "W")),
                 ("utilisation", percent(progress.devices.utilisation)),
             ]
             if progress.metric is not None:
                 facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
         elif status.reason:
-            facts.append(("why", status.reason))
-        told = tuple(fact for fact in facts if fact[1] != NOTHING)
-        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, told))
+            facts.append(("reason", status.reason))
+        shown = tuple(fact for fact in facts if fact[1] != NOTHING)
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
     return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))
 
 

@@ -1,15 +1,23 @@
-"""What the page of a search shows, as plain data."""
+"""The report of an AutoML search: one HTML page, JSON and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+import shutil
+import tarfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from accelmark.automl.engine.rundir import RunDirectory
 from accelmark.automl.engine.state import RunState
 from accelmark.automl.records import TrialRecord
 from accelmark.automl.summary import PointRow, Summary, summarise
-from accelmark.report.automl.drawing import draw_family, draw_network, draw_workers
+from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
+from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.store.files import write_atomic
 from accelmark.spec.number_format import digits, quantity
 
 MOST_DRAWN: Final = 60
@@ -182,3 +190,71 @@ def _ops(value: float | None) -> str:
 
 def _ratio(value: float | None) -> str:
     return quantity(value, "ratio")
+
+
+_LOGS = ("journal.jsonl", "automl.json", "network.json", "study.journal")
+
+
+def write_report(run: RunDirectory, *, logs: bool = False) -> tuple[Path, ...]:
+    """Write the report into the run's folder; with ``logs`` also an archive of its records; return the files."""
+    view = search_view(run)
+    page, data = run.path / "report.html", run.path / "report.json"
+    table, trials = run.path / "report.csv", run.path / "trials.csv"
+    write_atomic(page, render_search(view))
+    write_atomic(data, view.summary.model_dump_json(indent=2) + "\n")
+    series = [tuple(row.model_dump().values()) for row in view.summary.series]
+    write_atomic(table, _csv(tuple(type(view.summary.final).model_fields), series))
+    write_atomic(trials, _csv(TRIAL_HEADINGS, view.trials))
+    written = [page, data, table, trials]
+    if logs:
+        written.append(_archive(run))
+    return tuple(written)
+
+
+TRIAL_HEADINGS = (
+    "trial", "network", "round", "status", "epochs", "validation", "held out", "parameters", "weights", "settings",
+    "reason",
+)  # fmt: skip
+
+
+def render_search(view: SearchView) -> str:
+    """Return the page as HTML that opens without a network; texts from outside are escaped."""
+    from markupsafe import Markup
+
+    return fill(
+        "search.html",
+        view=view,
+        summary=view.summary,
+        headings=TRIAL_HEADINGS,
+        style=inline("page.css") + inline("search.css"),
+        script=inline("search.js"),
+        plotly=plotly(),
+        data=embed_json(view.plots),
+        family=Markup(view.family),  # noqa: S704 - drawn here, texts escaped
+        workers=Markup(view.workers),  # noqa: S704 - drawn here, texts escaped
+        drawings={one.id: Markup(one.drawing) for one in view.networks},  # noqa: S704 - drawn here, texts escaped
+    )
+
+
+def _csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([["" if value is None else _harmless(value) for value in row] for row in rows])
+    return text.getvalue()
+
+
+def _harmless(value: object) -> object:
+    """Keep a spreadsheet from taking a text for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
+
+
+def _archive(run: RunDirectory) -> Path:
+    target = run.path / "logs.tar.gz"
+    beside = target.with_suffix(".part")
+    with tarfile.open(beside, "w:gz") as archive:
+        for name in _LOGS:
+            if (run.path / name).is_file():
+                archive.add(run.path / name, arcname=f"{run.name}/{name}")
+    shutil.move(beside, target)
+    return target

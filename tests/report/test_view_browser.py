@@ -13,7 +13,7 @@ from tests.made_run import perflog
 from tests.report.conftest import IN_CHROMIUM
 from tests.report.serving import serving
 from tests.report.test_browser import CONTRAST
-from tests.report.test_serve import running
+from tests.report.test_view import running
 from tests.results.compared_runs import made
 
 pytestmark = IN_CHROMIUM

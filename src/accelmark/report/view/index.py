@@ -1,4 +1,4 @@
-"""The runs below a directory, read again only where something changed."""
+"""Index of the runs below a directory; a run is read again only when its files change."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
 from accelmark.results.store.sources import find_sources, load_source
 from accelmark.spec.errors import AccelmarkError, RunError
 
-_LOOK_EVERY_S: Final = 2.0
+_MAX_AGE_S: Final = 2.0
 _Stamp = tuple[int, int]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What there was at one look."""
+class Snapshot:
+    """The runs at one moment."""
 
     runs: dict[str, LoadedRun]
-    """Name (the path below the directory) -> run."""
+    """Name (the path below the directory) to run."""
     unfinished: dict[str, Path]
-    """Runs that have a plan and no summary yet."""
+    """Runs with a plan and without a summary."""
     problems: tuple[str, ...]
     rows: tuple[Row, ...] = field(default=())
 
 
 @final
 class RunIndex:
-    """Knows every run below a directory; only what it found there can be asked for, so no name leads outside."""
+    """Finds the runs below a directory. Runs are looked up by name in it, so that no name leads to other paths."""
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise RunError(f"{directory}: there is no such directory")
+            raise RunError(f"{directory}: no such directory")
         self.directory = directory.resolve()
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-        self._seen: Seen | None = None
-        self._looked_s = 0.0
+        self._snapshot: Snapshot | None = None
+        self._taken_s = 0.0
 
-    def look(self) -> Seen:
-        """Return what there is now, at most a few seconds old."""
+    def snapshot(self) -> Snapshot:
+        """Return the runs, at most a few seconds old."""
         with self._lock:
-            if self._seen is None or time.monotonic() - self._looked_s > _LOOK_EVERY_S:
-                self._seen = self._look()
-                self._looked_s = time.monotonic()
-            return self._seen
+            if self._snapshot is None or time.monotonic() - self._taken_s > _MAX_AGE_S:
+                self._snapshot = self._scan()
+                self._taken_s = time.monotonic()
+            return self._snapshot
 
-    def _look(self) -> Seen:
+    def _scan(self) -> Snapshot:
         runs: dict[str, LoadedRun] = {}
         unfinished: dict[str, Path] = {}
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
@@ -73,7 +73,7 @@ class RunIndex:
                 runs[name] = entry[1]
                 problems += [self._below(problem) for problem in entry[1].problems]
         self._known = known
-        return Seen(runs, unfinished, tuple(problems), tuple(rows_of(runs.values())))
+        return Snapshot(runs, unfinished, tuple(problems), tuple(rows_of(runs.values())))
 
     def name_of(self, row: Row) -> str:
         """Return the name of a row's run."""
@@ -83,7 +83,7 @@ class RunIndex:
         return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
 
     def _below(self, text: str) -> str:
-        """Leave out where the directory lies: readers of a page need not know."""
+        """Remove the path of the directory from a text: readers of a page need not know it."""
         return text.replace(f"{self.directory}/", "")
 
 
@@ -95,10 +95,10 @@ def _load(path: Path) -> LoadedRun | str:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return when the file changed whose change says that a run changed; None where it is not there yet."""
+    """Return modification time and size of the file that is written when a run ends; None before."""
     try:
-        decisive = path if path.is_file() else path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
-        found = decisive.stat()
+        file = path if path.is_file() else path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE)
+        found = file.stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.markdown import BEGIN, END, results_table, write_readme_table
+from accelmark.report.tables import BEGIN, END, results_table, write_readme_table
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
