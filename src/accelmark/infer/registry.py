@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accelmark.infer import engines
 from accelmark.infer.engine import Engine
-from accelmark.spec.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
+from accelmark.spec.inference.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
 from accelmark.spec.errors import RequestError, RunError, nearest
 
 

@@ -18,7 +18,7 @@ from accelmark.spec.case import CaseSpec, TrainCaseSpec
 from accelmark.spec.catalog import Folder, find, folders, framework_device, load_case, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.engines import known_engines
+from accelmark.spec.inference.engines import known_engines
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import JobSpec, Provenance
 from accelmark.spec.key import CaseKey

@@ -1,4 +1,4 @@
-"""Find cases, vendors and frameworks: in this tree, in installed packages, and in directories of ACCELMARK_PLUGINS."""
+"""Find cases, vendors, frameworks and trainers: in this tree, in installed packages, and in directories of ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
+from accelmark.spec.trainer import TrainerSpec
 from accelmark.spec.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors", "frameworks"]
-KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+Kind = Literal["cases", "vendors", "frameworks", "trainers"]
+KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
 """Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``frameworks/`` folders of their own."""
 
 _ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "frameworks": "framework.yaml"}
+_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "frameworks": "framework.yaml", "trainers": "trainer.yaml"}
+_INSIDE: Final = {"trainers": ("train", "external", "trainers")}
+"""Where AccelMark's own folders of a kind are, if not directly below the package."""
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 """Folders that are not part of a case, a vendor, a framework or AccelMark."""
 
@@ -111,7 +114,8 @@ def look_again() -> None:
 
 
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
-    yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
+    inside = _INSIDE.get(kind, (kind,))
+    yield from _below(_ROOT.joinpath(*inside), kind, ".".join(("accelmark", *inside)), "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
         spec = importlib.util.find_spec(entry.module)
@@ -130,6 +134,8 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
     for path in sorted(directory.iterdir()):
         if (path / _FILE[kind]).is_file():
             yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
+        elif kind == "trainers" and path.suffix == ".yaml":
+            yield Folder(path.stem, path, None, origin)
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
@@ -174,6 +180,12 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
             f"add frameworks.{framework} to its vendor.yaml"
         )
     return device
+
+
+def load_trainer(name: str) -> TrainerSpec:
+    """Read and check the YAML file of one external trainer: ``<name>.yaml``, or ``<name>/trainer.yaml``."""
+    path = find("trainers", name).path
+    return _load_trainer(path if path.is_file() else path / _FILE["trainers"], name)
 
 
 def load_launch(name: str) -> FrameworkLaunch:
@@ -235,6 +247,14 @@ def _load_vendor(path: Path) -> VendorSpec:
 def _load_framework(path: Path) -> FrameworkSpec:
     spec = parse(FrameworkSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_trainer(path: Path, name: str) -> TrainerSpec:
+    spec = parse(TrainerSpec, read_yaml(path), str(path))
+    if spec.name != name:
+        raise SpecError([Problem(str(path), "name", f"is {spec.name!r}, but the file or folder is {name!r}")])
     return spec
 
 

@@ -10,7 +10,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import (
+from accelmark.spec.inference.events import (
     ForwardWindow,
     InferEvaluation,
     InferFinished,

@@ -1,0 +1,33 @@
+"""Inference: settings and cases, configuration layers, events, and the names of engines."""
+
+from accelmark.spec.inference.settings import (
+    RESERVED_KEYS,
+    RUN_TIME_KEYS,
+    EngineOption,
+    InferCaseSpec,
+    InferPrecision,
+    InferSettings,
+    InferStep,
+    Note,
+    PlannedStep,
+    Reference,
+    ScenarioName,
+    file_at,
+    planned_steps,
+)
+
+__all__ = [
+    "RESERVED_KEYS",
+    "RUN_TIME_KEYS",
+    "EngineOption",
+    "InferCaseSpec",
+    "InferPrecision",
+    "InferSettings",
+    "InferStep",
+    "Note",
+    "PlannedStep",
+    "Reference",
+    "ScenarioName",
+    "file_at",
+    "planned_steps",
+]
