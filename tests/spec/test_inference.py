@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.spec.errors import SpecError
-from accelmark.spec.inference.layers import resolve_inference
 from accelmark.spec.inference import InferCaseSpec, InferSettings, InferStep, planned_steps
+from accelmark.spec.inference.layers import resolve_inference
 from accelmark.spec.layers import Layer, Resolved
 
 _CONFIGURATIONS: dict[str, Any] = {

@@ -12,7 +12,8 @@ from accelmark.cli.trial import trial
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
-from accelmark.spec.layers import setting_defaults, flatten, may_change
+from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.settings import TrainSettings
 from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE

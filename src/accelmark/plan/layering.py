@@ -11,6 +11,7 @@ from typing import Final, final
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
 _SCALE: Final = re.compile(r".+x\d+x\d+")
@@ -25,6 +26,19 @@ class Capabilities:
     """Capability -> where it comes from (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
     unknown: str | None = None
     """Why others may be present without being listed; null where the list is complete."""
+
+
+def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
+    """Return the capabilities that files of this host show, each with its file."""
+    found = {}
+    for name, test in vendor.capabilities.items():
+        try:
+            text = test.file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if re.search(test.pattern, text):
+            found[name] = str(test.file)
+    return found
 
 
 def vendor_layers(

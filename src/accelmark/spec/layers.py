@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Generic, TypeVar, final
 
@@ -111,7 +111,8 @@ class LayerMerger(ABC, Generic[S]):
         try:
             return adapter.validate_python(value)
         except ValidationError as error:
-            self.problems += [Problem(layer, shown or key, each.what) for each in problems_of(error, self.model, layer)]
+            found = problems_of(error, self.model, layer)
+            self.problems.extend(Problem(layer, shown or key, each.what) for each in found)
             return value
 
     def current(self, key: str) -> Any:
@@ -139,9 +140,7 @@ class LayerMerger(ABC, Generic[S]):
 
     def _provenance(self, key: str, value: Any) -> Provenance:
         history = self._history.get(key, [("default", None)])
-        return Provenance(
-            value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced
-        )
+        return Provenance(value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced)
 
     def _blamed(self, problem: Problem) -> str:
         """Return the strongest layer among those that last set the keys which a problem is about or mentions."""
@@ -211,7 +210,9 @@ class TrainingMerger(LayerMerger[TrainSettings]):
         defaults = setting_defaults(TrainSettings)
         for key, given in layer.values.items():
             if key not in defaults and key not in self._base_values:
-                self.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, {*defaults, *self.values})))
+                self.problems.append(
+                    Problem(layer.name, key, "unknown setting", nearest(key, {*defaults, *self.values}))
+                )
                 continue
             before = len(self.problems)
             self._check_case_type(layer.name, key, given)

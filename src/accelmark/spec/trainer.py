@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
+from accelmark.spec.vendor import compiled
 
 STEP_GROUPS: Final = (
     "step", "loss", "learning_rate", "step_time", "throughput", "samples", "tokens", "epoch",
@@ -82,11 +83,7 @@ class LogSpec(Spec):
             return None
         if len(value) > _MAX_PATTERN_CHARACTERS:
             raise ValueError(f"is longer than {_MAX_PATTERN_CHARACTERS} characters")
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return value
+        return compiled(value)
 
     @model_validator(mode="after")
     def _groups_are_known(self) -> LogSpec:

@@ -59,9 +59,8 @@ def _load(text: str) -> Any:
     for event in yaml.parse(text, Loader=_SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_NESTING:  # before the recursive loader, whose own limit is the interpreter's
-            raise yaml.MarkedYAMLError(
-                problem=f"nests deeper than {_MAX_NESTING} levels", problem_mark=event.start_mark
-            )
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem=f"nests deeper than {_MAX_NESTING} levels", problem_mark=mark)
     loader = _Loader(text)
     try:
         return loader.get_single_data()

@@ -1,7 +1,6 @@
 """Inference: settings and cases, configuration layers, events, and the names of engines."""
 
 from accelmark.spec.inference.settings import (
-    RESERVED_KEYS,
     RUN_TIME_KEYS,
     EngineOption,
     InferCaseSpec,
@@ -17,7 +16,6 @@ from accelmark.spec.inference.settings import (
 )
 
 __all__ = [
-    "RESERVED_KEYS",
     "RUN_TIME_KEYS",
     "EngineOption",
     "InferCaseSpec",

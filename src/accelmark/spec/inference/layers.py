@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, nearest
-from accelmark.spec.inference.settings import RESERVED_KEYS, InferCaseSpec, InferSettings, Note
+from accelmark.spec.inference.settings import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
+from accelmark.spec.launcher import option_names
 from accelmark.spec.layers import Layer, LayerMerger, Resolved
 
 _OPTIONS: Final = "engine_options."
@@ -21,7 +23,8 @@ class InferenceMerger(LayerMerger[InferSettings]):
     def __init__(self, case: InferCaseSpec, where: str) -> None:
         super().__init__(InferSettings, where)
         self._parameters: Final = case.parameters
-        for key in sorted(set(case.parameters) & (set(_FIELDS) | RESERVED_KEYS)):
+        self._reserved: Final = RUN_TIME_KEYS | ClusterSpec.model_fields.keys() | option_names()
+        for key in sorted(case.parameters.keys() & (_FIELDS.keys() | self._reserved)):
             what = "is a name of the configurations or of the framework's own"
             self.problems.append(Problem(where, f"parameters.{key}", what, "rename the parameter"))
         for key, value in self._read(Layer.of(where, case.configurations), "configurations."):
@@ -72,7 +75,7 @@ class InferenceMerger(LayerMerger[InferSettings]):
             if name in self._parameters and not prefix:
                 what = "is a parameter of the case, which nothing may override"
                 self.problems.append(Problem(layer.name, key, what, "take it out"))
-            elif name in RESERVED_KEYS and not prefix:
+            elif name in self._reserved and not prefix:
                 what = "is a name that the framework sets itself"
                 self.problems.append(Problem(layer.name, key, what, "rename or remove it"))
             else:
@@ -105,7 +108,7 @@ def resolve_inference(
         merger.add_vendor(layer)
     for layer in over:
         merger.add(layer)
-    merger.problems += _contradictions(over)
+    merger.problems.extend(_contradictions(over))
     return merger.resolved()
 
 
@@ -118,8 +121,8 @@ def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
     given: dict[str, dict[str, Any]] = {}
     for layer in over:
         if not {"fp16", "precision"} <= layer.values.keys():  # both in one layer is a problem already
-            values: Mapping[str, Any] = layer.values
-            given.setdefault(layer.name, {}).update({key: values[key] for key in ("fp16", "precision") if key in values})
+            here = {key: value for key, value in layer.values.items() if key in ("fp16", "precision")}
+            given.setdefault(layer.name, {}).update(here)
     for name, both in given.items():
         if isinstance(both.get("fp16"), bool) and "precision" in both and both["precision"] != _FP16[both["fp16"]]:
             what = f"is {str(both['fp16']).lower()}, beside precision {both['precision']}"
