@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from accelmark.results.read.reevaluation import PREFIX as REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import COORDINATOR_LOG
@@ -15,7 +16,8 @@ from accelmark.spec.launcher import run_files
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
-"""Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+"""Directories that the manifest does not cover, besides evaluation jobs, which come later: checkpoints are large, and
+figures do not use them."""
 
 
 def write_manifest(run_dir: Path) -> Path:
@@ -84,7 +86,7 @@ def _excluded() -> set[str]:
 def _files(run_dir: Path) -> Iterator[Path]:
     excluded = _excluded()
     for directory, names, files in os.walk(run_dir):
-        names[:] = [name for name in names if name not in _LEFT_OUT]
+        names[:] = [name for name in names if name not in _LEFT_OUT and not name.startswith(REEVALUATION_PREFIX)]
         for file in files:
             if Path(directory) == run_dir and file in excluded:
                 continue
