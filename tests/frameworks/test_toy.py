@@ -48,7 +48,7 @@ def test_two_ranks_train_to_the_target_with_telemetry_and_a_page(run: Path) -> N
 
 def test_figures_of_single_steps_are_null_with_the_reason(run: Path) -> None:
     figures = json.loads((run / "points-toy-CPUx1x2" / "round1" / "result.json").read_text())["figures"]
-    for name in ("step_ms_p50", "step_ms_p90", "step_ms_p99", "throughput_core"):
+    for name in ("step_p50_ms", "step_p90_ms", "step_p99_ms", "throughput_core"):
         assert figures[name]["value"] is None
         assert figures[name]["reason"] == "the framework times windows of steps, not single steps"
     assert figures["throughput_train"]["value"] > 0
