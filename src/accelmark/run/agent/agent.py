@@ -22,7 +22,7 @@ from typing import Final, final
 from pydantic import ValidationError
 
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.secret_list import SECRETS_FILE, keep_hidden, secrets_of
+from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation
 from accelmark.run.agent.background_load import BackgroundLoad
 from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
@@ -116,7 +116,7 @@ class Agent:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
         found = secrets_of(self._environment)
         if found or (self._dir / SECRETS_FILE).exists():
-            keep_hidden(self._dir / SECRETS_FILE, found)
+            write_secret_hashes(self._dir / SECRETS_FILE, found)
 
     def _prepare_host(self) -> None:
         if self._task.clear_caches and (problem := clear_caches()) is not None:
