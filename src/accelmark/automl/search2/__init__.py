@@ -1,0 +1,1 @@
+"""Decide what a search tries next: networks, hyperparameters, schedule. Needs no framework."""

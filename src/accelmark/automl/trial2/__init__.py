@@ -1,0 +1,1 @@
+"""Train one network of the search with PyTorch and the training driver."""

@@ -1,0 +1,152 @@
+"""A network of the search as a case of the training driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from accelmark.automl.dataset import Dataset, Images
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.morphs import apply_morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
+from accelmark.automl.records import WeightMode
+from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
+from accelmark.automl.workers.messages import TrialListener, TrialOrder
+from accelmark.frameworks.pytorch.batches import Shares
+from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+
+_CALIBRATION_IMAGES: Final = 256
+
+
+@final
+class ImageBatches:
+    """One rank's share of a set of images; training images are augmented."""
+
+    def __init__(self, images: Images, batch_size: int, place: Place, *, train: bool) -> None:
+        self._images, self._place, self._train = images, place, train
+        self._shares = Shares(len(images), batch_size, place, train=train)
+
+    @property
+    def num_samples(self) -> int:
+        """Images of one epoch over all ranks; training leaves out what does not fill a global batch."""
+        return self._shares.num_samples
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield raw images (uint8) and labels; seed and epoch decide the order, also the rank the augmentation."""
+        place = self._place
+        generator = np.random.default_rng([place.shared_seed, number, place.rank]) if self._train else None
+        for share in self._shares.epoch(number):
+            indices = share.numpy()
+            pixels = np.ascontiguousarray(self._images.batch(indices, generator))
+            yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
+
+
+@final
+class TrialCase(TrainCase):
+    """One trial's network. Images are scaled on the device, so that they are transferred as bytes.
+
+    ``weights`` are those of the order's parent network; None: from scratch.
+    """
+
+    def __init__(
+        self, *args: Any, order: TrialOrder, dataset: Dataset, weights: Weights | None, listener: TrialListener
+    ) -> None:
+        super().__init__(*args)
+        self._order: Final = order
+        self._data: Final = dataset
+        self._weights: Final = weights
+        self._listener: Final = listener
+        self.started_from: WeightMode = "from-scratch"
+        self.module: GraphModule | None = None
+        self._mean, self._deviation = (
+            torch.tensor(values, device=self.place.device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.deviation)
+        )
+
+    @property
+    def graph(self) -> GraphModule:
+        """The trained network without wrappers."""
+        if self.module is None:
+            raise ValueError("build_model was not called yet")
+        return self.module
+
+    def build_model(self) -> nn.Module:
+        """Build the network, with its parent's weights where there are any."""
+        self.module = GraphModule(self._order.network)
+        if self._weights is not None and self._order.parent_network is not None:
+            load_weights(self.module, self._inherited(self._order.parent_network, self._weights))
+            self.started_from = "carried"
+        return self.module
+
+    def _inherited(self, network: Network, weights: Weights) -> dict[str, Array]:
+        """Carry the parent's weights through the order's morphs; deepening uses the statistics of training images."""
+        carried = dict(weights)
+        for morph in self._order.morphs:
+            statistics = None
+            if morph.kind == "deepen":
+                module = GraphModule(network)
+                load_weights(module, carried)
+                indices = np.arange(min(_CALIBRATION_IMAGES, len(self._data.training)))
+                images = torch.from_numpy(self._data.training.batch(indices, None))
+                mean, deviation = self._mean.cpu(), self._deviation.cpu()
+                statistics = {morph.at: channel_statistics(module, (images / 255 - mean) / deviation, morph.at)}
+            child = apply_morph(network, morph)
+            carried = carry_weights(network, child, morph, carried, statistics)
+            network = child
+        return fitted_weights(self._order.network, carried)
+
+    def train_batches(self) -> ImageBatches:
+        """Return this rank's share of the training images."""
+        return ImageBatches(self._data.training, self.settings.batch_size, self.place, train=True)
+
+    def eval_batches(self) -> ImageBatches:
+        """Return this rank's share of the validation images."""
+        return ImageBatches(self._data.validation, self.settings.eval_batch_size, self.place, train=False)
+
+    def held_out_batches(self) -> ImageBatches:
+        """Return this rank's share of the held-out images."""
+        return ImageBatches(self._data.held_out, self.settings.eval_batch_size, self.place, train=False)
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return black images, with which the driver counts operations."""
+        images = torch.zeros(size, *self._order.network.input_shape, dtype=torch.uint8)
+        return {"images": images, "labels": torch.zeros(size, dtype=torch.int64)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the smoothed cross-entropy, and report the images of all ranks to the listener."""
+        scores = self._scores(model, batch)
+        smoothing = self._order.training.label_smoothing
+        loss = cross_entropy(scores.float(), batch["labels"], label_smoothing=smoothing)
+        if not loss.is_meta:
+            self._listener.progress(len(scores) * self.place.world_size)
+        return loss
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the sums of cross-entropy, correct predictions and images."""
+        scores, labels = self._scores(model, batch), batch["labels"]
+        self._listener.progress(len(scores) * self.place.world_size)
+        return {
+            "loss": cross_entropy(scores.float(), labels, reduction="sum"),
+            "correct": (scores.argmax(dim=1) == labels).sum(),
+            "count": torch.tensor(len(labels)),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy, mean loss, and the number of images."""
+        number = sums["count"]
+        return {"accuracy": sums["correct"] / number, "loss": sums["loss"] / number, "count": number}
+
+    def flops_per_sample(self) -> float:
+        """Return the scored matrix work of one image, forward and backward."""
+        return float(count(self._order.network, "accelmark").matrix)
+
+    def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        images = batch["images"]
+        device = images.device
+        scores: Tensor = model((images.float() / 255 - self._mean.to(device)) / self._deviation.to(device))
+        return scores
