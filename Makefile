@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test test-cluster lint check clean help
+.PHONY: run test test-frameworks test-adversary test-cluster lint clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -12,10 +12,16 @@ help:  ## Show this list
 run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show its page
 	@$(BIN)/accelmark run suites/quickstart.yaml
 
-test: $(VENV)/.test lint  ## Install what tests need and run all checks
-	# The runtimes of inference engines bring thread pools that do not suit a process with everything else in it.
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/infer
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not cluster' --ignore tests/infer
+test: $(VENV)/.test lint  ## Install what tests need; run lint and all tests but the heavy ones (under 15 minutes)
+	# Processes of their own: the thread pools of inference runtimes disturb other tests in the same process.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not heavy' tests/infer
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not heavy and not cluster' --ignore tests/infer
+
+test-frameworks: $(VENV)/.test  ## Run all tests of training, frameworks, trainers and cases, the heavy ones too
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks tests/train tests/external tests/cases tests/benchmarks
+
+test-adversary: $(VENV)/.test  ## Run all tests that try to cheat the audit
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m adversary tests
 
 test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and test launching on namespace hosts (root)
 	$(BIN)/python -m pytest -m cluster tests/cluster

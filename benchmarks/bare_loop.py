@@ -16,20 +16,21 @@ from typing import Final
 import torch
 
 from accelmark.frameworks.pytorch.case import Place, TrainCase
+from accelmark.spec.catalog import folder_module
 from accelmark.spec.job import JobSpec
-from accelmark.train.extern import load_module
+from accelmark.spec.work import TrainJob
 
 _DTYPES: Final = {"bf16": torch.bfloat16}
 
 
 def step_ms(job: JobSpec, num_steps: int) -> float:
     """Return the mean wall time of a step in milliseconds once the first third of them is over."""
-    assert job.train is not None
-    settings = job.train.settings
+    assert isinstance(job.work, TrainJob)
+    settings = job.work.settings
     device = torch.device(job.device_type)
     torch.manual_seed(settings.seed)
     torch.backends.cudnn.benchmark = device.type != "cpu"
-    case: TrainCase = load_module(job.case, "pytorch").Case(settings, job.data_dirs, Place(0, 1, device, 1, 1))
+    case: TrainCase = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, Place(0, 1, device, 1, 1))
     model = case.build_model().to(device)
     batch = {name: tensor.to(device) for name, tensor in case.synthetic_batch(settings.batch_size).items()}
     if settings.channels_last:

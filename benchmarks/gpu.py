@@ -32,6 +32,7 @@ from accelmark.run.controller.session import start
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.runfile import CaseRequest, RunSpec
+from accelmark.spec.work import TrainJob
 from accelmark.telemetry.detect import default_vendor, detect
 
 BUDGET_S: Final = 540.0
@@ -166,21 +167,21 @@ def steady(result: RoundResult, round_dir: Path) -> dict[str, float | None]:
     """Return step time, throughput and MFU once a third of the steps (tuning, compiling) is over."""
     timeline = read_timeline([(0, path) for path in round_dir.glob("*/rank0.out.log")])
     job = read_job(round_dir)
-    if timeline is None or job.train is None:
+    if timeline is None or not isinstance(job.work, TrainJob):
         return {"step_ms": None, "throughput": None, "tflops_per_device": None, "mfu": None}
     windows = list(zip(timeline.window_steps, timeline.window_lengths, timeline.window_wall_s, strict=True))
     late = [(length, wall_s) for steps, length, wall_s in windows if steps > timeline.num_steps / 3 + length]
     num_steps, wall_s = sum(length for length, _ in late), sum(wall for _, wall in late)
     if not num_steps:
         return {"step_ms": None, "throughput": None, "tflops_per_device": None, "mfu": None}
-    settings = job.train.settings
+    settings = job.work.settings
     samples_s = num_steps * settings.batch_size * settings.gradient_accumulation_steps / wall_s
     flops = result.figures[FigureName.FLOPS_PER_SAMPLE].value
     tflops = None if flops is None else flops * samples_s / 1e12
     peak = result.chip.peaks.of(settings.precision) if result.chip else None
     return {
         "step_ms": wall_s / num_steps * 1000,
-        "throughput": samples_s * job.train.units_per_sample,
+        "throughput": samples_s * job.work.units_per_sample,
         "tflops_per_device": tflops,
         "mfu": tflops / peak if tflops is not None and peak else None,
     }

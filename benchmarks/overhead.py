@@ -30,12 +30,13 @@ from accelmark.frameworks.pytorch.clock import HostClock, HostLosses
 from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
-from accelmark.spec.job import FolderRef, JobSpec, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.spec.settings import TrainSettings
-from accelmark.telemetry.sysinfo import cpu_model
+from accelmark.spec.work import TrainJob
+from accelmark.telemetry.host.sysinfo import cpu_model
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.driver import Driver
@@ -90,7 +91,6 @@ class Alone:
 def make_job(name: str, ref: FolderRef, settings: TrainSettings, directory: Path) -> JobSpec:
     train = TrainJob(unit="sample", units_per_sample=1, target=None, reference_loss=None, settings=settings)
     return JobSpec(
-        task="train",
         key=CaseKey(model=name, framework="pytorch", hardware="host"),
         round=1,
         case=ref,
@@ -98,10 +98,10 @@ def make_job(name: str, ref: FolderRef, settings: TrainSettings, directory: Path
         vendor="cpu",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         data_dirs={},
         checkpoint_dir=directory,
-        train=train,
+        work=train,
     )
 
 
@@ -158,19 +158,19 @@ class Handed:
 
 def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLogWriter, batches: Iterator[Any]) -> None:
     """Train with the driver as long as there are batches."""
-    if job.train is None:
+    if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
     backend._batches = Handed(batches, backend._batches.num_samples)
-    account = Account(process_start=time.monotonic(), job=job.train)
-    Driver(job.train, backend, log, account, StopRequest(wanted=False)).run()
+    account = Account(process_start=time.monotonic(), job=job.work)
+    Driver(job.work, backend, log, account, StopRequest(wanted=False)).run()
 
 
 def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
     """Train one round with the driver and return its raw training time in seconds."""
-    if job.train is None:
+    if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
-    account = Account(process_start=time.monotonic(), job=job.train)
-    Driver(job.train, backend, log, account, StopRequest(wanted=False)).run()
+    account = Account(process_start=time.monotonic(), job=job.work)
+    Driver(job.work, backend, log, account, StopRequest(wanted=False)).run()
     if account.train_start is None or account.train_end is None:
         raise RuntimeError("the driver did not run")
     return account.train_end - account.train_start
@@ -191,9 +191,9 @@ def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, th
     """Let the loops take turns on one model."""
     with tempfile.TemporaryDirectory() as directory:
         job = plan.make(10**9, Path(directory), threads)
-        if job.train is None:
+        if not isinstance(job.work, TrainJob):
             raise ValueError("no training side")
-        backend = PyTorchBackend(job, job.train, Ranks(), log)
+        backend = PyTorchBackend(job, job.work, Ranks(), log)
         backend.prepare()
         batch = next(iter(backend._batches.epoch(0)))
         loops: dict[str, Train] = {
@@ -212,7 +212,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, th
     bare = found.pop("bare")
     return Comparison(
         plan.name,
-        job.train.settings.batch_size,
+        job.work.settings.batch_size,
         threads,
         round(statistics.median(bare.cpu_us.values()), 2),
         len(bare.cpu_us),
@@ -266,10 +266,10 @@ def alone(rounds: int, log: PerfLogWriter) -> Alone:
     with tempfile.TemporaryDirectory() as directory:
         windowed = micro_job(steps, Path(directory))
         whole = {**MICRO, "end.max_steps": steps, "log_every_steps": 10**9, "loader.synthetic": True}
-        if windowed.train is None:
+        if not isinstance(windowed.work, TrainJob):
             raise ValueError("no training side")
-        train = windowed.train.model_copy(update={"settings": TrainSettings.model_validate(nest(whole))})
-        plain = windowed.model_copy(update={"train": train})
+        train = windowed.work.model_copy(update={"settings": TrainSettings.model_validate(nest(whole))})
+        plain = windowed.model_copy(update={"work": train})
         backend = NothingToTrain(steps)
         per_step, per_window = [], []
         for _ in range(rounds):

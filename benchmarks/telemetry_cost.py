@@ -19,12 +19,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from accelmark.results.read.samples import read_samples
 from accelmark.spec.catalog import find
+from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.detect import default_vendor, detect
-from accelmark.telemetry.host import HostSampler
-from accelmark.telemetry.reading import read_recording
-from accelmark.telemetry.source import read_vendor, source_of
-from accelmark.telemetry.sysinfo import cpu_model
+from accelmark.telemetry.host.sampler import HostSampler
+from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.sources import device_sources
 
 ROUNDS = 200
 
@@ -54,7 +55,7 @@ def recorder(vendor: str, interval_s: float, seconds: float) -> dict[str, float]
             used, passed = _cpu_s(process.pid) - begun, time.monotonic() - started
             rss = _rss_mib(process.pid)
             process.send_signal(signal.SIGTERM)
-        footer = read_recording(record).footer or {}
+        footer = read_samples(record).footer or {}
     return {
         "interval_s": interval_s, "share_of_a_core": used / passed, "start_up_cpu_s": begun, "rss_mib": rss,
         "samples": footer["samples"], "missed": footer["missed"],
@@ -79,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     vendor = default_vendor()
     folder = find("vendors", vendor).path
-    (source, *_) = source_of(folder, read_vendor(folder)[1])
+    (source, *_) = device_sources(folder, read_vendor(folder)[1])
     source.open()
     host = HostSampler([os.getpid()])
     results = {

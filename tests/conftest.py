@@ -53,14 +53,36 @@ train:
 """
 
 
+FRAMEWORK = """
+name: bare
+title: No framework (ranks are started as they are)
+module: json
+distributions: [json]
+processes: host
+timing: window
+"""
+
+LAUNCH = """
+from accelmark.spec.framework import Launch, rank_variables
+
+
+def launch(place):
+    variables = rank_variables(place.noderank, 0, place.nnodes, 1)
+    return Launch(place.rank_command, variables | {"BARE_SERVERS": " ".join(map(str, place.servers))})
+"""
+
+
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the vendor ``acme`` and the case ``toy``, found as a plug-in."""
+    """A directory with the vendor ``acme``, the case ``toy`` and the framework ``bare``, found as plug-ins."""
     root = tmp_path / "plugins"
     (root / "vendors" / "acme").mkdir(parents=True)
     (root / "vendors" / "acme" / "vendor.yaml").write_text(VENDOR)
     (root / "cases" / "toy").mkdir(parents=True)
     (root / "cases" / "toy" / "case.yaml").write_text(CASE)
     (root / "cases" / "toy" / "pytorch.py").write_text("")
+    (root / "frameworks" / "bare").mkdir(parents=True)
+    (root / "frameworks" / "bare" / "framework.yaml").write_text(FRAMEWORK)
+    (root / "frameworks" / "bare" / "launch.py").write_text(LAUNCH)
     monkeypatch.setenv(PLUGINS_VARIABLE, str(root))
     return root

@@ -12,12 +12,13 @@ from typing import Any
 
 from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Evaluation, Finished, Started, StepWindow
-from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import flatten
 from accelmark.spec.perflog import encode_line
 from accelmark.spec.settings import EndSettings, LoaderSettings, TrainSettings
 from accelmark.spec.vendor import Chip, Peaks
+from accelmark.spec.work import TrainJob
 
 BOOT_MS = 5_000_000.0
 """Monotonic clock when rank 0's process starts."""
@@ -210,11 +211,11 @@ def _job(made: Made, number: int) -> JobSpec:
         for name, value in flatten(settings.model_dump(mode="json")).items()
     }  # fmt: skip
     return JobSpec(
-        task="train", key=made.key, round=number,
+        key=made.key, round=number,
         case=FolderRef(name=made.model, path=Path("cases") / made.model, sha256=hashlib.sha256(b"case").hexdigest()),
-        case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, distributed_backend="gloo",
+        case_version=1, vendor="acme", device_type=made.device_type, framework_module=None, collective_backend="gloo",
         chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
-        train=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
+        work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
                        reference_loss=made.reference_loss, min_repeats=made.min_rounds, settings=settings),
         provenance=provenance,
     )  # fmt: skip

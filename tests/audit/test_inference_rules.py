@@ -15,10 +15,11 @@ import pytest
 
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.inference import InferSettings
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.work import InferJob
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"
@@ -39,8 +40,8 @@ def job(directory: Path, **settings: Any) -> JobSpec:
     key = CaseKey(model="tiny", framework="pytorch", hardware="cpu")
     case = FolderRef(name="tiny", path=TINY, sha256="0")
     return JobSpec(
-        task="infer", key=key, round=1, case=case, case_version=1, vendor="none", device_type="cpu",
-        framework_module=None, distributed_backend="gloo", data_dirs={}, checkpoint_dir=directory, infer=infer,
+        key=key, round=1, case=case, case_version=1, vendor="none", device_type="cpu",
+        framework_module=None, collective_backend="gloo", data_dirs={}, checkpoint_dir=directory, work=infer,
     )  # fmt: skip
 
 
@@ -100,8 +101,8 @@ def change_infer(run: Path, **values: Any) -> None:
     path = run / ROUND / "job.json"
     told = json.loads(path.read_text())
     settings = values.pop("settings", {})
-    told["infer"] |= values
-    told["infer"]["settings"] |= settings
+    told["work"] |= values
+    told["work"]["settings"] |= settings
     path.write_text(json.dumps(told))
 
 

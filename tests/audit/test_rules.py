@@ -150,7 +150,7 @@ def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plug
     assert "seed is" in reasons
     for number in (1, 2):
         (run / SLUG / f"round{number}" / "result.json").unlink()
-        change_job(run, number, lambda job: job["train"]["target"].update(value=0.5))
+        change_job(run, number, lambda job: job["work"]["target"].update(value=0.5))
     assert any("[target]" in reason for reason in judged(run).reasons)
 
 

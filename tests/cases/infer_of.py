@@ -12,7 +12,8 @@ from accelmark.infer.steps import SevenSteps
 from accelmark.spec.catalog import load_case
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferFinished, StageEnd
-from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.inference import InferSettings
+from accelmark.spec.work import InferJob
 from tests.cases.job_head import job_on_cpu
 
 
@@ -56,8 +57,7 @@ def infer(
         name,
         data_dirs,
         directory,
-        task="infer",
-        infer=InferJob(
+        work=InferJob(
             unit=side.unit,
             metric=side.metric,
             tolerance=side.tolerance,
@@ -72,5 +72,5 @@ def infer(
         if event is Event.STAGE_END:
             stages[value.step] = value
 
-    assert job.infer is not None
-    return Inferred(SevenSteps(job, job.infer, directory, emit, 0.0).run(), stages)
+    assert isinstance(job.work, InferJob)
+    return Inferred(SevenSteps(job, job.work, directory, emit, 0.0).run(), stages)

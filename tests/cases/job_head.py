@@ -21,7 +21,7 @@ def job_on_cpu(name: str, data_dirs: Mapping[str, Path], checkpoint_dir: Path, *
         vendor="cpu",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         data_dirs=dict(data_dirs),
         checkpoint_dir=checkpoint_dir,
         **side,

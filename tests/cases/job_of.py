@@ -12,9 +12,9 @@ from typing import Any
 
 from accelmark.spec.catalog import load_case
 from accelmark.spec.events import Event
-from accelmark.spec.job import TrainJob
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.work import TrainJob
 from tests.cases.job_head import job_on_cpu
 
 SRC = Path(__file__).parents[2] / "src"
@@ -32,9 +32,8 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
         name,
         data_dirs,
         directory / "checkpoints",
-        task="train",
         open=True,
-        train=TrainJob(
+        work=TrainJob(
             unit=train.unit,
             units_per_sample=train.units_per_sample if key is None else int(str(settings.model[key])),
             target=train.target,

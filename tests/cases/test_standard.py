@@ -15,6 +15,7 @@ from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import TrainJob
 from tests.cases.job_of import job_of, losses_of, run, value_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
@@ -164,7 +165,7 @@ def test_made_up_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -> 
 
 def test_bert_without_its_checkpoint_says_where_it_belongs(tmp_path: Path, wordpieces: Path) -> None:
     job = JobSpec.model_validate_json(job_of("bert", tmp_path / "run", {"bert_tokens": wordpieces}, BERT).read_bytes())
-    assert job.train is not None
-    case = BertCase(job.train.settings, job.data_dirs, Place(0, 1, torch.device("cpu"), 1, 1))
+    assert isinstance(job.work, TrainJob)
+    case = BertCase(job.work.settings, job.data_dirs, Place(0, 1, torch.device("cpu"), 1, 1))
     with pytest.raises(DataError, match=r"initial/model\.safetensors: the initial checkpoint is missing"):
         case.build_model()

@@ -17,14 +17,13 @@ from accelmark.cli.doctor import doctor, report
 from accelmark.cli.monitor import monitor
 from accelmark.cli.request import Overrides, plan_for
 from accelmark.cli.vendors import vendors
+from accelmark.results.read.samples import read_samples
 from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
-from accelmark.telemetry import inventory
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
-from accelmark.telemetry.reading import read_recording
 from tests.telemetry.recorder import SRC, make_vendor, num_lines, until
 
 APP = typer.Typer(pretty_exceptions_enable=False)
@@ -59,7 +58,7 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     finally:
         assert "stopped" in _call("monitor", "stop", "-l", logs).output
     assert not status(tmp_path / "logs").running
-    assert read_recording(tmp_path / "logs" / "telemetry.jsonl").footer is not None
+    assert read_samples(tmp_path / "logs" / "telemetry.jsonl").footer is not None
     assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
     (earlier,) = (tmp_path / "logs").glob("telemetry-*Z.jsonl")
     assert earlier.read_text().count('{"t"') >= first["samples"]
@@ -152,7 +151,7 @@ def test_doctor_tells_what_would_run_and_why_not() -> None:
 def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
     monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
-    monkeypatch.setattr(inventory, "torch_build", dict)
+    monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
     verdicts = {verdict.what: verdict for verdict in look_around().verdicts}
     assert not verdicts["pytorch on nvidia (cuda)"].works
     assert "without cuda or hip" in verdicts["pytorch on nvidia (cuda)"].why
@@ -180,7 +179,7 @@ def test_a_recorder_that_hangs_at_the_end_is_an_error_that_says_what_to_do(
     with subprocess.Popen(["sleep", "60"]) as process:
         started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         (tmp_path / "monitor.json").write_text(json.dumps({"pid": process.pid, "started": started, "vendor": "cpu"}))
-        monkeypatch.setattr("accelmark.telemetry.monitor._STOP_PATIENCE_S", 0.2)
+        monkeypatch.setattr("accelmark.telemetry.monitor._STOP_TIMEOUT_S", 0.2)
         process.send_signal(signal.SIGSTOP)  # a stopped process takes no SIGTERM
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # two signals at once: the other might come first
         try:

@@ -62,7 +62,9 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     assert briefly(commands["localhost"]) == [
         "accelmark.run.agent.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
     ]  # fmt: skip
-    assert commands["localhost"][-1][-6:] == ["--nproc", "2", "--nnodes", "1", "--node-rank", "0"]
+    launch, rank = " ".join(commands["localhost"][-1]).split(" -- ")
+    assert launch.endswith("--nproc 2 --nnodes 1 --node-rank 0")
+    assert rank.split()[1:3] == ["-m", "accelmark.train"]
 
 
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
@@ -81,8 +83,8 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
             assert line[:-1] == ["ssh", "-p", "2200", "-i", "/k e/y", f"bench@{host}"]
         ranks = lines[-1]
         assert f"--node-rank {noderank} --rdzv-endpoint h1:29501" in " ".join(ranks)
-        (config,) = [word.partition("=")[2] for word in ranks if word.startswith("TF_CONFIG=")]
-        assert json.loads(config)["task"] == {"type": "worker", "index": noderank}
+        (ports,) = [word.partition("=")[2] for word in ranks if word.startswith("FLAGPERF_HOSTS_PORTS=")]
+        assert ports == "2222,2222"
 
 
 def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ SOURCE = '''
 import json
 from pathlib import Path
 
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
+from accelmark.telemetry.device import DeviceInfo, DeviceSample
 
 DEVICES = Path("/var/tmp/accelmark/devices.json")
 

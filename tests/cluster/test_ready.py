@@ -69,9 +69,8 @@ def test_every_host_is_told_where_the_servers_of_all_are(plan: MakePlan, bed: Be
     done(drive("start", run, plan=made.model_copy(update={"jobs": (job,)})))
     workers = [f"{bed.address(1)}:2221", f"{bed.address(2)}:2222"]
     for noderank in (0, 1):
-        told = json.loads(next(run.glob(f"*/round1/*_noderank{noderank}/start_pytorch_task.log")).read_text())
-        config = json.loads(told["TF_CONFIG"])
-        assert config == {"cluster": {"worker": workers}, "task": {"type": "worker", "index": noderank}}
+        told = json.loads(next(run.glob(f"*/round1/*_noderank{noderank}/start_bare_task.log")).read_text())
+        assert (told["BARE_SERVERS"], told["RANK"]) == (" ".join(workers), str(noderank))
         assert told["FLAGPERF_HOSTS"] == f"{bed.address(1)},{bed.address(2)}"
         assert told["FLAGPERF_HOSTS_PORTS"] == "2221,2222"
 

@@ -34,7 +34,7 @@ def test_hosts_write_to_the_run_itself_also_when_it_is_resumed(plan: MakePlan, b
     first, second = statuses(run)
     assert (code, first.state, first.attempt, second.state) == (1, "succeeded", 1, "failed"), f"{out}{err}{first}"
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")
-    node = run / "toy0-pytorch-X1x2x1" / "round1" / "n2_noderank1"
+    node = run / "toy0-bare-X1x2x1" / "round1" / "n2_noderank1"
     assert json.loads((node / "agent.json").read_text())["job_file"] == str(node.parent / "job.hosts.json")
     assert (node / "agent.lock").exists(), "the agent's own directory, not a copy"
     assert (node / "rank1.out.log").read_text().count('"STEP_END"') == 120

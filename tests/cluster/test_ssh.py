@@ -28,8 +28,8 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp
     code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
     for number in range(1, 5):
-        node = run / "toy0-pytorch-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
-        expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_pytorch_task.log"}
+        node = run / "toy0-bare-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
+        expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_bare_task.log"}
         assert expected <= {path.name for path in node.iterdir()}
     found = verify_run(run)
     assert (found.changed, found.differences) == ((), ())

@@ -15,11 +15,12 @@ from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferFinished
-from accelmark.spec.inference import InferJob, InferSettings, InferStep
+from accelmark.spec.inference import InferSettings, InferStep
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.work import InferJob
 
 TINY = Path(__file__).parent / "tiny"
 
@@ -50,7 +51,6 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
         parameters={"items": 100} | (parameters or {}),
     )
     return JobSpec(
-        task="infer",
         key=CaseKey(model="tiny", framework="pytorch", hardware="cpu"),
         round=1,
         case=FolderRef(name="tiny", path=TINY, sha256="0"),
@@ -58,10 +58,10 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
         vendor="none",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         data_dirs={},
         checkpoint_dir=tmp_path,
-        infer=infer,
+        work=infer,
     )
 
 
@@ -87,10 +87,10 @@ def take(tmp_path: Path) -> Take:
     def steps(job: JobSpec | None = None, **settings: Any) -> Ran:
         events: list[tuple[Event, Spec | Mapping[str, Any] | None]] = []
         chosen = job or job_of(tmp_path, **settings)
-        assert chosen.infer is not None
+        assert isinstance(chosen.work, InferJob)
         node_dir = tmp_path / "node"
         node_dir.mkdir(exist_ok=True)
-        run = SevenSteps(chosen, chosen.infer, node_dir, lambda event, value: events.append((event, value)), 0.0)
+        run = SevenSteps(chosen, chosen.work, node_dir, lambda event, value: events.append((event, value)), 0.0)
         return Ran(run.run(), events, node_dir)
 
     return steps
@@ -101,8 +101,8 @@ def tiny_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model as ONNX, exported once."""
     directory = tmp_path_factory.mktemp("onnx")
     job = job_of(directory)
-    assert job.infer is not None
-    case = build_case(job, job.infer)
+    assert isinstance(job.work, InferJob)
+    case = build_case(job, job.work)
     path = directory / "tiny.onnx"
     case.export_model(case.create_model(), case.synthetic_batch(2).inputs, path)
     return path

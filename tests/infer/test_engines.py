@@ -17,7 +17,7 @@ from accelmark.spec.errors import RunError
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
     job = make_job()
-    case = build_case(job, job.infer)
+    case = build_case(job, job.work)
     given: dict[str, Any] = {
         "model": case.create_model(),
         "onnx_path": onnx,

@@ -16,6 +16,7 @@ from accelmark.run.record.measure import measure_run
 from accelmark.spec.inference import Note
 from accelmark.spec.job import JobSpec, NodeExit, RankExit
 from accelmark.spec.vendor import Chip, Peaks
+from accelmark.spec.work import InferJob
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
     def made(notes: tuple[Note, ...] = (), **settings: Any) -> Path:
         chip = Chip(name="cpu", device_name="x", peaks=Peaks(fp32=0.5), source="made up for tests")
         job: JobSpec = make_job(**settings).model_copy(update={"chip": chip})
-        assert job.infer is not None
-        job = job.model_copy(update={"infer": job.infer.model_copy(update={"notes": notes})})
+        assert isinstance(job.work, InferJob)
+        job = job.model_copy(update={"work": job.work.model_copy(update={"notes": notes})})
         code, _, text = in_a_process(job)
         node_dir = tmp_path / "runs" / "r" / "tiny" / "round1" / "here_noderank0"
         node_dir.mkdir(parents=True)

@@ -136,8 +136,8 @@ def _other_model(path: Path) -> Path:
 def test_an_accuracy_far_from_the_reference_makes_the_run_invalid(take: Any, make_job: Any) -> None:
     job = make_job(compiler=None)
     reference = {"value": 0.5, "within": 0.01, "source": "made up for this test"}
-    infer = job.infer.model_validate(job.infer.model_dump() | {"reference": reference})
-    finished = take(job.model_copy(update={"infer": infer})).finished
+    infer = job.work.model_validate(job.work.model_dump() | {"reference": reference})
+    finished = take(job.model_copy(update={"work": infer})).finished
     assert not finished.valid
     assert "the reference is 0.5" in finished.invalid_reasons[0]
 

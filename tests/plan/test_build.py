@@ -16,6 +16,7 @@ from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
+from accelmark.spec.work import TrainJob
 
 
 def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
@@ -59,11 +60,10 @@ def test_servers_on_some_hosts_of_a_job_only_are_refused(plugins: Path) -> None:
 def test_a_key_becomes_a_job_for_each_round_with_a_seed_of_its_own(plugins: Path) -> None:
     planned = plan({"cases": [{"key": "toy:pytorch:X1:2:2:3"}]}, hosts=3)
     assert [job.directory for job in planned.jobs] == [f"toy-pytorch-X1x2x2/round{n}" for n in (1, 2, 3)]
-    trains = [job.job.train for job in planned.jobs]
-    assert [train.settings.seed for train in trains if train] == [3, 4, 5]
+    works = [job.job.work for job in planned.jobs]
+    assert [work.settings.seed for work in works if isinstance(work, TrainJob)] == [3, 4, 5]
     assert [(node.host, node.noderank, node.nproc) for node in planned.jobs[0].nodes] == [("h0", 0, 2), ("h1", 1, 2)]
-    assert trains[0] is not None
-    assert trains[0].units_per_sample == 16
+    assert works[0].units_per_sample == 16
 
 
 def test_a_plan_reads_back_from_its_json(plugins: Path) -> None:
@@ -77,8 +77,8 @@ def test_the_vendors_layers_lie_between_case_and_run_file(plugins: Path) -> None
     (adaptation / "config.yaml").write_text("batch_size: 16\nprecision: bf16\n")
     (adaptation / "config_X1x1x1.yaml").write_text("batch_size: 32\n")
     job = plan({"cases": [{"key": "toy", "settings": {"precision": "fp32"}}]}).jobs[0].job
-    assert job.train is not None
-    assert (job.train.settings.batch_size, job.train.settings.precision) == (32, "fp32")
+    assert isinstance(job.work, TrainJob)
+    assert (job.work.settings.batch_size, job.work.settings.precision) == (32, "fp32")
     assert job.provenance["batch_size"].layer == "vendors/acme/cases/toy-pytorch/config_X1x1x1.yaml"
     assert job.provenance["precision"].layer == "run.yaml"
 

@@ -11,6 +11,7 @@ from accelmark.spec.case import CaseSpec
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
 from accelmark.spec.runfile import RunSpec
+from accelmark.spec.work import InferJob
 
 _INFER = """
 infer:
@@ -61,10 +62,9 @@ def _plan(
 def test_an_inference_job_runs_one_process_of_the_inference_room(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}).jobs
     assert planned.nodes[0].command == ("python", "-m", "accelmark.infer", "job.json")
-    assert planned.job.task == "infer"
-    assert planned.job.infer is not None
-    assert planned.job.infer.settings.flops == 6
-    assert planned.job.infer.parameters == {"side": 8}
+    assert isinstance(planned.job.work, InferJob)
+    assert planned.job.work.settings.flops == 6
+    assert planned.job.work.parameters == {"side": 8}
     assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
 
 
@@ -132,8 +132,8 @@ def test_going_without_weights_is_warned_of(toy: Path) -> None:
 
 def test_made_up_data_on_the_command_line_reaches_inference(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}, command_line={"loader.synthetic": True}).jobs
-    assert planned.job.infer is not None
-    assert planned.job.infer.settings.synthetic
+    assert isinstance(planned.job.work, InferJob)
+    assert planned.job.work.settings.synthetic
     assert planned.job.data_dirs == {}
 
 
@@ -147,8 +147,8 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     assert "side: is a parameter" in str(caught.value)
     (folder / "infer.yaml").write_text("batch_size: 16\nacme_cache: /tmp/x\n")
     plan = _plan({"key": "toy"})
-    infer = plan.jobs[0].job.infer
-    assert infer is not None
+    infer = plan.jobs[0].job.work
+    assert isinstance(infer, InferJob)
     assert infer.settings.batch_size == 16
     assert infer.settings.engine_options == {"acme_cache": "/tmp/x"}
     assert any("acme_cache" in warning or "none of the configurations" in warning for warning in plan.warnings)

@@ -178,7 +178,7 @@ def test_power_that_its_counter_contradicts_is_warned_of(tmp_path: Path) -> None
         lines.append(json.dumps(entry) + "\n")
     path.write_text("".join(lines))
     result = round_result(run / "toy-pytorch-X1x1x1" / "round1")
-    assert result.figures[F.ENERGY].value == pytest.approx(400)
+    assert result.figures[F.ENERGY].value == pytest.approx(600)
     assert [finding.rule for finding in result.findings] == ["energy-cross-check"]
 
 

@@ -1,7 +1,6 @@
 """A rank without a framework: writes PerfLog lines as a training does, and misbehaves when asked to.
 
-``fake_rank.py JOB MODE...``: each mode is ``name`` or ``name=value``; ``R:mode`` is for rank R only. What follows
-``--nproc`` is what a job of several hosts adds for torchrun: one rank a host, numbered as its host.
+``fake_rank.py JOB MODE...``: each mode is ``name`` or ``name=value``; ``R:mode`` is for rank R only.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-RANK = int(os.environ["RANK"] if "RANK" in os.environ else sys.argv[sys.argv.index("--node-rank") + 1])
+RANK = int(os.environ["RANK"])
 
 
 def say(event: str, **value: Any) -> None:
@@ -40,8 +39,7 @@ def finish(state: str, steps: int, **more: Any) -> None:
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
-    given = sys.argv[2 : sys.argv.index("--nproc")] if "--nproc" in sys.argv else sys.argv[2:]
-    meant = [mode.removeprefix(f"{RANK}:") for mode in given if mode.startswith(f"{RANK}:") or ":" not in mode]
+    meant = [mode.removeprefix(f"{RANK}:") for mode in sys.argv[2:] if mode.startswith(f"{RANK}:") or ":" not in mode]
     modes = dict(mode.partition("=")[::2] for mode in meant)
     node_dir = Path(os.environ["ACCELMARK_NODE_DIR"])
     log = os.open(node_dir / f"rank{RANK}.out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -14,9 +14,10 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.agent.processes import RUN_MARKER, all_processes
 from accelmark.spec.catalog import folders, tree_hash
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.job import FolderRef, JobSpec, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import EndSettings, TrainSettings
+from accelmark.spec.work import TrainJob
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
@@ -25,18 +26,19 @@ CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
 
 def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:
     return JobSpec(
-        task="train",
-        key=CaseKey(model=model, framework="pytorch", hardware="X1", nnodes=nnodes, repeat=repeat),
+        key=CaseKey(
+            model=model, framework="pytorch" if nnodes == 1 else "bare", hardware="X1", nnodes=nnodes, repeat=repeat
+        ),
         round=number,
         case=FolderRef(name=model, path=CASE, sha256=tree_hash(CASE)),
         case_version=1,
         vendor="acme",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         data_dirs={},
         checkpoint_dir=Path("checkpoints"),
-        train=TrainJob(
+        work=TrainJob(
             unit="token",
             units_per_sample=16,
             target=None,
@@ -49,7 +51,10 @@ def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int =
 def make_plan(
     *cases: tuple[str, ...], repeat: int = 1, hosts: tuple[str, ...] = ("localhost",), **changed: object
 ) -> Plan:
-    """Make a plan of one key for each of ``cases``, one rank a host, whose ranks behave as its modes say."""
+    """Make a plan of one key for each of ``cases``, one rank per host, whose ranks behave as its modes say.
+
+    Several hosts need the fixture ``plugins``: no launcher of a framework starts their ranks.
+    """
     jobs = []
     for index, modes in enumerate(cases):
         for number in range(1, repeat + 1):

@@ -19,10 +19,12 @@ from accelmark.run.agent.error_lines import telling_lines
 from accelmark.run.controller.assign import job_on_hosts, requirements_of
 from accelmark.run.launchers.sandbox_of import model_files
 from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.catalog import load_framework
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.inference import InferJob, InferSettings
+from accelmark.spec.inference import InferSettings
 from accelmark.spec.job import FolderRef
+from accelmark.spec.work import InferJob
 from tests.cluster.boxed import KERNEL, SETUP, write_index
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -47,7 +49,7 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node = tmp_path / "node"
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
-        return carry_out(folder, requirements_of(folder, tmp_path), node, environment)
+        return carry_out(folder, requirements_of(folder, tmp_path), node, environment, load_framework("pytorch"))
 
     return body
 

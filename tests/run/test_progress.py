@@ -17,6 +17,7 @@ from accelmark.run.display.progress import Progress, ProgressReader
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.perflog import decode_line, encode_line
 from accelmark.spec.settings import EndSettings
+from accelmark.spec.work import TrainJob
 from tests.run.fakes import job_spec, make_plan
 
 
@@ -29,8 +30,8 @@ def window(step: int, loss: float | None = 1.0) -> str:
 
 
 def reader(node_dir: Path, **end: Any) -> ProgressReader:
-    job = job_spec().train
-    assert job is not None
+    job = job_spec().work
+    assert isinstance(job, TrainJob)
     settings = job.settings.model_copy(update={"end": EndSettings(**end)})
     return ProgressReader(node_dir, job.model_copy(update={"settings": settings}))
 

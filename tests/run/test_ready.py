@@ -21,7 +21,7 @@ from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
 
 DEVICES = """
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
+from accelmark.telemetry.device import DeviceInfo, DeviceSample
 
 class Source:
     def open(self):

@@ -1,4 +1,4 @@
-"""Starting the real recorder process on a made-up vendor, whose tool is a script (mock: such a chip is not here)."""
+"""Start the real recorder process with a made-up vendor, whose tool is a script (mock: there is no such chip)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from accelmark.telemetry.reading import Recording, read_recording
+from accelmark.results.read.samples import Samples, read_samples
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -90,11 +90,11 @@ def make_vendor(root: Path, tool: str = TOOL, timeout_s: float = 5.0) -> tuple[P
 
 
 def write_tool(path: Path, text: str) -> None:
-    """Put a tool in place at once, so that it is never run half written."""
-    beside = path.with_suffix(".part")
-    beside.write_text(text)
-    beside.chmod(0o755)
-    beside.replace(path)
+    """Write a tool atomically, so that it is never run half written."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.chmod(0o755)
+    part.replace(path)
 
 
 def start(node_dir: Path, folder: Path, **more: object) -> subprocess.Popen[str]:
@@ -118,20 +118,20 @@ def until(condition: Callable[[], bool], patience_s: float = 90.0) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
 def num_lines(node_dir: Path, having: str = '"t"') -> int:
-    """Count the lines of the record that hold a text."""
+    """Count the lines of the record that contain a text."""
     path = node_dir / "telemetry.jsonl"
     return sum(having in line for line in path.read_text().splitlines()) if path.exists() else 0
 
 
-def stop(process: subprocess.Popen[str], node_dir: Path) -> Recording:
-    """End the recorder as the agent does, and read what it wrote."""
+def stop(process: subprocess.Popen[str], node_dir: Path) -> Samples:
+    """Stop the recorder as the agent does, and read its record."""
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
     if process.stderr is not None:
         process.stderr.close()
-    return read_recording(node_dir / "telemetry.jsonl")
+    return read_samples(node_dir / "telemetry.jsonl")

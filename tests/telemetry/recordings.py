@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.catalog import load_vendor
-from accelmark.telemetry.rule import ToolRule
-from accelmark.telemetry.source import telemetry_of
+from accelmark.telemetry.declaration import ToolRule, telemetry_of
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accelmark.spec.catalog import load_vendor
-from accelmark.telemetry.source import SourceError
+from accelmark.telemetry.device import SourceError
 from accelmark.vendors.amd.telemetry import Source
 
 

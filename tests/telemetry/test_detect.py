@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelmark.compat.flagperf.monitor_script import MonitorScript, read_block
 from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.errors import SpecError
+from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, telemetry_of
 from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
-from accelmark.telemetry.rule import Detect, ScriptRule
-from accelmark.telemetry.script import ScriptSource, read_block
-from accelmark.telemetry.source import SourceError, read_vendor, source_of, telemetry_of
-from accelmark.telemetry.tool import ToolSource
+from accelmark.telemetry.device import SourceError
+from accelmark.telemetry.sources import device_sources
+from accelmark.telemetry.sources.tool import ToolSource
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 
 ALL = (
@@ -118,7 +119,7 @@ def test_an_unknown_field_in_a_rule_is_named(tmp_path: Path) -> None:
 def test_a_vendor_without_a_way_to_read_says_why() -> None:
     folder = folders("vendors")["zixiao"].path
     with pytest.raises(SourceError, match="no recording of zx-smi"):
-        source_of(folder, telemetry_of(load_vendor("zixiao"), "zixiao"))
+        device_sources(folder, telemetry_of(load_vendor("zixiao"), "zixiao"))
 
 
 def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> 
 def test_a_flagperf_monitor_script_is_a_source_as_it_is(tmp_path: Path) -> None:
     script, pid_file = tmp_path / "acme_monitor.py", tmp_path / "pid"
     script.write_text(FLAGPERF_SCRIPT.format(pid_file=str(pid_file), pace_s=0.2))
-    source = ScriptSource(script, tmp_path, ScriptRule(file="acme_monitor.py"))
+    source = MonitorScript(script, tmp_path, ScriptRule(file="acme_monitor.py"))
     infos = source.open()
     try:
         assert [info.memory_total_mib for info in infos] == [32768, 32768]
@@ -154,9 +155,9 @@ def test_a_script_that_writes_nothing_gives_a_reason(tmp_path: Path) -> None:
     script = tmp_path / "acme_monitor.py"
     script.write_text("")
     with pytest.raises(SourceError, match=r"wrote nothing to acme_monitor\.log"):
-        ScriptSource(script, tmp_path, ScriptRule(file=script.name), first_block_s=0.3).open()
+        MonitorScript(script, tmp_path, ScriptRule(file=script.name), first_block_s=0.3).open()
     with pytest.raises(SourceError, match="does not exist"):
-        ScriptSource(tmp_path / "none.py", tmp_path, ScriptRule(file="none.py")).open()
+        MonitorScript(tmp_path / "none.py", tmp_path, ScriptRule(file="none.py")).open()
 
 
 @given(st.text(max_size=200))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.telemetry.energy import EnergyReason, energy, energy_of, integrate, sum_of
-from accelmark.telemetry.reading import parse_recording
+from accelmark.results.figures.consumption import consumption_figures
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.read.samples import Samples, read_samples
+from accelmark.results.schema import Figure
+from accelmark.telemetry.energy import EnergyReason, energy, integrate
 
 RAMP = [(0.0, 100.0), (1.0, 200.0), (2.0, 300.0), (3.0, 300.0)]
 
@@ -22,13 +29,10 @@ def test_a_window_between_two_readings_lies_on_the_line_between_them() -> None:
     assert integrate(RAMP, 0.2, 0.6) == pytest.approx(56.0)
 
 
-def test_a_covered_window_is_valid_and_gives_the_mean() -> None:
+def test_power_over_a_covered_window_gives_its_energy() -> None:
     found = energy(RAMP, 0.5, 2.5)
     assert found.energy_j == pytest.approx(487.5)
-    assert found.mean_power_w == pytest.approx(243.75)
-    assert found.method == "trapezoid"
-    assert found.power_valid
-    assert found.largest_gap_s == 1
+    assert (found.method, found.reasons) == ("trapezoid", ())
 
 
 @pytest.mark.parametrize(
@@ -41,68 +45,85 @@ def test_a_covered_window_is_valid_and_gives_the_mean() -> None:
 )
 def test_a_window_that_is_not_covered_has_no_energy(window: tuple[float, float], reason: EnergyReason) -> None:
     found = energy(RAMP, *window)
-    assert (found.energy_j, found.power_valid) == (None, False)
+    assert (found.energy_j, found.method) == (None, None)
     assert reason in found.reasons
 
 
-def test_a_gap_of_more_than_three_seconds_makes_power_invalid() -> None:
+def test_a_gap_of_more_than_three_seconds_between_power_readings_is_a_reason() -> None:
     points = [(0.0, 100.0), (3.5, 100.0), (4.0, 100.0)]
     found = energy(points, 1.0, 4.0)
     assert found.energy_j == pytest.approx(300)
-    assert not found.power_valid
     assert found.reasons == (EnergyReason.GAP_TOO_LONG,)
-    assert energy(points, 1.0, 4.0, max_gap_s=4).power_valid
-    assert energy(points, 3.6, 4.0).power_valid  # the gap is outside the window
+    assert energy(points, 1.0, 4.0, max_gap_s=4).reasons == ()
+    assert energy(points, 3.6, 4.0).reasons == ()  # the gap is outside the window
 
 
-def test_the_hardware_counter_may_differ_by_five_percent() -> None:
+def test_the_energy_counter_is_the_figure_and_integrated_power_the_cross_check() -> None:
     power = [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0)]
     near = [(0.0, 5000.0), (2.0, 5000.0 + 209.0)]
     far = [(0.0, 5000.0), (2.0, 5000.0 + 211.0)]
-    assert energy(power, 0, 2, near).power_valid
+    found = energy(power, 0, 2, near)
+    assert found.energy_j == pytest.approx(209)
+    assert (found.method, found.reasons) == ("counter", ())
     found = energy(power, 0, 2, far)
-    assert found.energy_j == pytest.approx(200)
-    assert found.counter_j == pytest.approx(211)
+    assert found.energy_j == pytest.approx(211)
+    assert found.integrated_j == pytest.approx(200)
     assert found.reasons == (EnergyReason.COUNTER_DISAGREES,)
 
 
-def test_a_counter_that_went_back_is_said_and_not_compared() -> None:
+def test_power_that_does_not_cover_the_window_is_no_cross_check() -> None:
+    counter = [(0.0, 0.0), (10.0, 1000.0)]
+    assert energy([(1.0, 300.0), (2.0, 300.0)], 0, 10, counter).reasons == ()
+    assert energy([(0.0, 300.0), (10.0, 300.0)], 0, 10, counter).reasons == ()  # a gap of 10 s
+    assert energy([(1.0, 300.0), (2.0, 300.0)], 0, 10, counter).energy_j == pytest.approx(1000)
+
+
+def test_a_counter_that_decreased_is_a_reason_and_power_the_figure() -> None:
     found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
-    assert (found.counter_j, found.reasons) == (None, (EnergyReason.COUNTER_WENT_BACK,))
+    assert found.energy_j == pytest.approx(200)
+    assert (found.method, found.counter_j) == ("trapezoid", None)
+    assert found.reasons == (EnergyReason.COUNTER_WENT_BACK,)
 
 
 def test_a_counter_alone_gives_energy() -> None:
     found = energy([], 0.5, 1.5, [(0.0, 1000.0), (1.0, 1100.0), (2.0, 1300.0)])
     assert found.energy_j == pytest.approx(150)
-    assert (found.method, found.power_valid) == ("counter", True)
+    assert (found.method, found.reasons) == ("counter", ())
+    assert energy([], 0.5, 3, [(0.0, 1000.0), (1.0, 1100.0)]).reasons == (EnergyReason.END_NOT_COVERED,)
 
 
 def test_without_power_and_counter_there_is_no_energy() -> None:
     assert energy([], 0, 1).reasons == (EnergyReason.NO_POWER,)
-    assert sum_of([]).reasons == (EnergyReason.NO_POWER,)
 
 
-def test_the_sum_over_devices_needs_all_of_them() -> None:
-    one = energy(RAMP, 0.5, 2.5)
-    assert sum_of([one, one]).energy_j == pytest.approx(975)
-    part = sum_of([one, energy([], 0.5, 2.5)])
-    assert (part.energy_j, part.power_valid) == (None, False)
-    assert EnergyReason.DEVICE_MISSING in part.reasons
+def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]]) -> Samples:
+    lines: list[dict[str, Any]] = [{"header": {"interval_s": 1.0, "devices": infos}}]
+    lines += [{"t": float(t), "host": {}, "devices": devices} for t in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_samples(path)
 
 
-def test_two_dies_on_one_card_are_counted_once() -> None:
-    header = '{"header": {"devices": [{"index": 0, "power_in": 1}, {"index": 1, "power_in": null}]}}'
-    lines = [header] + [
-        f'{{"t": {t}, "host": {{}}, "devices": [{{"index": 0, "power_w": null}}, {{"index": 1, "power_w": 100}}]}}'
-        for t in range(4)
-    ]
-    assert energy_of(parse_recording(lines), 0.5, 2.5).energy_j == pytest.approx(200)
-    assert energy_of(parse_recording(lines), 0.5, 2.5, [0]).energy_j == pytest.approx(200)
+def _energy_of(samples: Samples) -> Figure:
+    return consumption_figures({"host": (samples, [(0.5, 2.5)])}, 1, "cuda", "")[0][FigureName.ENERGY]
 
 
-def test_a_reading_that_is_older_than_its_line_counts_where_it_was_taken() -> None:
-    lines = ['{"t": 2.0, "host": {}, "devices": [{"index": 0, "power_w": 50, "age_s": 0.5}]}']
-    assert parse_recording(lines).device_series(0, "power_w") == [(1.5, 50.0)]
+def test_the_energy_of_several_devices_needs_all_of_them(tmp_path: Path) -> None:
+    infos: list[dict[str, Any]] = [{"index": 0}, {"index": 1, "reasons": {"power_w": "no sensor"}}]
+    both = _samples(tmp_path / "both", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": 50}])
+    assert _energy_of(both).value == pytest.approx(300)
+    one = _samples(tmp_path / "one", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": None}])
+    assert (_energy_of(one).value, _energy_of(one).reason) == (None, "device 1: no sensor")
+
+
+def test_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
+    infos: list[dict[str, Any]] = [{"index": 0, "power_in": 1}, {"index": 1, "power_in": None}]
+    samples = _samples(tmp_path / "dies", infos, [{"index": 0, "power_w": None}, {"index": 1, "power_w": 100}])
+    assert _energy_of(samples).value == pytest.approx(200)
+
+
+def test_a_reading_that_is_older_than_its_line_counts_at_the_time_of_reading(tmp_path: Path) -> None:
+    samples = _samples(tmp_path / "aged", [{"index": 0}], [{"index": 0, "power_w": 50, "age_s": 0.5}])
+    assert list(samples.times(samples.devices[0])) == [-0.5, 0.5, 1.5, 2.5]
 
 
 @given(

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelmark.spec.catalog import folders, load_vendor
-from accelmark.telemetry.forms import UnreadableError, Values, parse_number, read_output
-from accelmark.telemetry.rule import CsvForm, Form, TableForm, ToolRule
-from accelmark.telemetry.source import telemetry_of
+from accelmark.telemetry.declaration import CsvForm, Form, TableForm, ToolRule, telemetry_of
+from accelmark.telemetry.sources.output import UnreadableError, Values, parse_number, parse_output
 from tests.telemetry.recordings import EXPECTED, text_of, tool_of
 
 
 def _read(tool: ToolRule, text: str) -> tuple[Values, ...] | None:
     for form in tool.forms:
         try:
-            return read_output(text, form)
+            return parse_output(text, form)
         except UnreadableError:
             continue
     return None
@@ -47,15 +46,15 @@ def test_a_temperature_that_intels_tool_leaves_out_is_not_taken_from_another_col
     (form,) = tool_of("intel").forms
     assert isinstance(form, CsvForm)
     columns = {field: column for field, column in form.columns.items() if field != "memory_used_mib"}
-    (device,) = read_output(text_of("intel/xpu-smi-dump-flex170.txt"), form.model_copy(update={"columns": columns}))
+    (device,) = parse_output(text_of("intel/xpu-smi-dump-flex170.txt"), form.model_copy(update={"columns": columns}))
     assert (device["power_w"], device["sm_clock_mhz"], device["temperature_c"]) == (43.72, 2050, None)
     assert device["utilisation"] is None
 
 
 def test_an_output_without_a_column_that_is_read_is_not_readable() -> None:
     (form,) = tool_of("intel").forms
-    with pytest.raises(UnreadableError, match="lacks a column"):
-        read_output(text_of("intel/xpu-smi-dump-flex170.txt"), form)
+    with pytest.raises(UnreadableError, match="lacks a declared column"):
+        parse_output(text_of("intel/xpu-smi-dump-flex170.txt"), form)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".txt") and "tsm" not in name])
@@ -102,7 +101,7 @@ def test_a_column_of_csv_may_move_since_it_is_found_by_name() -> None:
     row = ["06:14:46.000", "0", "120.5", "4096", "45.0", "65", "2100"]
     for order in itertools.islice(itertools.permutations(range(7)), 0, 5040, 97):
         text = ", ".join(names[at] for at in order) + "\n" + ", ".join(row[at] for at in order)
-        (device,) = read_output(text, form)
+        (device,) = parse_output(text, form)
         assert device == {
             "index": 0, "utilisation": 0.45, "power_w": 120.5, "sm_clock_mhz": 2100, "temperature_c": 65,
             "memory_used_mib": 4096,
@@ -113,7 +112,7 @@ def test_a_column_of_csv_may_move_since_it_is_found_by_name() -> None:
 @given(text=st.text(max_size=400), which=st.integers(0, len(FORMS) - 1))
 def test_no_input_crashes_a_parser(text: str, which: int) -> None:
     with contextlib.suppress(UnreadableError):
-        read_output(text, FORMS[which])
+        parse_output(text, FORMS[which])
 
 
 @settings(max_examples=200, deadline=None)
@@ -141,7 +140,7 @@ def test_an_output_that_was_tampered_with_never_crashes_and_keeps_figures_plausi
 def test_no_json_crashes_the_parser(value: object) -> None:
     for text in (json.dumps(value), json.dumps({"GPU": value}), json.dumps({"GPU": [value], "Driver Version": value})):
         with contextlib.suppress(UnreadableError):
-            read_output(text, tool_of("mthreads").forms[0])
+            parse_output(text, tool_of("mthreads").forms[0])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_every_rule_says_where_its_form_was_seen() -> None:
 def test_the_memory_of_hexaflakes_tool_is_read_by_flagperfs_pattern() -> None:
     """The line is made up after that pattern: no output of the tool is known."""
     (form,) = tool_of("hexaflake").forms
-    (device,) = read_output("| 0 stb 100MiB / 16384MiB |", form)
+    (device,) = parse_output("| 0 stb 100MiB / 16384MiB |", form)
     assert (device["memory_used_mib"], device["memory_total_mib"]) == (100, 16384)
     with pytest.raises(UnreadableError):
-        read_output("| 0 stb 100MiB / 16384MiB | 3MiB / 4MiB |", form)
+        parse_output("| 0 stb 100MiB / 16384MiB | 3MiB / 4MiB |", form)

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.telemetry.command import CommandError, run_command
-from accelmark.telemetry.foreign import busy_reasons, descendants, foreign, parents
-from accelmark.telemetry.host import HostSampler, busy_host, pressure_avg10
-from accelmark.telemetry.ipmi import IpmiError, parse_dcmi, parse_sdr, read_power_w
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.sample import DeviceSample, HostSample
-from accelmark.telemetry.sysinfo import collect, cpu_model
+from accelmark.telemetry.device import DeviceSample
+from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr, read_ipmi_power_w
+from accelmark.telemetry.host.processes import descendants, foreign_processes, parents
+from accelmark.telemetry.host.sampler import HostSample, HostSampler, busy_host, busy_reasons, pressure_avg10
+from accelmark.telemetry.host.sysinfo import collect, cpu_model
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recordings import text_of
 
@@ -45,10 +44,10 @@ def test_rapl_sums_packages_and_unwraps_their_counters(tmp_path: Path) -> None:
     assert rapl.energy_j() == pytest.approx(3.0)
 
 
-def test_rapl_says_why_there_is_none(tmp_path: Path) -> None:
+def test_rapl_that_is_missing_has_a_reason(tmp_path: Path) -> None:
     with pytest.raises(RaplError, match="does not exist"):
         Rapl(tmp_path / "nowhere")
-    with pytest.raises(RaplError, match="names no CPU package"):
+    with pytest.raises(RaplError, match="lists no CPU package"):
         Rapl(tmp_path)
 
 
@@ -89,24 +88,24 @@ def test_the_controllers_power_is_the_instantaneous_one() -> None:
     assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
 
 
-def test_one_sensor_has_to_stand_for_the_whole_system() -> None:
+def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
     assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
     with pytest.raises(IpmiError, match="no sensor"):
         parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
-    with pytest.raises(IpmiError, match="2 sensors that differ"):
+    with pytest.raises(IpmiError, match="2 sensors with different values"):
         parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
 
 
 @given(st.text(max_size=300))
-def test_no_answer_of_the_controller_crashes(text: str) -> None:
+def test_no_output_of_ipmitool_crashes(text: str) -> None:
     for parse in (parse_dcmi, parse_sdr):
         with contextlib.suppress(IpmiError):
             parse(text)
 
 
-def test_a_host_without_ipmitool_says_so() -> None:
+def test_a_host_without_ipmitool_has_a_reason() -> None:
     with pytest.raises(IpmiError, match="no-such-ipmitool is not installed"):
-        read_power_w("no-such-ipmitool")
+        read_ipmi_power_w("no-such-ipmitool")
 
 
 def test_pressure_is_read_as_the_kernel_writes_it() -> None:
@@ -140,14 +139,14 @@ def test_a_host_without_procfs_has_reasons(tmp_path: Path) -> None:
     sample = sampler.sample(0.0)
     assert sample.psi_cpu is None
     assert "cannot be read" in sampler.reasons["psi_cpu"]
-    assert sampler.reasons["rank_rss_mib"] == "no processes were named to watch"
+    assert sampler.reasons["rank_rss_mib"] == "no ranks to measure"
 
 
 def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
     devices = [DeviceSample(0, pids=(11, 30)), DeviceSample(1, pids=(12,)), DeviceSample(2)]
-    found = foreign(devices, [10], {11: 10, 12: 11, 30: 1}, Path("/nowhere"))
+    found = foreign_processes(devices, [10], {11: 10, 12: 11, 30: 1}, Path("/nowhere"))
     assert [(process.device, process.pid) for process in found] == [(0, 30)]
-    assert str(found[0]) == "process 30 (not visible from here) is on device 0"
+    assert str(found[0]) == "process 30 (name not visible) on device 0"
 
 
 def test_descendants_are_those_of_the_kernel() -> None:
@@ -156,11 +155,11 @@ def test_descendants_are_those_of_the_kernel() -> None:
         child.kill()
 
 
-def test_a_loop_among_parents_ends() -> None:
+def test_a_cycle_of_parents_terminates() -> None:
     assert descendants([1], {1: 2, 2: 1, 3: 2}) == {1, 2, 3}
 
 
-def test_a_busy_machine_is_told_with_reasons_and_a_quiet_one_is_not() -> None:
+def test_a_busy_host_has_reasons_and_an_idle_one_has_none() -> None:
     assert busy_reasons(HostSample(cpu=0.03, psi_cpu=0.5, psi_memory=0.0, psi_io=1.0, load1=9.0), 2) == ()
     reasons = busy_reasons(HostSample(cpu=0.8, psi_cpu=40.0), 2)
     assert len(reasons) == 2
@@ -168,7 +167,7 @@ def test_a_busy_machine_is_told_with_reasons_and_a_quiet_one_is_not() -> None:
     assert busy_reasons(HostSample(load1=3.0), 2)
 
 
-def test_this_machine_is_looked_at_before_a_run() -> None:
+def test_the_host_is_checked_before_a_run() -> None:
     command = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(command) as first, subprocess.Popen(command) as second:
         try:
@@ -191,9 +190,9 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["no-such-tool-anywhere"], "is not installed"), (["sh", "-c", "exit 7"], "exit status 7"),
-        (["sh", "-c", "kill -9 $$"], "SIGKILL"), (["sleep", "20"], "did not answer within 0.3 s"),
-        (["sh", "-c", "yes"], "wrote more than"), (["sh", "-c", "exec >&-; sleep 20"], "did not end within 0.3 s"),
+        (["no-such-tool-anywhere"], "is not installed"), (["sh", "-c", "exit 7"], "exited with status 7"),
+        (["sh", "-c", "kill -9 $$"], "SIGKILL"), (["sleep", "20"], "did not finish within 0.3 s"),
+        (["sh", "-c", "yes"], "wrote more than"), (["sh", "-c", "exec >&-; sleep 20"], "did not finish within 0.3 s"),
     ],
 )  # fmt: skip
 def test_a_tool_that_fails_gives_a_reason(command: list[str], reason: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from accelmark.spec.catalog import load_vendor
-from accelmark.telemetry.forms import read_output
-from accelmark.telemetry.source import SourceError, telemetry_of
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.device import SourceError
+from accelmark.telemetry.sources.output import parse_output
 from accelmark.vendors.nvidia.telemetry import Source
 from tests.telemetry.fake_nvml import GPU_LOST, NOT_SUPPORTED, FakeNvml
 
@@ -108,5 +109,5 @@ def test_nvidia_smi_is_read_by_the_names_of_its_columns() -> None:
         "0, NVIDIA A100-SXM4-40GB, GPU-1, 00000000:07:00.0, 550.54.15, 400.00 W, 0 %, 15 MiB, 40536 MiB, 57.30 W, 31, "
         "210 MHz, 1215 MHz, [N/A]\n"
     )
-    (device,) = read_output(text, tool.forms[0])
+    (device,) = parse_output(text, tool.forms[0])
     assert (device["power_w"], device["memory_used_mib"], device["ecc_errors"]) == (57.3, 15, None)

@@ -10,21 +10,27 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.telemetry.append import LineFile
-from accelmark.telemetry.energy import energy_of
-from accelmark.telemetry.reading import parse_recording, read_recording
+from accelmark.results.read.samples import read_samples
+from accelmark.telemetry.energy import energy
+from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.record import next_deadline
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor, num_lines, run, start, stop, until, write_tool
 
 CPU = SRC / "accelmark" / "vendors" / "cpu"
+
+
+def _read_values(column: Iterable[float]) -> list[float]:
+    return [value for value in column if not math.isnan(value)]
 
 
 def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) -> None:
@@ -33,16 +39,17 @@ def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) ->
     until(lambda: num_lines(tmp_path, '"power_w": 57.0') >= 6)
     recording = stop(process, tmp_path)
     assert recording.footer is not None
-    assert recording.num_broken == 0
+    assert recording.malformed == 0
     assert [info["index"] for info in recording.header["devices"]] == [0, 1]
     assert recording.header["devices"][0]["reasons"]["throttle"] == f"not read from {tmp_path / 'acme-smi'}"
-    assert recording.footer["samples"] == len(recording.samples)
+    assert recording.footer["samples"] == len(recording.t)
     assert recording.footer["cpu_time_s"] > 0
-    device = next(sample["devices"] for sample in recording.samples if sample["devices"])[1]
-    assert (device["power_w"], device["temperature_c"], device["utilisation"]) == (58, 32, 0.07)
-    start_s, end_s = recording.device_series(0, "power_w")[0][0], recording.device_series(0, "power_w")[-1][0]
-    found = energy_of(recording, start_s, end_s)
-    assert found.energy_j == pytest.approx((57 + 58) * (end_s - start_s), rel=0.02)
+    device = recording.devices[1]
+    found = {name: set(_read_values(device[name])) for name in ("power_w", "temperature_c", "utilisation")}
+    assert found == {"power_w": {58}, "temperature_c": {32}, "utilisation": {0.07}}
+    power = [(t, watts) for t, watts in zip(recording.times(device), device["power_w"], strict=True) if watts == watts]
+    start_s, end_s = power[0][0], power[-1][0]
+    assert energy(power, start_s, end_s).energy_j == pytest.approx(58 * (end_s - start_s), rel=0.02)
 
 
 def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
@@ -50,7 +57,7 @@ def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
     until(lambda: num_lines(tmp_path) >= 15)
     recording = stop(process, tmp_path)
     assert recording.footer is not None
-    times = [sample["t"] for sample in recording.samples[:-1]]  # the last is taken when it is told to end
+    times = recording.t[:-1]  # the last sample is taken when the recorder is stopped
     steps = [(t - times[0]) / 0.1 for t in times]
     # However late single samples are on a busy machine, those that are missing were counted as missed.
     assert abs(recording.footer["missed"] - (math.floor(steps[-1] + 0.01) + 1 - len(steps))) <= 1
@@ -61,12 +68,12 @@ def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> 
     process = start(tmp_path, CPU, detached=True)
     until(lambda: num_lines(tmp_path) >= 8)
     recording = stop(process, tmp_path)
-    host = recording.samples[-2]["host"]
-    assert host["mem_total_mib"] > host["mem_used_mib"] > 0
-    assert host["rank_rss_mib"] > 0
-    assert recording.host_series("cpu")
+    host = recording.host
+    assert host["mem_total_mib"][-2] > host["mem_used_mib"][-2] > 0
+    assert host["rank_rss_mib"][-2] > 0
+    assert _read_values(host["cpu"])
     for name in ("power_w", "rapl_j", "psi_cpu"):
-        assert recording.host_series(name) or recording.reasons[name]
+        assert _read_values(host[name]) or name in recording.header["reasons"]
     info = json.loads((tmp_path / "sys_info.json").read_text())
     assert info["cpu"]["model"]
     assert info["devices"][0]["name"] == info["cpu"]["model"]
@@ -100,7 +107,7 @@ def test_a_tool_that_disappears_mid_run_is_a_reason_and_the_host_goes_on(tmp_pat
     assert recording.footer is not None
     (note,) = [note for note in recording.footer["notes"] if "is not installed" in note["what"]]
     assert note["count"] >= 1
-    assert recording.samples[-1]["devices"] == []
+    assert math.isnan(recording.devices[0]["power_w"][-1])
 
 
 def test_a_tool_that_prints_garbage_is_not_readable_and_gives_no_number(tmp_path: Path) -> None:
@@ -110,7 +117,7 @@ def test_a_tool_that_prints_garbage_is_not_readable_and_gives_no_number(tmp_path
     write_tool(tool, "#!/bin/sh\nhead -c 5000 /dev/urandom\n")
     until(lambda: num_lines(tmp_path, "is not readable") >= 1)
     recording = stop(process, tmp_path)
-    assert {power for _, power in recording.device_series(0, "power_w")} == {57}
+    assert set(_read_values(recording.devices[0]["power_w"])) == {57}
 
 
 def test_a_tool_whose_columns_move_mid_run_is_not_readable(tmp_path: Path) -> None:
@@ -120,7 +127,7 @@ def test_a_tool_whose_columns_move_mid_run_is_not_readable(tmp_path: Path) -> No
     write_tool(tool, "#!/bin/sh\necho 'ID Power Temp Used Total Util'\necho '0 57W 31C 15MiB 40536MiB 0%'\n")
     until(lambda: num_lines(tmp_path, "a column may have moved") >= 1)
     recording = stop(process, tmp_path)
-    assert {value for _, value in recording.device_series(0, "temperature_c")} == {31}
+    assert set(_read_values(recording.devices[0]["temperature_c"])) == {31}
 
 
 def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Path) -> None:
@@ -130,10 +137,10 @@ def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Pat
     marker = f"{os.getpid()}.25"
     write_tool(tool, f"#!/bin/sh\nsleep {marker} & sleep {marker}\n")
     before = num_lines(tmp_path)
-    until(lambda: num_lines(tmp_path, "did not answer within 0.5 s") >= 1)
+    until(lambda: num_lines(tmp_path, "did not finish within 0.5 s") >= 1)
     assert num_lines(tmp_path) > before
     write_tool(tool, "#!/bin/sh\nexit 3\n")
-    until(lambda: num_lines(tmp_path, "ended with exit status 3") >= 1)
+    until(lambda: num_lines(tmp_path, "exited with status 3") >= 1)
     stop(process, tmp_path)
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert f"sleep {marker}" not in left
@@ -146,9 +153,9 @@ def test_a_vendor_folder_that_is_wrong_costs_the_devices_and_not_the_host(tmp_pa
     process = start(tmp_path, folder)
     until(lambda: num_lines(tmp_path) >= 4)
     recording = stop(process, tmp_path)
-    assert "telemetry.tool.timeout" in recording.reasons["devices"]
-    assert "timeout_s" in recording.reasons["devices"]  # the name that was meant
-    assert recording.host_series("mem_used_mib")
+    assert "telemetry.tool.timeout" in recording.reason("devices")
+    assert "timeout_s" in recording.reason("devices")  # the name that was meant
+    assert _read_values(recording.host["mem_used_mib"])
 
 
 def test_a_vendors_own_reader_that_raises_costs_the_devices_and_not_the_host(tmp_path: Path) -> None:
@@ -157,7 +164,7 @@ def test_a_vendors_own_reader_that_raises_costs_the_devices_and_not_the_host(tmp
     process = start(tmp_path, folder)
     until(lambda: num_lines(tmp_path) >= 4)
     recording = stop(process, tmp_path)
-    assert "ValueError: broken by its maker" in recording.reasons["devices"]
+    assert "ValueError: broken by its maker" in recording.reason("devices")
 
 
 def test_a_recorder_that_is_killed_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:
@@ -165,9 +172,9 @@ def test_a_recorder_that_is_killed_leaves_a_record_that_can_be_read(tmp_path: Pa
     until(lambda: num_lines(tmp_path) >= 5)
     process.kill()
     process.communicate()
-    recording = read_recording(tmp_path / "telemetry.jsonl")
+    recording = read_samples(tmp_path / "telemetry.jsonl")
     assert recording.footer is None
-    assert len(recording.samples) >= 3
+    assert len(recording.t) >= 3
 
 
 def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -189,8 +196,8 @@ def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
         parent.kill()
     until(lambda: num_lines(tmp_path, "footer") == 1)
     until(lambda: not _alive(recorder))
-    recording = read_recording(tmp_path / "telemetry.jsonl")
-    assert any("has ended" in note["what"] for note in recording.notes)
+    recording = read_samples(tmp_path / "telemetry.jsonl")
+    assert any("has ended" in note for note in recording.notes)
 
 
 def _alive(pid: int) -> bool:
@@ -238,11 +245,12 @@ def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
     (tmp_path / "stepped").touch()
     until(lambda: num_lines(tmp_path) >= 12)
     recording = stop(process, tmp_path)
-    walls = [sample["wall"] for sample in recording.samples]
+    lines = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    samples = [line for line in lines if "t" in line]
+    walls = [sample["wall"] for sample in samples]
     assert min(after - before for before, after in itertools.pairwise(walls)) < -7000
-    times = [sample["t"] for sample in recording.samples]
-    assert times == sorted(times)
-    assert all(sample["host"]["mem_used_mib"] for sample in recording.samples)
+    assert len(recording.t) == len(samples)  # none of them went back in monotonic time
+    assert len(_read_values(recording.host["mem_used_mib"])) == len(samples)
 
 
 def test_a_full_disk_loses_lines_and_is_counted_but_joins_no_two_lines() -> None:
@@ -272,7 +280,7 @@ def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_lo
     process = start(tmp_path, folder)
     until(lambda: num_lines(tmp_path, '"power_w": 114') >= 2)
     recording = stop(process, tmp_path)
-    assert recording.samples[-1]["devices"] or recording.device_series(1, "power_w")
+    assert set(_read_values(recording.devices[1]["power_w"])) == {74}
     assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
     until(lambda: not (tmp_path / "pid").exists())
 
@@ -303,7 +311,7 @@ def test_a_line_that_was_cut_off_is_closed_before_the_next(tmp_path: Path, monke
     assert file.write('{"note": {}}')
     file.close()
     assert (tmp_path / "lines").read_text().splitlines() == ['{"t":', '{"note": {}}']
-    assert read_recording(tmp_path / "lines").num_broken == 1
+    assert read_samples(tmp_path / "lines").malformed == 1
 
 
 @given(due=st.floats(0, 1e6), interval=st.floats(0.01, 100), late=st.floats(0, 1e4))
@@ -316,7 +324,10 @@ def test_the_next_deadline_lies_ahead_on_the_grid(due: float, interval: float, l
 
 @given(st.lists(st.text(max_size=60), max_size=8))
 def test_no_line_crashes_the_reading_of_a_record(lines: list[str]) -> None:
-    parse_recording(lines)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="replace") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        read_samples(Path(file.name))
 
 
 def test_an_interrupt_meant_for_the_ranks_does_not_end_the_recorder(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Finished
-from accelmark.spec.job import FolderRef, JobSpec, RankExit, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.settings import TrainSettings
+from accelmark.spec.work import TrainJob
 
 TINY = Path(__file__).parent / "tiny"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -55,7 +56,6 @@ def make_job(
     """Return a job over the tiny case; ``settings`` are dotted."""
     values = {key: value for key, value in {**DEFAULTS, **(settings or {})}.items() if value is not ...}
     return JobSpec(
-        task="train",
         key=CaseKey(model="tiny", framework="pytorch", hardware="test", nproc=nproc),
         round=1,
         case=FolderRef(name="tiny", path=TINY, sha256="0" * 64),
@@ -63,11 +63,11 @@ def make_job(
         vendor="cpu",
         device_type="cpu",
         framework_module=None,
-        distributed_backend="gloo",
+        collective_backend="gloo",
         extern=None if extern is None else FolderRef(name="tiny-pytorch", path=extern, sha256="0" * 64),
         data_dirs={},
         checkpoint_dir=directory / "checkpoints",
-        train=TrainJob(
+        work=TrainJob(
             unit="sample",
             units_per_sample=1,
             target=target,
@@ -132,9 +132,10 @@ def environment(node_dir: Path) -> dict[str, str]:
 
 
 def command(job_file: Path, nproc: int) -> list[str]:
+    rank = [sys.executable, "-m", "accelmark.train", str(job_file)]
     if nproc == 1:
-        return [sys.executable, "-m", "accelmark.train", str(job_file)]
-    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", str(job_file), "--nproc", str(nproc)]
+        return rank
+    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(nproc), "--", *rank]
 
 
 def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:

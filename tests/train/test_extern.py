@@ -7,10 +7,11 @@ import torch
 
 from accelmark.frameworks.pytorch import evaluation
 from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import RequestError
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef
-from accelmark.train.extern import load_hooks, load_module
+from accelmark.train.extern import load_hooks
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.window import Window
 from tests.train.conftest import RunHere
@@ -82,7 +83,7 @@ def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None
 
 def test_a_case_without_the_framework_is_told_what_it_has() -> None:
     with pytest.raises(RequestError, match=r"has no .*paddle\.py"):
-        load_module(FolderRef(name="tiny", path=TINY, sha256=""), "paddle")
+        folder_module(FolderRef(name="tiny", path=TINY, sha256=""), "paddle")
 
 
 def test_a_framework_without_a_backend_is_refused(tmp_path: Path, run_here: RunHere) -> None:

@@ -246,15 +246,16 @@ def test_several_hosts_meet_and_number_their_ranks_by_host(tmp_path: Path) -> No
             sys.executable,
             "-m",
             "accelmark.frameworks.pytorch.elastic",
-            str(job_file),
             "--nproc",
             "1",
             *place,
+            "--local-addr",
+            "127.0.0.1",
+            "--",
+            *command(job_file, 1),
         ]
         variables = {**environment(dirs[node]), "GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.run(
-            [*arguments, "--local-addr", "127.0.0.1"], env=variables, capture_output=True, timeout=120, check=False
-        ).returncode
+        return subprocess.run(arguments, env=variables, capture_output=True, timeout=120, check=False).returncode
 
     with ThreadPoolExecutor() as pool:
         codes = list(pool.map(launch, (1, 0)))

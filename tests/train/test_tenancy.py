@@ -17,6 +17,7 @@ from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.events import Evaluation, Event, StepWindow
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
+from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest
@@ -50,8 +51,8 @@ class Heard:
 
 
 def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None) -> Carried:
-    train = job.train
-    assert train is not None
+    train = job.work
+    assert isinstance(train, TrainJob)
     tenancy = Tenancy(Case, control)
     account = Account(process_start=time.monotonic(), job=train)
     done = carry_out(

@@ -10,8 +10,9 @@ from accelmark.audit.evidence import Evidence, RoundEvidence
 from accelmark.audit.finding import breach, finding
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Finding, InferenceRound
-from accelmark.spec.inference import InferJob, InferStep
+from accelmark.spec.inference import InferStep
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
+from accelmark.spec.work import InferJob
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Least time of the measured pass for its rates to be steady, by the size of a case."""
@@ -25,8 +26,8 @@ _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "wei
 
 def _infer_rounds(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
     for entry in evidence.good:
-        if entry.result.inference is not None and entry.job is not None and entry.job.infer is not None:
-            yield entry, entry.result.inference, entry.job.infer
+        if entry.result.inference is not None and entry.job is not None and isinstance(entry.job.work, InferJob):
+            yield entry, entry.result.inference, entry.job.work
 
 
 def details(inference: InferenceRound, step: InferStep) -> dict[str, Scalar]:

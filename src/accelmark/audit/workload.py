@@ -14,6 +14,7 @@ from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
+from accelmark.spec.work import TrainingWork
 
 MOST_APART: Final = 0.02
 """Largest relative difference of a vendor's model's outputs: TF32's and other kernels' rounding stay far below it."""
@@ -158,9 +159,9 @@ def precision(evidence: Evidence) -> Iterator[Finding]:
     """Check that the forward pass computed in the precision that was declared."""
     for entry in evidence.rounds:
         started = entry.started
-        if started is None or entry.job is None or entry.job.train is None:
+        if started is None or entry.job is None or not isinstance(entry.job.work, TrainingWork):
             continue
-        declared = entry.job.train.settings.precision
+        declared = entry.job.work.settings.precision
         if started.precision != declared:
             actual = f"it computed in {started.precision}, which the device has instead"
             yield finding("warning", "precision", declared, actual, entry)
@@ -236,8 +237,8 @@ def settings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding]:
-    train = entry.job.train if entry.job is not None else None
-    if train is None:
+    train = entry.job.work if entry.job is not None else None
+    if not isinstance(train, TrainingWork):
         return
     if train.target != case.target:
         yield finding("error", "target", f"{case.target}", f"the job had {train.target}", entry)

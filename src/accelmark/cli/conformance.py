@@ -14,7 +14,8 @@ from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
 from accelmark.spec.layers import driver_defaults, flatten, may_change
 from accelmark.spec.yaml_file import read_yaml
-from accelmark.telemetry.source import MODULE_FILE, telemetry_of
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.sources import MODULE_FILE
 
 HOOKS: Final = (
     "convert_model", "create_optimizer", "model_to_fp16", "model_to_ddp", "create_grad_scaler", "backward",

@@ -19,7 +19,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     seen = inventory()
     if as_json:
-        from accelmark.telemetry.sysinfo import collect
+        from accelmark.telemetry.host.sysinfo import collect
 
         devices = [device for entry in seen.found for device in entry.devices]
         typer.echo(json.dumps({"machine": collect(devices), **seen.to_json()}, indent=2))

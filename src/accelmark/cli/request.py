@@ -90,7 +90,7 @@ def plan_for(request: RunSpec, overrides: Overrides, *, where: str, beside: Path
 
 def _unreadable(vendor: str) -> Iterator[str]:
     """Tell of a vendor's folder by which no device can be read; ranks run all the same."""
-    from accelmark.telemetry.source import telemetry_of
+    from accelmark.telemetry.declaration import telemetry_of
 
     try:
         telemetry_of(load_vendor(vendor), str(find("vendors", vendor).path / "vendor.yaml"))

@@ -12,8 +12,9 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     """List the vendors: their chips, how their devices are read, and which are on this machine."""
     from accelmark.spec.catalog import folders, load_vendor
     from accelmark.spec.errors import AccelmarkError
+    from accelmark.telemetry.declaration import telemetry_of
     from accelmark.telemetry.detect import detect
-    from accelmark.telemetry.source import MODULE_FILE, telemetry_of
+    from accelmark.telemetry.sources import MODULE_FILE
 
     here = {entry.vendor: entry for entry in detect()}
     rows: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ import torch
 
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import TrainingWork
 
 FILE = "weights.safetensors"
 RECORD = "weights.json"
@@ -51,7 +52,7 @@ def _record(round_dir: Path) -> dict[str, Any]:
         result = json.loads((round_dir / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{round_dir}: is not a finished training round: {error}") from error
-    if job.train is None:
+    if not isinstance(job.work, TrainingWork):
         raise DataError(f"{round_dir}: is not a training round")
     started = result["environment"]["started"]
     figures = {name: figure["value"] for name, figure in result["figures"].items()}
@@ -59,7 +60,7 @@ def _record(round_dir: Path) -> dict[str, Any]:
         "key": str(job.key),
         "case_version": job.case_version,
         "started_at": result["started_at"],
-        "settings": job.train.settings.model_dump(mode="json"),
+        "settings": job.work.settings.model_dump(mode="json"),
         "framework": f"{started.get('framework')} {started.get('framework_version')}",
         "converged": result["converged"],
         "final_metric": figures["final_metric"],

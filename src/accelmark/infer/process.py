@@ -11,10 +11,10 @@ from accelmark.infer.steps import SevenSteps
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.events import Event
 from accelmark.spec.infer_events import InferFinished
-from accelmark.spec.inference import InferJob
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import PerfLogWriter
+from accelmark.spec.work import InferJob
 from accelmark.train.loop.process import Cancelled, StopRequest
 
 _EXITS: Final = {"completed": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
@@ -56,9 +56,9 @@ def _read(job_file: Path) -> tuple[JobSpec, InferJob]:
     except (OSError, ValueError) as error:
         raise RequestError(f"{job_file}: cannot be read as a job ({error})") from error
     job = parse(JobSpec, values, str(job_file))
-    if job.infer is None:
+    if not isinstance(job.work, InferJob):
         raise RequestError(f"{job_file}: is no inference job")
-    return job, job.infer
+    return job, job.work
 
 
 def _finished(steps: SevenSteps) -> InferFinished:

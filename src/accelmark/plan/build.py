@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
@@ -20,12 +20,12 @@ from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.engines import known_engines
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.inference import InferJob
-from accelmark.spec.job import JobSpec, Provenance, TrainJob
+from accelmark.spec.job import JobSpec, Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.vendor import Chip, VendorSpec
+from accelmark.spec.work import TrainJob, Work
 
 
 @final
@@ -176,8 +176,7 @@ class _Planner:
             settings=resolved.settings,
         )
         data_dirs = {} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data))
-        first = self._job(key, folder, case, data_dirs, resolved.provenance, train=side)
-        return self._repeated(key, key.slug, [_round(first, number) for number in range(1, key.repeat + 1)])
+        return self._repeated(key.slug, self._job(key, folder, case, data_dirs, resolved.provenance, side))
 
     def _inference(self, key: CaseKey, request: CaseRequest) -> list[PlannedJob]:
         folder = find("cases", key.model, self.where)
@@ -191,9 +190,8 @@ class _Planner:
         data_dirs, warnings = inference_data(side, case, resolved.settings, self.data_dirs, request.data)
         self.warnings += [f"{key}: {note.what}" for note in resolved.notes if note.severity == "warning"]
         self.warnings += [f"{key}: {warning}" for warning in warnings]
-        first = self._job(key, folder, case, data_dirs, resolved.provenance, infer=job_of(side, resolved))
-        rounds = [first.model_copy(update={"round": number}) for number in range(1, key.repeat + 1)]
-        return self._repeated(key, directory, rounds)
+        first = self._job(key, folder, case, data_dirs, resolved.provenance, job_of(side, resolved))
+        return self._repeated(directory, first)
 
     def _check_engine(self, key: CaseKey, name: str | None) -> None:
         """Refuse an engine that is not known where this Python is the ranks' own; elsewhere they may have it."""
@@ -212,15 +210,13 @@ class _Planner:
         case: CaseSpec,
         data_dirs: dict[str, Path],
         provenance: Mapping[str, Provenance],
-        *,
-        train: TrainJob | None = None,
-        infer: InferJob | None = None,
+        work: Work,
     ) -> JobSpec:
         """Return the first round of a key."""
         adaptation = self._adaptation(key)
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
         return JobSpec(
-            task="train" if infer is None else "infer",
+            work=work,
             key=key,
             round=1,
             case=folder.ref(),
@@ -229,7 +225,7 @@ class _Planner:
             device_type=self.vendor.device_type,
             framework_module=self.vendor.framework_module,
             vendor_environment=self.vendor.environment,
-            distributed_backend=self.vendor.distributed_backend,
+            collective_backend=self.vendor.distributed_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             adaptation=adaptation_files(adaptation),
             ceilings=self.detected.ceilings if self.vendor.name == self.detected.vendor else None,
@@ -237,14 +233,19 @@ class _Planner:
             data_dirs=data_dirs,
             checkpoint_dir=Path("checkpoints"),
             open=self.is_open,
-            train=train,
-            infer=infer,
             provenance=dict(provenance),
         )
 
-    def _repeated(self, key: CaseKey, directory: str, rounds: list[JobSpec]) -> list[PlannedJob]:
-        nodes = _nodes(key, self.cluster, rounds[0].task)
-        return [PlannedJob(directory=f"{directory}/round{job.round}", job=job, nodes=nodes) for job in rounds]
+    def _repeated(self, directory: str, first: JobSpec) -> list[PlannedJob]:
+        nodes = _nodes(first, self.cluster)
+        return [
+            PlannedJob(
+                directory=f"{directory}/round{number}",
+                job=first.model_copy(update={"round": number, "work": first.work.for_round(number)}),
+                nodes=nodes,
+            )
+            for number in range(1, first.key.repeat + 1)
+        ]
 
     def _chip(self, key: CaseKey) -> Chip | None:
         """Return the detected chip where the key means it, else the one chip of that name; never one of several."""
@@ -298,16 +299,9 @@ def _names(chip: Chip) -> tuple[str, str]:
     return chip.name.lower(), f"{chip.name}-{chip.variant}".lower()
 
 
-def _round(first: JobSpec, number: int) -> JobSpec:
-    assert first.train is not None  # noqa: S101  an invariant of training plans
-    settings = first.train.settings
-    seeded = settings.model_copy(update={"seed": settings.seed + number - 1})
-    return first.model_copy(update={"round": number, "train": first.train.model_copy(update={"settings": seeded})})
-
-
-def _nodes(key: CaseKey, cluster: ClusterSpec, task: Literal["train", "infer"]) -> tuple[PlannedNode, ...]:
-    module = f"accelmark.{task}" if key.world_size == 1 else "accelmark.frameworks.pytorch.elastic"
-    command = ("python", "-m", module, "job.json")
+def _nodes(job: JobSpec, cluster: ClusterSpec) -> tuple[PlannedNode, ...]:
+    key = job.key
+    command = ("python", "-m", job.work.rank_module, "job.json")
     return tuple(
         PlannedNode(host=host.name, noderank=noderank, nproc=key.nproc, command=command)
         for noderank, host in enumerate(cluster.hosts[: key.nnodes])

@@ -13,9 +13,10 @@ from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import Folder, folders, load_case
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.infer_layers import ResolvedInference, resolve_inference
-from accelmark.spec.inference import InferCaseSpec, InferJob, InferSettings
+from accelmark.spec.inference import InferCaseSpec, InferSettings
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.work import InferJob
 from accelmark.spec.yaml_file import read_yaml
 
 VENDOR_FILE = "infer.yaml"

@@ -18,8 +18,10 @@ class PlannedNode(Spec):
     """The host's name in directories and reports."""
     noderank: int
     nproc: int
+    """Devices that the job uses on this host."""
     command: tuple[str, ...]
-    """What its node agent starts, as arguments; ``python`` and the job's paths are filled in on the host."""
+    """The command of one rank; ``python`` and ``job.json`` are filled in on the host, where the framework's launch
+    starts as many of them as it needs."""
 
 
 class PlannedJob(Spec):

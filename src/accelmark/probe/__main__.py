@@ -1,4 +1,4 @@
-"""``python -m accelmark.probe PROBE.json``: one rank of a probe, which writes what it measured beside the request."""
+"""``python -m accelmark.probe JOB.json``: one rank of a probe, which writes what it measured beside the request."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from accelmark.probe.request import CEILINGS_FILE, ProbeRequest
+from accelmark.spec.ceilings import CEILINGS_FILE
+from accelmark.spec.job import JobSpec
 from accelmark.train.loop.process import redirect_output
 
 
 def main(arguments: list[str]) -> int:
     """Run one rank of the probe that ``arguments`` name, and return the exit code."""
     if len(arguments) != 1:
-        print("usage: python -m accelmark.probe PROBE.json", file=sys.stderr)
+        print("usage: python -m accelmark.probe JOB.json", file=sys.stderr)
         return 2
     rank = int(os.environ.get("RANK", "0"))
     node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
@@ -26,8 +27,8 @@ def main(arguments: list[str]) -> int:
     log = PerfLogWriter(rank)
     log.event(Event.INIT_START, {"pid": os.getpid()})
     try:
-        request = ProbeRequest.model_validate_json(Path(arguments[0]).read_bytes())
-        _probe(request, rank, node_dir)
+        job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
+        _probe(job, rank, node_dir)
     except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
         traceback.print_exc()
         log.event(Event.ERROR, {"type": type(error).__name__, "message": str(error)})
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _probe(request: ProbeRequest, rank: int, node_dir: Path) -> None:
+def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     import platform
 
     import torch
@@ -47,10 +48,14 @@ def _probe(request: ProbeRequest, rank: int, node_dir: Path) -> None:
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
     from accelmark.probe.group import probe_group
     from accelmark.spec.ceilings import Ceilings, Rate
+    from accelmark.spec.work import ProbeJob
 
     ranks = Ranks.from_environment()
-    device = open_device(request.place, ranks)
-    join_ranks(request.place, ranks, device, needed=False)
+    device = open_device(job, ranks)
+    join_ranks(job, ranks, device, needed=False)
+    request = job.work
+    if not isinstance(request, ProbeJob):
+        raise TypeError(f"job.json is a job of kind {request.kind!r}, not a probe")
     share = request.budget_s / 4
     matmul: dict[str, Rate] = {}
     memory: dict[str, Rate] = {}

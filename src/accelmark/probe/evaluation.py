@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from accelmark.frameworks.pytorch.case import Place
+from accelmark.spec.catalog import folder_module
 from accelmark.spec.job import JobSpec
-from accelmark.train.extern import load_module
+from accelmark.spec.work import TrainingWork
 
 _SAMPLES = 8
 
@@ -25,11 +26,11 @@ def metric_names(job: JobSpec) -> list[str]:
         ValueError: the job has no training side.
         TypeError: ``metrics`` gives something else than names and numbers.
     """
-    if job.train is None:
-        raise ValueError("job.json has no training side")
-    settings = job.train.settings
+    if not isinstance(job.work, TrainingWork):
+        raise ValueError("job.json is no training job")
+    settings = job.work.settings
     place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
-    case = load_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
+    case = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))

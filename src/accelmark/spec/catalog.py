@@ -1,39 +1,44 @@
-"""Finding cases and vendors: in this tree, in installed packages, and in directories a person names."""
+"""Find cases, vendors and frameworks: in this tree, in installed packages, and in directories of ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final, Literal, final
+from types import ModuleType
+from typing import Final, Literal, cast, final
 
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
 from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors"]
+Kind = Literal["cases", "vendors", "frameworks"]
+KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) that hold ``cases/`` and ``vendors/`` folders of their own."""
+"""Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``frameworks/`` folders of their own."""
 
 _ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml"}
+_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "frameworks": "framework.yaml"}
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that are no part of a case, a vendor or AccelMark."""
+"""Folders that are not part of a case, a vendor, a framework or AccelMark."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A case's or a vendor's folder, and where it was found."""
+    """The folder of a case, vendor or framework, and where it was found."""
 
     name: str
     path: Path
@@ -128,7 +133,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one case or vendor.
+    """Return the folder of one case, vendor or framework.
 
     Raises:
         RequestError: there is none; the nearest name is suggested.
@@ -150,6 +155,50 @@ def load_vendor(name: str) -> VendorSpec:
     return _load_vendor(find("vendors", name).path / _FILE["vendors"])
 
 
+def load_framework(name: str) -> FrameworkSpec:
+    """Read and check ``framework.yaml`` of one framework."""
+    return _load_framework(find("frameworks", name).path / _FILE["frameworks"])
+
+
+def load_launch(name: str) -> FrameworkLaunch:
+    """Import ``launch.py`` of one framework, which imports no framework.
+
+    Raises:
+        RequestError: there is no such framework, or its folder has no ``launch.py``.
+    """
+    return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
+
+
+def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
+    """Import ``module`` of a folder: as part of its package, or from its file where it has none.
+
+    Raises:
+        RequestError: the folder has no such file.
+    """
+    path = folder.path / f"{module}.py"
+    if folder.package is not None:
+        name = f"{folder.package}.{module}"
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"{folder.name!r} has no module {name!r}")
+        return importlib.import_module(name)
+    if not path.is_file():
+        others = sorted(file.stem for file in folder.path.glob("*.py"))
+        raise RequestError(f"{folder.name!r} has no {path} ({nearest(module, others)})")
+    return file_module(f"accelmark_folder_{folder.path.parent.name}_{folder.name}_{module}", path)
+
+
+def file_module(name: str, path: Path) -> ModuleType:
+    """Import the file at ``path`` as module ``name``, as a package where it is an ``__init__.py``."""
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @cache
 def _load_case(path: Path) -> CaseSpec:
     spec = parse(CaseSpec, read_yaml(path), str(path))
@@ -162,6 +211,13 @@ def _load_case(path: Path) -> CaseSpec:
 @cache
 def _load_vendor(path: Path) -> VendorSpec:
     spec = parse(VendorSpec, read_yaml(path), str(path))
+    _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_framework(path: Path) -> FrameworkSpec:
+    spec = parse(FrameworkSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
     return spec
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+
+CEILINGS_FILE: Final = "ceilings.json"
+"""Written by rank 0 of a probe into the directory of its host."""
 
 ProbeItem = Literal["matmul", "memory", "copies", "collectives"]
 

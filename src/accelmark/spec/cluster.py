@@ -25,8 +25,8 @@ class HostSpec(Spec):
     interface: str | None = None
     """Network interface that ranks talk through; found from the address of host 0 when null."""
     service_ports: tuple[int, ...] = ()
-    """Ports of servers that a framework has on each host (FlagPerf's HOSTS_PORTS): ``TF_CONFIG`` names the first of
-    each host, preflight sees all of them free."""
+    """Ports for servers of the framework on each host (FlagPerf's HOSTS_PORTS). The framework's launch gets the first
+    of each host; preflight checks that all are free."""
 
     @field_validator("address", "user")
     @classmethod

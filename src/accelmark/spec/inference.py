@@ -152,18 +152,6 @@ class Note(Spec):
         return f"{self.where}: {self.key}: {self.what}"
 
 
-class InferJob(Spec):
-    """The inference side of a job."""
-
-    unit: Literal["image", "token", "sequence", "sample"]
-    metric: str
-    tolerance: float
-    reference: Reference | None
-    settings: InferSettings
-    parameters: dict[str, Scalar]
-    notes: tuple[Note, ...] = ()
-
-
 class PlannedStep(Spec):
     """One step of a run, and why it is left out if it is."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from accelmark.spec.case import ReferenceLoss, Target, Unit
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.evidence import AdaptationFiles
-from accelmark.spec.inference import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
-from accelmark.spec.settings import TrainSettings
 from accelmark.spec.vendor import Chip
+from accelmark.spec.work import ExternalJob, Work
 
 
 class FolderRef(Spec):
@@ -39,37 +38,27 @@ class Provenance(Spec):
     """True where an open run changed an immutable setting."""
 
 
-class TrainJob(Spec):
-    """The training side of a job."""
-
-    unit: Unit
-    units_per_sample: int
-    target: Target | None
-    reference_loss: ReferenceLoss | None
-    min_repeats: int = Field(default=1, ge=1)
-    """Rounds that a result needs to be valid."""
-    settings: TrainSettings
-
-
 class JobSpec(Spec):
     """One round of one case, as the job side reads it.
 
-    A rank learns its place from the environment (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``);
-    all that is the same on every rank stands here.
+    Only what is the same on every rank is here; a rank reads its own place from the environment (``RANK``,
+    ``LOCAL_RANK``, ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``).
     """
 
-    schema_version: Literal[1] = 1
-    task: Literal["train", "infer"]
+    schema_version: Literal[2] = 2
+    work: Work
     key: CaseKey
     round: int = Field(ge=1)
     case: FolderRef
     case_version: int
     vendor: str
     device_type: str
+    """What the framework calls the vendor's devices (``cuda``, ``npu``, ``cpu``)."""
     framework_module: str | None
+    """Module that registers the device with the framework when it is imported."""
     vendor_environment: dict[str, str] = Field(default_factory=dict)
     """Variables that the vendor's ``vendor.yaml`` starts every rank with."""
-    distributed_backend: str
+    collective_backend: str
     extern: FolderRef | None = None
     """The vendor's folder for this case, where it overrides hooks."""
     adaptation: AdaptationFiles | None = None
@@ -84,15 +73,27 @@ class JobSpec(Spec):
     resume: bool = False
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
-    train: TrainJob | None = None
-    infer: InferJob | None = None
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
     @property
-    def unit(self) -> str:
-        """What throughput counts."""
-        side = self.train or self.infer
-        return side.unit if side is not None else "sample"
+    def framework(self) -> str:
+        """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
+        return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, values: Any) -> Any:
+        return upgrade_job(values) if isinstance(values, dict) and values.get("schema_version") == 1 else values
+
+
+def upgrade_job(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``job.json`` of schema version 1 (AccelMark before the kinds of work) as version 2."""
+    upgraded = {key: value for key, value in values.items() if key not in ("task", "train", "infer")}
+    kind = values.get("task", "train")
+    upgraded["schema_version"] = 2
+    upgraded["work"] = {"kind": kind} | (values.get(kind) or {})
+    upgraded["collective_backend"] = upgraded.pop("distributed_backend", "")
+    return upgraded
 
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]

@@ -1,4 +1,4 @@
-"""Running a vendor's tool: as an argument list, with a time limit, a size limit, and nothing left behind."""
+"""Run a vendor's tool as an argument list, with a time limit and an output limit, and kill its whole process group."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ class CommandError(Exception):
 
 
 def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LIMIT_BYTES) -> str:
-    """Run ``command`` and return what it wrote to standard output, as text.
+    """Run ``command`` and return its standard output as text.
 
     Raises:
-        CommandError: it is not installed, took longer than ``timeout_s`` (it and its children are killed), wrote
-            more than ``limit_bytes``, or ended with another status than 0.
+        CommandError: it is not installed, ran longer than ``timeout_s`` (it and its children are killed), wrote more
+            than ``limit_bytes``, or exited with another status than 0.
     """
     name = command[0]
-    environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
         process = subprocess.Popen(
             list(command),
@@ -34,7 +33,7 @@ def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LI
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C", "LANG": "C"},
         )
     except FileNotFoundError:
         raise CommandError(f"{name} is not installed") from None
@@ -44,12 +43,12 @@ def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LI
         output = _read(process, name, timeout_s, limit_bytes)
         status = process.wait(timeout=max(0.1, timeout_s))
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{name} did not end within {timeout_s:g} s") from None
+        raise CommandError(f"{name} did not finish within {timeout_s:g} s") from None
     finally:
-        _end(process)
+        _kill(process)
     if status != 0:
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        raise CommandError(f"{name} ended {how}")
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        raise CommandError(f"{name} {how}")
     return output.decode("utf-8", errors="replace")
 
 
@@ -58,24 +57,22 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit_b
     if stream is None:
         return b""
     deadline = time.monotonic() + timeout_s
-    chunks: list[bytes] = []
-    size = 0
+    output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not selector.select(left):
-                raise CommandError(f"{name} did not answer within {timeout_s:g} s")
+                raise CommandError(f"{name} did not finish within {timeout_s:g} s")
             chunk = os.read(stream.fileno(), 65536)
             if not chunk:
-                return b"".join(chunks)
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit_bytes:
+                return bytes(output)
+            output += chunk
+            if len(output) > limit_bytes:
                 raise CommandError(f"{name} wrote more than {limit_bytes} bytes")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Which vendors' devices are on this machine, found without a framework and quickly where there are none."""
+"""Detect the vendors whose devices are on this machine, without a framework."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Final, final
 from accelmark.spec.catalog import find, folders, load_vendor
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.vendor import Chip
-from accelmark.telemetry.rule import Detect
-from accelmark.telemetry.sample import DeviceInfo
-from accelmark.telemetry.source import SourceError, source_of, telemetry_of
+from accelmark.telemetry.declaration import Detect, VendorTelemetry, telemetry_of
+from accelmark.telemetry.device import DeviceInfo, SourceError
+from accelmark.telemetry.sources import device_sources
 
 DEVICES: Final = Path("/dev")
 PCI: Final = Path("/sys/bus/pci/devices")
@@ -22,78 +22,77 @@ PCI: Final = Path("/sys/bus/pci/devices")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedVendor:
     """One vendor's devices on this machine."""
 
     vendor: str
     title: str
     evidence: str
-    """What showed that they are here."""
+    """What showed that they are present."""
     fallback: bool
-    """True for what every machine has (the CPU)."""
+    """True for a device that every machine has (the CPU)."""
     devices: tuple[DeviceInfo, ...] = ()
     chips: tuple[Chip | None, ...] = ()
-    """The chip of each device as the vendor describes it; None where it is not known."""
+    """The chip of each device from the vendor's description; None where unknown."""
     problem: str | None = None
-    """Why the devices cannot be read although they are here."""
+    """Why the devices cannot be read although they are present."""
     hint: str | None = None
+    """What to install."""
 
     @property
     def hardware(self) -> str | None:
-        """The name that keys use for the devices, or None where they are not one known chip."""
+        """The devices' hardware name in keys, or None where they are not all the same known chip."""
         if self.fallback:
             return self.vendor.upper()
         names = {None if chip is None else chip.name for chip in self.chips}
         return names.pop() if len(names) == 1 else None
 
 
-def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[Found, ...]:
-    """Return the vendors whose devices are here, accelerators first, each with its devices.
+def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:
+    """Return the vendors whose devices are present, accelerators first, each with its devices.
 
     Args:
-        vendors: names to look for; None looks for all that are known.
-        read: open the devices and name them; without it only the evidence is looked for.
+        vendors: names to look for; None for all known vendors.
+        read: open the devices and read their names; otherwise only look for evidence.
     """
     pci = pci_ids()
-    found: list[Found] = []
+    found: list[DetectedVendor] = []
     for name in folders("vendors") if vendors is None else vendors:
         try:
             spec = load_vendor(name)
             folder = find("vendors", name).path
             telemetry = telemetry_of(spec, str(folder / "vendor.yaml"))
         except AccelmarkError:
-            # A broken vendor folder is reported by `vendors` and `doctor`; it must not keep others from being found.
+            # `vendors` and `doctor` report a broken vendor folder; it must not prevent the detection of others.
             continue
         evidence = evidence_of(telemetry.detect, pci)
         if evidence is None:
             continue
-        entry = Found(name, spec.title, evidence, telemetry.detect.always)
-        if read:
-            devices, problem = _devices(folder)
-            chips = tuple(spec.chip_of(device.name, device.memory_gib) for device in devices)
-            hint = None if problem is None else _hint(telemetry.detect)
-            entry = Found(name, spec.title, evidence, telemetry.detect.always, devices, chips, problem, hint)
-        found.append(entry)
+        devices, problem = _devices(folder, telemetry) if read else ((), None)
+        chips = tuple(spec.chip_of(device.name, device.memory_gib) for device in devices)
+        hint = None if problem is None else _hint(telemetry.detect)
+        fallback = telemetry.detect.always
+        found.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint))
     return tuple(sorted(found, key=lambda entry: (entry.fallback, entry.problem is not None, entry.vendor)))
 
 
 def default_vendor() -> str:
-    """Return the vendor to measure when nobody named one: the accelerator here that can be read, else the CPU."""
+    """Return the vendor to measure by default: the first accelerator that can be read, else the CPU."""
     found = detect()
     readable = [entry.vendor for entry in found if entry.problem is None]
     return (readable or [entry.vendor for entry in found if entry.fallback] or ["cpu"])[0]
 
 
 def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> str | None:
-    """Return what shows that a vendor's devices are here, or None.
+    """Return the evidence that a vendor's devices are present, or None.
 
     Args:
-        rule: what to look for.
+        rule: the evidence to look for.
         pci: ``vendor:class`` of all PCI devices.
-        devices: where device files are.
+        devices: the directory of device files.
     """
     if rule.always:
-        return "every machine has one"
+        return "present on every machine"
     for pattern in rule.device_files:
         path = next(iter(sorted(devices.glob(pattern))), None)
         if path is not None:
@@ -117,18 +116,18 @@ def pci_ids(root: Path = PCI) -> frozenset[str]:
     return frozenset(found)
 
 
-def _devices(folder: Path) -> tuple[tuple[DeviceInfo, ...], str | None]:
+def _devices(folder: Path, telemetry: VendorTelemetry) -> tuple[tuple[DeviceInfo, ...], str | None]:
     problems: list[str] = []
     try:
-        sources = source_of(folder, telemetry_of(load_vendor(folder.name), str(folder)))
-    except (AccelmarkError, SourceError) as error:
+        sources = device_sources(folder, telemetry)
+    except SourceError as error:
         return (), str(error)
     for source in sources:
         try:
             return source.open(), None
         except SourceError as error:
             problems.append(str(error))
-        except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; the reason is shown
+        except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; shown
             problems.append(f"{type(source).__name__}.open() raises {type(error).__name__}: {error}")
         finally:
             source.close()
@@ -138,8 +137,8 @@ def _devices(folder: Path) -> tuple[tuple[DeviceInfo, ...], str | None]:
 def _hint(rule: Detect) -> str | None:
     for module in rule.modules:
         if importlib.util.find_spec(module.partition(".")[0]) is None:
-            return f"the Python module {module} is not installed"
+            return f"install the Python module {module}"
     for tool in rule.tools:
         if shutil.which(tool) is None:
-            return f"{tool} is not on the PATH: is the driver installed?"
+            return f"{tool} is not on the PATH; install the driver"
     return None

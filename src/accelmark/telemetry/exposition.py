@@ -1,4 +1,4 @@
-"""Live telemetry as Prometheus text: the last sample of each recorder, with units in the metrics' names.
+"""Live telemetry as Prometheus metrics: the last sample of each recorder, with units in the metrics' names.
 
 Format: the Prometheus text exposition format 0.0.4.
 """
@@ -14,20 +14,20 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TAIL_BYTES: Final = 256 * 1024
 _MIB: Final = 2.0**20
 _INTERVALS: Final = 10
-_LEAST_S: Final = 30.0
-"""A sample is one of now for so many intervals, and so many seconds at least: busy machines are late."""
+_MIN_AGE_S: Final = 30.0
+"""A sample counts as current for ten intervals, and for at least 30 s since busy machines sample late."""
 
 _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
     ("host", "cpu", "host_cpu_ratio", 1.0, "gauge", "Share of all cores that was busy."),
     ("host", "mem_used_mib", "host_memory_used_bytes", _MIB, "gauge", "Memory in use."),
-    ("host", "mem_total_mib", "host_memory_bytes", _MIB, "gauge", "Memory there is."),
+    ("host", "mem_total_mib", "host_memory_bytes", _MIB, "gauge", "Total memory."),
     ("host", "load1", "host_load1", 1.0, "gauge", "Load average over one minute."),
-    ("host", "power_w", "host_power_watts", 1.0, "gauge", "Power of the host, by its management controller."),
+    ("host", "power_w", "host_power_watts", 1.0, "gauge", "Power of the host from its management controller."),
     ("host", "rapl_j", "host_cpu_energy_joules_total", 1.0, "counter", "Energy of the CPU packages."),
     ("host", "rank_rss_mib", "host_ranks_resident_bytes", _MIB, "gauge", "Resident memory of the ranks."),
     ("device", "utilisation", "device_utilisation_ratio", 1.0, "gauge", "Share of time the device was busy."),
     ("device", "memory_used_mib", "device_memory_used_bytes", _MIB, "gauge", "Device memory in use."),
-    ("device", "memory_total_mib", "device_memory_bytes", _MIB, "gauge", "Device memory there is."),
+    ("device", "memory_total_mib", "device_memory_bytes", _MIB, "gauge", "Total device memory."),
     ("device", "power_w", "device_power_watts", 1.0, "gauge", "Power of the device."),
     ("device", "temperature_c", "device_temperature_celsius", 1.0, "gauge", "Temperature of the device."),
     ("device", "sm_clock_mhz", "device_clock_hertz", 1e6, "gauge", "Clock of the device."),
@@ -41,17 +41,17 @@ _TIME: Final = "sample_timestamp_seconds"
 def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
     """Return the last sample of each recorder as metrics.
 
-    A record that has ended or holds no sample is left out; so is one that was not added to for ten of its intervals
-    (and 30 s): whoever wrote it was killed, and an old figure is not taken for one of now.
+    A record that has ended or has no sample is left out, as is one without a new sample for ten intervals (and 30 s):
+    its recorder was killed.
 
     Args:
-        recorders: labels and the ``telemetry.jsonl`` of each, which lies in its case, round and node.
+        recorders: labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``.
         now_s: Unix time.
     """
     samples = []
     for labels, path in recorders:
         sample = last_sample(path)
-        if sample is not None and _is_number(sample.get("wall")) and now_s - sample["wall"] <= _oldest_s(path):
+        if sample is not None and _is_number(sample.get("wall")) and now_s - sample["wall"] <= _max_age_s(path):
             node, round_dir, case = (path.parents[above].name for above in range(3))
             samples.append(({"node": node, "round": round_dir, "case": case, **labels}, sample))
     lines: list[str] = []
@@ -62,25 +62,24 @@ def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float)
             lines += [f"accelmark_{name}{{{labels}}} {value!r}" for labels, value in found]
     times = [(labels, sample["wall"]) for labels, sample in samples]
     if times:
-        lines += [f"# HELP accelmark_{_TIME} When the sample was taken.", f"# TYPE accelmark_{_TIME} gauge"]
+        lines += [f"# HELP accelmark_{_TIME} Unix time of the sample.", f"# TYPE accelmark_{_TIME} gauge"]
         lines += [f"accelmark_{_TIME}{{{_labels(labels)}}} {float(at)!r}" for labels, at in times]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _oldest_s(path: Path) -> float:
-    """Return the age in seconds up to which a sample is one of now, by the interval that the record's head states."""
+def _max_age_s(path: Path) -> float:
+    """Return the age in seconds up to which a sample is current, by the interval in the record's header."""
     interval_s: object = None
     try:
         with path.open("rb") as file:
-            head = json.loads(file.readline(_TAIL_BYTES))
-        interval_s = head["header"]["interval_s"]
-    except (OSError, ValueError, TypeError, KeyError):  # a record without its head: as if it sampled every few seconds
+            interval_s = json.loads(file.readline(_TAIL_BYTES))["header"]["interval_s"]
+    except (OSError, ValueError, TypeError, KeyError):  # no header yet
         pass
-    return max(_INTERVALS * interval_s, _LEAST_S) if isinstance(interval_s, int | float) else _LEAST_S
+    return max(_INTERVALS * interval_s, _MIN_AGE_S) if isinstance(interval_s, int | float) else _MIN_AGE_S
 
 
 def last_sample(path: Path) -> dict[str, Any] | None:
-    """Return the last whole sample of a record; None where it has ended, holds none or cannot be read."""
+    """Return the last complete sample of a record; None where it has ended, has none or cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import re
 import shutil
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.spec.catalog import folders, load_vendor
+from accelmark.spec.catalog import folders, load_framework, load_launch, load_vendor
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.framework import FrameworkSpec
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.detect import Found, detect
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.source import telemetry_of
+from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.detect import DetectedVendor, detect
+from accelmark.telemetry.host.power import Rapl, RaplError
 
-FRAMEWORKS: Final = {
-    "pytorch": "torch",
-    "tensorflow": "tensorflow",
-    "paddle": "paddle",
-    "mindspore": "mindspore",
-    "jax": "jax",
-}
+OTHER_FRAMEWORKS: Final = {"tensorflow": "tensorflow", "paddle": "paddle", "mindspore": "mindspore", "jax": "jax"}
+"""Frameworks that are listed where AccelMark has no folder for them: name -> module."""
 ENGINES: Final = {
     "inductor": "torch",
     "onnxruntime": "onnxruntime",
@@ -34,8 +28,6 @@ ENGINES: Final = {
     "migraphx": "migraphx",
 }
 """Inference engine -> the module it comes in."""
-_BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
-"""Device type -> entries of ``torch/version.py`` of which one has to be set for PyTorch to know the device itself."""
 
 
 @final
@@ -64,7 +56,7 @@ class Verdict:
 class Inventory:
     """What ``accelmark doctor`` tells."""
 
-    found: tuple[Found, ...]
+    found: tuple[DetectedVendor, ...]
     frameworks: tuple[Installed, ...]
     engines: tuple[Installed, ...]
     containers: dict[str, str | None]
@@ -85,9 +77,11 @@ class Inventory:
 def inventory() -> Inventory:
     """Look around on this machine; imports no framework and starts no device's runtime."""
     found = detect()
+    frameworks = [load_framework(name) for name in folders("frameworks")]
+    modules = {**{spec.name: spec.module for spec in frameworks}, **OTHER_FRAMEWORKS}
     problems = tuple(_vendor_problems())
     verdicts = [
-        *(_on_devices(entry, load_vendor(entry.vendor)) for entry in found),
+        *(_on_devices(entry, load_vendor(entry.vendor), spec) for entry in found for spec in frameworks),
         *(_readable(entry) for entry in found),
         *(_known_chip(entry, load_vendor(entry.vendor)) for entry in found if entry.problem is None),
         _rapl(),
@@ -95,7 +89,7 @@ def inventory() -> Inventory:
     ]
     return Inventory(
         found,
-        tuple(_installed(FRAMEWORKS)),
+        tuple(_installed(modules)),
         tuple(_installed(ENGINES)),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(verdicts),
@@ -136,38 +130,21 @@ def _distributions() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _on_devices(entry: Found, spec: VendorSpec) -> Verdict:
-    what = f"pytorch on {entry.vendor} ({spec.device_type})"
-    version = _version("torch")
+def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec) -> Verdict:
+    what = f"{framework.name} on {entry.vendor} ({vendor.device_type})"
+    version = _version(framework.module)
     if version is None:
-        return Verdict(what, False, "PyTorch is not installed: pip install 'accelmark[torch]'")
-    if spec.framework_module is not None:
-        there = _is_there(spec.framework_module)
-        need = f"{spec.framework_module}, which registers the device with PyTorch"
+        requirements = " ".join(f"'{requirement}'" for requirement in framework.requires)
+        return Verdict(what, False, f"{framework.title} is not installed: pip install {requirements}")
+    if vendor.framework_module is not None:
+        there = _is_there(vendor.framework_module)
+        need = f"{vendor.framework_module}, which registers the device with {framework.title}"
         return Verdict(what, there, f"{need}, is {'installed' if there else 'not installed'}")
-    wanted = _BUILDS.get(spec.device_type)
-    if wanted is None:
-        return Verdict(what, True, f"PyTorch {version}")
-    build = torch_build()
-    have = [f"{name} {build[name]}" for name in wanted if build.get(name)]
-    if have:
-        return Verdict(what, True, f"PyTorch {version}, built for {', '.join(have)}")
-    return Verdict(what, False, f"PyTorch {version} is a build without {' or '.join(wanted)}: install one that has it")
+    support = load_launch(framework.name).device_support(vendor.device_type, version)
+    return Verdict(what, support.works, support.reason)
 
 
-def torch_build() -> dict[str, str]:
-    """Return what PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return {}
-    return {match[1]: match[2] for match in re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)}
-
-
-def _readable(entry: Found) -> Verdict:
+def _readable(entry: DetectedVendor) -> Verdict:
     what = f"telemetry of {entry.vendor}"
     if entry.problem is not None:
         return Verdict(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
@@ -176,7 +153,7 @@ def _readable(entry: Found) -> Verdict:
     return Verdict(what, True, f"{len(entry.devices)} device(s){lacking}")
 
 
-def _known_chip(entry: Found, spec: VendorSpec) -> Verdict:
+def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Verdict:
     what = f"MFU on {entry.vendor}"
     for device, chip in zip(entry.devices, entry.chips, strict=True):
         if chip is None:

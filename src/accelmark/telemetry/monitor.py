@@ -1,4 +1,4 @@
-"""The recorder by itself, in the background, as FlagPerf's monitor scripts are used: start, stop, status."""
+"""Start, stop and query a telemetry recorder in the background, without a run."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from typing import Final, final
 
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
-from accelmark.telemetry.source import telemetry_of
 
 PID_FILE: Final = "monitor.json"
 _ERRORS: Final = "monitor.err"
-_START_PATIENCE_S: Final = 20.0
-_STOP_PATIENCE_S: Final = 15.0
+_START_TIMEOUT_S: Final = 20.0
+_STOP_TIMEOUT_S: Final = 15.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MonitorStatus:
-    """Whether a monitor writes to a directory."""
+    """Whether a monitor is writing to a directory."""
 
     running: bool
     log_path: Path
     pid: int | None = None
     vendor: str | None = None
     num_samples: int | None = None
-    """Lines in the record so far."""
+    """Samples in the record so far."""
 
 
 def check_vendor(vendor: str) -> Path:
-    """Return the folder of a vendor whose devices can be asked for.
+    """Return the folder of a vendor after checking its description.
 
     Raises:
         RequestError: the vendor is unknown.
-        SpecError: its description or how it is read is wrong; every problem is named.
+        SpecError: ``vendor.yaml`` is invalid; every problem is named.
     """
     folder = find("vendors", vendor, "--vendor").path
     telemetry_of(load_vendor(vendor), str(folder / "vendor.yaml"))
@@ -50,52 +50,52 @@ def check_vendor(vendor: str) -> Path:
 
 
 def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus:
-    """Start a monitor that writes to ``log_path`` and goes on when this process ends.
+    """Start a monitor that writes to ``log_path`` and continues after this process has ended.
 
-    A record of an earlier one there is kept, as ``telemetry-<when it ended>.jsonl``.
+    An existing record there is renamed to ``telemetry-<time of its end>.jsonl``.
 
     Raises:
-        RequestError: the vendor is unknown, or a monitor already writes there.
-        SpecError: the vendor's folder is wrong: nothing of its devices would be recorded.
-        RunError: it did not start; its own words are in the message.
+        RequestError: the vendor is unknown, or a monitor is already writing there.
+        SpecError: ``vendor.yaml`` is invalid.
+        RunError: it did not start; its error output is in the message.
     """
     folder = check_vendor(vendor)
     now = status(log_path)
     if now.running:
-        raise RequestError(f"a monitor (process {now.pid}) already writes to {log_path}; stop it or restart")
+        raise RequestError(f"a monitor (process {now.pid}) is already writing to {log_path}; use stop or restart")
     try:
         log_path.mkdir(parents=True, exist_ok=True)
-        _keep(log_path / RECORD_FILE)
+        _archive(log_path / RECORD_FILE)
         config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
         (log_path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-        with (log_path / _ERRORS).open("wb") as errors:
+        with (log_path / _ERRORS).open("wb") as error_file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stderr=error_file,
                 start_new_session=True,
             )
-        entry = {"pid": process.pid, "started": _started(process.pid), "vendor": vendor}
+        entry = {"pid": process.pid, "started": _start_time(process.pid), "vendor": vendor}
         (log_path / PID_FILE).write_text(json.dumps(entry) + "\n")
     except OSError as error:
-        raise RunError(f"nothing can be written to {log_path}: {error.strerror}") from error
-    deadline = time.monotonic() + _START_PATIENCE_S
+        raise RunError(f"{log_path} is not writable: {error.strerror}") from error
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while not _num_samples(log_path):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
-            said = (log_path / _ERRORS).read_text(errors="replace").strip() or "it said nothing"
+            errors = (log_path / _ERRORS).read_text(errors="replace").strip() or "no error output"
             (log_path / PID_FILE).unlink(missing_ok=True)
-            raise RunError(f"the monitor did not start: {said}")
+            raise RunError(f"the monitor did not start: {errors}")
         time.sleep(0.05)
-    # It outlives this process; the handle is not needed to find it again.
+    # The monitor outlives this process; mark the handle as done so that its destructor does not warn.
     process.returncode = 0
     return status(log_path)
 
 
-def _keep(record: Path) -> None:
-    """Rename a record that is there already after the time of its last line; clocks and devices may be others since."""
+def _archive(record: Path) -> None:
+    """Rename an existing record by the time of its last line: clocks and devices may have changed since."""
     if not record.exists():
         return
     ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
@@ -106,20 +106,22 @@ def _keep(record: Path) -> None:
 
 
 def stop(log_path: Path) -> bool:
-    """End the monitor that writes to ``log_path``; tell whether there was one.
+    """Stop the monitor that writes to ``log_path``; return whether there was one.
 
     Raises:
-        RunError: it does not end.
+        RunError: it does not stop.
     """
     now = status(log_path)
     if not now.running or now.pid is None:
         (log_path / PID_FILE).unlink(missing_ok=True)
         return False
     os.kill(now.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_PATIENCE_S
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
     while status(log_path).running:
         if time.monotonic() > deadline:
-            raise RunError(f"the monitor (process {now.pid}) does not end; end it with kill -9 {now.pid}")
+            raise RunError(
+                f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s; use kill -9 {now.pid}"
+            )
         _reap(now.pid)
         time.sleep(0.05)
     (log_path / PID_FILE).unlink(missing_ok=True)
@@ -127,20 +129,20 @@ def stop(log_path: Path) -> bool:
 
 
 def status(log_path: Path) -> MonitorStatus:
-    """Tell whether a monitor writes to ``log_path``."""
+    """Return whether a monitor is writing to ``log_path``."""
     try:
         entry = json.loads((log_path / PID_FILE).read_text())
         pid, started, vendor = int(entry["pid"]), entry["started"], str(entry["vendor"])
     except (OSError, ValueError, KeyError, TypeError):
         return MonitorStatus(False, log_path)
-    # A process id is used again one day; the time at which the process began is not.
-    if started is None or _started(pid) != started:
+    # A process id is reused; together with the start time it is unique.
+    if started is None or _start_time(pid) != started:
         return MonitorStatus(False, log_path, None, vendor, _num_samples(log_path))
     return MonitorStatus(True, log_path, pid, vendor, _num_samples(log_path))
 
 
-def _started(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks since boot; None where it has ended."""
+def _start_time(pid: int) -> str | None:
+    """Return the start time of a process in ticks since boot, as text; None where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,67 +1,71 @@
-"""The recorder: ``python -m accelmark.telemetry.record NODE_DIR``, one process a host, ended by SIGTERM.
+"""Telemetry recorder: ``python -m accelmark.telemetry.record NODE_DIR``, one process per host, stopped by SIGTERM.
 
-It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and the monitor logs there; by itself
-(``accelmark monitor``) also ``sys_info.json``, which in a run is the node agent's.
+It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and FlagPerf's monitor logs there; when detached
+(``accelmark monitor``) also ``sys_info.json``, which the node agent writes in a run.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from pydantic import Field, PositiveFloat
 
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.model import Spec, parse
-from accelmark.telemetry.append import LineFile
-from accelmark.telemetry.foreign import foreign, parents
-from accelmark.telemetry.host import HostSampler
-from accelmark.telemetry.ipmi import IpmiPower
-from accelmark.telemetry.logs import MonitorLogs
-from accelmark.telemetry.poller import Poller, aged
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.rule import VendorTelemetry
-from accelmark.telemetry.sample import DeviceSample, HostSample
-from accelmark.telemetry.source import DeviceSource, SourceError, read_vendor, source_of
+from accelmark.telemetry.declaration import read_vendor
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.host import sysinfo
+from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
+from accelmark.telemetry.host.processes import foreign_processes, parents
+from accelmark.telemetry.host.sampler import HostSample, HostSampler
+from accelmark.telemetry.line_file import LineFile
+from accelmark.telemetry.sources import device_sources
+from accelmark.telemetry.sources.poller import Poller, with_age
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
-OPEN_PATIENCE_S: Final = 10.0
-"""Samples are held back so long for the devices to be opened, and then go without them."""
+OPEN_TIMEOUT_S: Final = 10.0
+"""Samples are held back until the devices are open, for at most this time."""
+_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor_logs:MonitorLogs"
+"""Named, not imported: ``compat`` builds on telemetry."""
 _FOREIGN_EVERY_S: Final = 5.0
-_LATE_S: Final = 5.0
+_UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
+"""Fewest usable cores of which the recorder takes one for itself."""
 _NICE: Final = 5
 
 
 class RecorderConfig(Spec):
-    """``telemetry.json``: what to record."""
+    """Contents of ``telemetry.json``."""
 
     vendor: str
     vendor_folder: Path
     interval_s: PositiveFloat = 1.0
     pids: tuple[int, ...] = ()
-    """Processes of the run; their children belong to it too."""
+    """Processes of the run, whose descendants belong to it too."""
     cpus: tuple[int, ...] = ()
-    """Where the recorder runs; empty: on the last core that it may use, where there are enough."""
+    """Cores that the recorder runs on; empty: the last usable core, from four usable cores on."""
     detached: bool = Field(default=False)
-    """Go on when the process that started it has ended (``accelmark monitor start``)."""
+    """Continue after the process that started it has ended (``accelmark monitor start``)."""
 
 
 def read_config(node_dir: Path) -> RecorderConfig:
     """Read ``telemetry.json``.
 
     Raises:
-        SpecError: it is not there or wrong.
+        SpecError: it is missing or invalid.
     """
     path = node_dir / CONFIG_FILE
     try:
@@ -73,10 +77,30 @@ def read_config(node_dir: Path) -> RecorderConfig:
     return parse(RecorderConfig, values, str(path))
 
 
+class SampleLogs(Protocol):
+    """Logs in another format that the recorder writes besides its record."""
+
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
+        """Append a sample; ``t`` is monotonic, ``wall`` Unix time."""
+        ...
+
+    def no_power(self, wall: float, reason: str) -> None:
+        """Log why there is no power reading of the host."""
+        ...
+
+    def no_devices(self, wall: float, reason: str) -> None:
+        """Log why the devices cannot be read."""
+        ...
+
+    def close(self) -> None:
+        """Close the logs."""
+        ...
+
+
 @final
 @dataclass(slots=True)
 class _Note:
-    """Something that happened while recording: said once in the record, counted in the footer."""
+    """An event while recording: written once when it first happens, counted in the footer."""
 
     t: float
     count: int = 1
@@ -84,16 +108,17 @@ class _Note:
 
 @final
 class Recorder:
-    """Samples a host and its devices at absolute deadlines until it is told to stop.
+    """Samples a host and its devices at absolute deadlines until it is stopped.
 
     Args:
         config: what to record.
-        node_dir: where to.
+        node_dir: the directory to write to.
         sources: ways to read the devices, best first.
         problem: why there are no sources, where there are none.
+        script_log: whether the vendor's own script writes the vendor's monitor log.
 
     Raises:
-        OSError: ``node_dir`` cannot be written.
+        OSError: ``node_dir`` is not writable.
     """
 
     def __init__(
@@ -103,7 +128,8 @@ class Recorder:
         self._config = config
         self._node_dir = node_dir
         self._file = LineFile(node_dir / RECORD_FILE)
-        self._logs = MonitorLogs(node_dir, None if script_log else config.vendor)
+        logs: SampleLogs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
+        self._logs = logs
         self._problem = problem
         self._poller = Poller(sources)
         self._host = HostSampler(config.pids)
@@ -123,11 +149,11 @@ class Recorder:
             self._rapl_reason = str(error)
 
     def stop(self) -> None:
-        """Take a last sample, flush and end; safe to call from a signal handler."""
+        """Take a last sample, write the footer and stop; safe to call from a signal handler."""
         self._stop.set()
 
     def run(self) -> None:
-        """Record until ``stop`` or, unless detached, until the process that started this one has ended."""
+        """Record until ``stop`` is called or, unless detached, until the parent process has ended."""
         self._poller.start()
         start = time.monotonic()
         due = start
@@ -139,7 +165,7 @@ class Recorder:
             self._num_missed += missed
             self._stop.wait(max(0.0, due - time.monotonic()))
             if not self._config.detached and os.getppid() != self._parent:
-                self._note("the process that started the recorder has ended")
+                self._note("the parent process of the recorder has ended")
                 self._stop.set()
         self._finish(start)
 
@@ -153,9 +179,9 @@ class Recorder:
         self._logs.write(t, wall, host, devices)
         if host.power_w is None and self._ipmi.reason is not None:
             self._logs.no_power(wall, self._ipmi.reason)
-        if self._held is not None and (self._poller.opened or t - start >= OPEN_PATIENCE_S):
+        if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
             self._write_header(start, wall)
-        self._look_for_foreign(t, devices)
+        self._note_foreign_processes(t, devices)
 
     def _sample_host(self, t: float) -> HostSample:
         host = self._host.sample(t)
@@ -170,19 +196,19 @@ class Recorder:
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
         if reading is None:
-            if self._poller.waiting_s() > max(_LATE_S, 3 * self._config.interval_s):
-                self._note("the devices' source does not answer")
+            if self._poller.waiting_s() > max(_UNRESPONSIVE_S, 3 * self._config.interval_s):
+                self._note("the device source does not respond")
             return ()
         if reading.problem is not None:
             self._note(reading.problem)
             return ()
-        return aged(reading, t)
+        return with_age(reading, t)
 
-    def _look_for_foreign(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
+    def _note_foreign_processes(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
         if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):
             return
         self._foreign_at = t
-        for process in foreign(devices, (*self._config.pids, os.getpid()), parents()):
+        for process in foreign_processes(devices, (*self._config.pids, os.getpid()), parents()):
             self._note(f"foreign {process}")
 
     def _reasons(self) -> dict[str, str]:
@@ -193,7 +219,7 @@ class Recorder:
             reasons["rapl_j"] = self._rapl_reason
         problem = self._problem or self._poller.problem
         if problem is None and not self._poller.opened:
-            problem = f"the devices did not open within {OPEN_PATIENCE_S:g} s"
+            problem = f"the devices were not open within {OPEN_TIMEOUT_S:g} s"
         if problem is not None:
             reasons["devices"] = problem
         return reasons
@@ -258,7 +284,7 @@ class Recorder:
 
 
 def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int]:
-    """Return the next deadline after ``now`` on the grid through ``due``, and how many were passed over."""
+    """Return the next deadline after ``now`` on the grid through ``due``, and the number of missed deadlines."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s, missed
 
@@ -267,16 +293,14 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def _write_sys_info(node_dir: Path, infos: tuple[Any, ...]) -> None:
-    from accelmark.telemetry.sysinfo import write
-
+def _write_sys_info(node_dir: Path, infos: tuple[DeviceInfo, ...]) -> None:
     try:
-        write(node_dir, infos)
+        sysinfo.write(node_dir, infos)
     except OSError as error:
         print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
 
 
-def _keep_out_of_the_way(cpus: tuple[int, ...]) -> None:
+def _lower_priority(cpus: tuple[int, ...]) -> None:
     try:
         os.nice(_NICE)
         allowed = sorted(os.sched_getaffinity(0))
@@ -285,22 +309,11 @@ def _keep_out_of_the_way(cpus: tuple[int, ...]) -> None:
         elif len(allowed) >= _PIN_FROM_CPUS:
             os.sched_setaffinity(0, {allowed[-1]})
     except (OSError, AttributeError) as error:
-        print(f"telemetry: cannot keep to a core of its own: {error}", file=sys.stderr)
-
-
-def _sources(
-    config: RecorderConfig, node_dir: Path
-) -> tuple[tuple[DeviceSource, ...], str | None, VendorTelemetry | None]:
-    try:
-        _, telemetry = read_vendor(config.vendor_folder)
-        return source_of(config.vendor_folder, telemetry, node_dir), None, telemetry
-    except (AccelmarkError, SourceError) as error:
-        # A vendor's broken reader must not cost the host's telemetry, and never the run.
-        return (), str(error), None
+        print(f"telemetry: the priority or CPU affinity cannot be set: {error}", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
-    """Record into the directory named on the command line; return the exit status."""
+    """Record into the directory given on the command line; return the exit code."""
     if len(arguments) != 1:
         print("usage: python -m accelmark.telemetry.record NODE_DIR", file=sys.stderr)
         return 2
@@ -310,19 +323,25 @@ def main(arguments: list[str]) -> int:
     except AccelmarkError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    _keep_out_of_the_way(config.cpus)
-    sources, problem, telemetry = _sources(config, node_dir)
-    script_log = bool(telemetry and telemetry.script and len(sources) == 1)
+    _lower_priority(config.cpus)
+    sources: tuple[DeviceSource, ...] = ()
+    problem, script_log = None, False
+    try:
+        _, telemetry = read_vendor(config.vendor_folder)
+        sources = device_sources(config.vendor_folder, telemetry, node_dir)
+        script_log = telemetry.script is not None and len(sources) == 1
+    except (AccelmarkError, SourceError) as error:
+        problem = str(error)  # the host is recorded even where the vendor's reader is broken
     try:
         recorder = Recorder(config, node_dir, sources, problem, script_log)
     except OSError as error:
-        print(f"telemetry: nothing can be written to {node_dir}: {error.strerror}", file=sys.stderr)
+        print(f"telemetry: {node_dir} is not writable: {error.strerror}", file=sys.stderr)
         return 1
 
-    def end(_signal: int, _frame: FrameType | None) -> None:
+    def stop(_signal: int, _frame: FrameType | None) -> None:
         recorder.stop()
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     recorder.run()

@@ -1,17 +1,14 @@
-"""Loading code by path: a case's module, and a vendor's hooks with a record of what they replace."""
+"""Load a vendor's hooks, and record what they replace."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, final
 
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks
+from accelmark.spec.catalog import file_module
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.job import FolderRef
 
@@ -37,24 +34,6 @@ class HookRecord:
         return f"{self.file}:{self.line}"
 
 
-def load_module(ref: FolderRef, module: str) -> ModuleType:
-    """Import ``module`` of a case folder, as part of its package or from its directory.
-
-    Raises:
-        RequestError: the folder has no such file.
-    """
-    path = ref.path / f"{module}.py"
-    if ref.package is not None:
-        name = f"{ref.package}.{module}"
-        if importlib.util.find_spec(name) is None:
-            raise RequestError(f"case {ref.name!r} has no module {name!r} for this framework")
-        return importlib.import_module(name)
-    if not path.is_file():
-        others = sorted(file.stem for file in ref.path.glob("*.py"))
-        raise RequestError(f"case {ref.name!r} has no {path} ({nearest(module, others)})")
-    return _import_file(f"accelmark_case_{ref.name}_{module}", path)
-
-
 def load_hooks(ref: FolderRef | None) -> type[Hooks]:
     """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or the defaults where it has none.
 
@@ -66,7 +45,7 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
     path = ref.path / "extern" / "__init__.py"
     if not path.is_file():
         return Hooks
-    module = _import_file(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
+    module = file_module(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
     extern = getattr(module, "Extern", None)
     if not (isinstance(extern, type) and issubclass(extern, Hooks)):
         raise RequestError(f"{path}: has no class Extern(accelmark.frameworks.pytorch.hooks.Hooks)")
@@ -117,14 +96,3 @@ def _record(function: Any) -> HookRecord:
 def _where(attribute: Any, path: Path) -> str:
     code = getattr(getattr(attribute, "__func__", attribute), "__code__", None)
     return f"{path.name}:{code.co_firstlineno}" if code is not None else path.name
-
-
-def _import_file(name: str, path: Path) -> ModuleType:
-    folder = [str(path.parent)] if path.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise RequestError(f"{path}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -13,8 +13,9 @@ from typing import Final, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog, PerfLogWriter
+from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.driver import Driver, Judge
@@ -48,7 +49,8 @@ class LastWord:
 
 def run_rank(job: JobSpec, log: PerfLogWriter, process_start: float, stop: StopRequest) -> int:
     """Run this rank's part of the job, and return the exit code of its process: 0 only when it completed."""
-    account = Account(process_start=process_start, job=job.train)
+    train = job.work if isinstance(job.work, TrainJob) else None
+    account = Account(process_start=process_start, job=train)
     last_word = LastWord(log, account)
 
     def overdue(signal_name: str) -> None:
@@ -57,7 +59,7 @@ def run_rank(job: JobSpec, log: PerfLogWriter, process_start: float, stop: StopR
 
     if threading.current_thread() is threading.main_thread() and stop.wanted:
         stop.install(overdue)
-    carried = carry_out(job.train, lambda: _backend(job, log), log, account, stop)
+    carried = carry_out(train, lambda: _backend(job, log), log, account, stop)
     stop.finish()
     take_peak(account, carried.backend)
     last_word.say(carried.end)
@@ -97,7 +99,7 @@ def carry_out(
         account.backend = backend
         log.event(Event.INIT_END, backend.prepare())
         if train is None:
-            raise RequestError("job.json has no training side")
+            raise RequestError("job.json is no training job")
         end = Driver(train, backend, log, account, stop, judge).run()
         seen = backend.inspected()
         if seen is not None:
@@ -123,11 +125,11 @@ def _backend(job: JobSpec, log: EventLog) -> Backend:
     framework = job.key.framework
     if framework not in BACKENDS:
         raise RequestError(f"no training backend for framework {framework!r} ({nearest(framework, BACKENDS)})")
-    if job.train is None:
-        raise RequestError("job.json has no training side (train is null)")
+    if not isinstance(job.work, TrainJob):
+        raise RequestError("job.json is no training job ")
     module, places, name = BACKENDS[framework]
     ranks = import_module(places).Ranks.from_environment()
-    backend: Backend = getattr(import_module(module), name)(job, job.train, ranks, log)
+    backend: Backend = getattr(import_module(module), name)(job, job.work, ranks, log)
     return backend
 
 

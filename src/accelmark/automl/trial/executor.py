@@ -19,7 +19,7 @@ from accelmark.automl.graph import small
 from accelmark.automl.graph.module import Array, load_weights
 from accelmark.automl.records import Hyperparameters
 from accelmark.automl.trial.case import TrialCase
-from accelmark.automl.trial.job import trial_job, trial_settings
+from accelmark.automl.trial.job import trial_job, trial_settings, trial_work
 from accelmark.automl.trial.order import EpochReport, Listener, TrialEnd, TrialOrder, TrialResult, digest
 from accelmark.automl.trial.reports import TrialReports
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
@@ -121,15 +121,16 @@ class _Trial:
         self._reports: Final = TrialReports(order, listener, began=self._began)
         world = seat.ranks.world_size
         settings = trial_settings(order, pictures=len(dataset.training), world_size=world, threads=seat.threads)
-        self._job: Final = trial_job(order, settings, device_type=seat.device_type, world_size=world)
+        self._work: Final = trial_work(settings)
+        self._job: Final = trial_job(order, self._work, device_type=seat.device_type, world_size=world)
         self._backend: PyTorchBackend | None = None
 
     def carried_out(self) -> tuple[TrialResult, dict[str, Array] | None]:
         reports = self._reports
-        account = Account(process_start=self._began, job=self._job.train)
+        account = Account(process_start=self._began, job=self._work)
         deadline = None if self._order.limit_s is None else self._began + self._order.limit_s
         stop = _TrialStop(self._listener, deadline)
-        carried = carry_out(self._job.train, self._open, reports, account, stop, reports)
+        carried = carry_out(self._work, self._open, reports, account, stop, reports)
         take_peak(account, carried.backend)
         reports.event(Event.FINISHED, account.finished(carried.end))
         reports.close(in_step=carried.in_step)
@@ -143,10 +144,8 @@ class _Trial:
         return self._result(status, held_out), reports.best_weights if status in _USEFUL else None
 
     def _open(self) -> PyTorchBackend:
-        if self._job.train is None:
-            raise ValueError("a trial's job trains")
         tenancy = Tenancy(self._make_case, self._seat.control)
-        self._backend = PyTorchBackend(self._job, self._job.train, self._seat.ranks, self._reports, tenancy)
+        self._backend = PyTorchBackend(self._job, self._work, self._seat.ranks, self._reports, tenancy)
         self._reports.mean = self._backend.mean
         return self._backend
 

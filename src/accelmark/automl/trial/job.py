@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from accelmark.automl.trial.order import TrialOrder, digest
 from accelmark.spec.errors import DataError
-from accelmark.spec.job import FolderRef, JobSpec, TrainJob
+from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import (
     EndSettings,
@@ -19,6 +19,7 @@ from accelmark.spec.settings import (
     ScheduleSettings,
     TrainSettings,
 )
+from accelmark.spec.work import TrainJob
 
 _EVALUATION_BATCH: Final = 512
 
@@ -48,11 +49,15 @@ def trial_settings(order: TrialOrder, *, pictures: int, world_size: int, threads
     )
 
 
-def trial_job(order: TrialOrder, settings: TrainSettings, *, device_type: str, world_size: int) -> JobSpec:
+def trial_work(settings: TrainSettings) -> TrainJob:
+    """Return what a trial trains."""
+    return TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
+
+
+def trial_job(order: TrialOrder, work: TrainJob, *, device_type: str, world_size: int) -> JobSpec:
     """Return the job; the network stands where another job names a case's folder, its digest as the folder's."""
     device = torch.device(device_type)
     return JobSpec(
-        task="train",
         key=CaseKey(model="trial", framework="pytorch", hardware=device_type, nproc=world_size),
         round=1,
         case=FolderRef(
@@ -65,8 +70,8 @@ def trial_job(order: TrialOrder, settings: TrainSettings, *, device_type: str, w
         vendor=device_type,
         device_type=device_type,
         framework_module=None,
-        distributed_backend=dist.get_default_backend_for_device(device),
+        collective_backend=dist.get_default_backend_for_device(device),
         data_dirs={},
         checkpoint_dir=Path("checkpoints"),
-        train=TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings),
+        work=work,
     )

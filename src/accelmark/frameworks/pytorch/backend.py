@@ -49,11 +49,13 @@ from accelmark.frameworks.pytorch.platform import (
 )
 from accelmark.frameworks.pytorch.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
+from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import EndReason, Event, Inspected, Started
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
-from accelmark.train.extern import hook_records, load_hooks, load_module
+from accelmark.spec.work import TrainJob
+from accelmark.train.extern import hook_records, load_hooks
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.ends import total_steps
 
@@ -159,7 +161,7 @@ class PyTorchBackend:
         return join_ranks(self._job, self._ranks, device, needed=self._settings.parallelism == "fsdp2")
 
     def _case_class(self) -> type[TrainCase]:
-        module = load_module(self._job.case, "pytorch")
+        module = folder_module(self._job.case, "pytorch")
         case_class = getattr(module, "Case", None)
         if not (isinstance(case_class, type) and issubclass(case_class, TrainCase)):
             raise RequestError(f"{module.__file__}: has no class Case(accelmark.frameworks.pytorch.case.TrainCase)")

@@ -1,4 +1,4 @@
-"""``python -m accelmark.frameworks.pytorch.elastic JOB.json``: start this host's ranks by torchrun's elastic agent."""
+"""``python -m accelmark.frameworks.pytorch.elastic ... -- COMMAND``: start ranks by torchrun's elastic agent."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ _LOOPBACK: Final = "127.0.0.1"
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m accelmark.frameworks.pytorch.elastic", description=__doc__)
-    parser.add_argument("job", type=Path, help="job.json")
+    parser.add_argument("command", nargs="+", help="the command of each rank, after --")
     parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
     parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
     parser.add_argument("--node-rank", type=int, default=0, help="number of this host, from 0")
     parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
     parser.add_argument("--local-addr", help="address of this host that the others reach")
     parser.add_argument("--timeout-s", type=int, default=_RENDEZVOUS_TIMEOUT_S, help="longest wait for other hosts")
-    parser.add_argument("--module", default="accelmark.train", help="what a rank runs")
     given = parser.parse_args(arguments)
     if given.nnodes > 1 and not given.rdzv_endpoint:
         parser.error("--rdzv-endpoint is needed with --nnodes above 1")
@@ -83,9 +82,10 @@ def main(arguments: Sequence[str]) -> int:
     codes: dict[int, int | None]
     ranks = range(given.node_rank * given.nproc, (given.node_rank + 1) * given.nproc)
     with tempfile.TemporaryDirectory(prefix="accelmark-launch-") as log_dir:
-        start = elastic_launch(launch_config(given, log_dir), sys.executable)
+        program, *rest = given.command
+        start = elastic_launch(launch_config(given, log_dir), program)
         try:
-            start("-m", given.module, str(given.job))
+            start(*rest)
             codes = dict.fromkeys(ranks, 0)
         except ChildFailedError as error:
             codes = dict.fromkeys(ranks)

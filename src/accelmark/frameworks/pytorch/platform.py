@@ -131,7 +131,7 @@ def join_ranks(job: JobSpec, ranks: Ranks, device: torch.device, *, needed: bool
     """
     if ranks.world_size == 1 and not needed:
         return None
-    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{job.distributed_backend}"
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{job.collective_backend}"
     if ranks.world_size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     else:

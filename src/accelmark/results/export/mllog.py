@@ -16,6 +16,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.work import TrainingWork
 
 MLLOG_FILE: Final = "mllog.log"
 _BEGIN: Final = "INTERVAL_START"
@@ -43,13 +44,13 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         round_dir = job_file.parent
         job = read_job(round_dir)
         logs = [path for node in node_dirs(round_dir) for rank, path in node.rank_logs() if rank == 0]
-        if job.train is None or not logs:
+        if not isinstance(job.work, TrainingWork) or not logs:
             continue
         events = list(PerfLogReader(logs[0]))
         if not any(event.event == Event.FINISHED for event in events):
             continue
         path = round_dir / MLLOG_FILE
-        write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, events, benchmark)))
+        write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, job.work, events, benchmark)))
         written.append(path)
     if not written:
         raise RunError(f"{run_dir}: no training round of it finished, so there is nothing for MLLOG")
@@ -57,10 +58,11 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     return written
 
 
-def mllog_lines(job: JobSpec, events: Sequence[PerfLogRecord], benchmark: str | None = None) -> Iterator[str]:
+def mllog_lines(
+    job: JobSpec, work: TrainingWork, events: Sequence[PerfLogRecord], benchmark: str | None = None
+) -> Iterator[str]:
     """Yield the lines of one rank's events; the division is always open, since no one has reviewed the run."""
-    assert job.train is not None  # noqa: S101  the caller left inference out
-    settings = job.train.settings
+    settings = work.settings
     first, started = int(events[0].time_ms), _started(events)
     model = job.key.model
     # AccelMark empties no cache of the host's: that takes root.
@@ -79,7 +81,7 @@ def mllog_lines(job: JobSpec, events: Sequence[PerfLogRecord], benchmark: str | 
     yield _line("init_start", None, first, kind=_BEGIN)
     yield _line("train_samples", started.get("train_samples"), first)
     yield _line("eval_samples", started.get("eval_samples"), first)
-    metric = job.train.target.metric if job.train.target else None
+    metric = work.target.metric if work.target else None
     yield from _training(events, metric, started.get("train_samples"))
 
 

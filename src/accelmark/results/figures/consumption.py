@@ -15,8 +15,8 @@ from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
 HostSamples = Mapping[str, tuple[Samples, Spans]]
 """Host -> its samples, and when it trained on their clock."""
 
-_TOLD: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
-"""Reasons that are told beside a figure; the others leave it null."""
+_WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
+"""Reasons that are warnings next to a figure; the others leave it null."""
 
 _WHY: Final = {
     EnergyReason.NO_POWER: "power was not read",
@@ -24,9 +24,8 @@ _WHY: Final = {
     EnergyReason.START_NOT_COVERED: "no reading of power before training began",
     EnergyReason.END_NOT_COVERED: "no reading of power after training ended",
     EnergyReason.GAP_TOO_LONG: "power was not read for too long while training",
-    EnergyReason.COUNTER_DISAGREES: "power samples and the energy counter differ by more than 5 %",
-    EnergyReason.COUNTER_WENT_BACK: "the energy counter ran backwards",
-    EnergyReason.DEVICE_MISSING: "one of the devices has no power",
+    EnergyReason.COUNTER_DISAGREES: "integrated power and the energy counter differ by more than 5 %",
+    EnergyReason.COUNTER_WENT_BACK: "the energy counter decreased; energy is integrated from power",
 }
 
 _NAMES: Final = (
@@ -142,11 +141,11 @@ def _drawn(samples: Samples, spans: Spans, power: Series, counter: Series, what:
     parts = [energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans]
     warnings: list[str] = []
     for part in parts:
-        fatal = [reason for reason in part.reasons if reason not in _TOLD]
+        fatal = [reason for reason in part.reasons if reason not in _WARNINGS]
         if part.energy_j is None or fatal:
             why = ", ".join(_WHY[reason] for reason in fatal) or "it is not covered by samples"
             return Integral(None, None, f"{what}: {why}"), warnings
-        warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _TOLD]
+        warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _WARNINGS]
     total = sum(part.energy_j or 0.0 for part in parts)
     duration_s = sum(end - begin for begin, end in spans)
     return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was trained"), warnings

@@ -133,7 +133,7 @@ FIGURES: Final[dict[FigureName, FigureInfo]] = {
     FigureName.DEVICE_UTILISATION: _info("Device utilisation", "ratio", "higher", "time-weighted mean while measuring"),
     FigureName.CPU_UTILISATION: _info("CPU utilisation", "ratio", "neither", "time-weighted mean while measuring"),
     FigureName.MEAN_POWER: _info("Mean power", "W", "lower", "all devices (or CPU packages) while training"),
-    FigureName.ENERGY: _info("Energy", "J", "lower", "trapezoids over power while training, ends interpolated"),
+    FigureName.ENERGY: _info("Energy", "J", "lower", "device's energy counter while training, else integrated power"),
     FigureName.ENERGY_PER_UNIT: _info("Energy per {unit}", "J", "lower", "energy over the units trained"),
     FigureName.UNITS_PER_JOULE: _info("Performance per watt", "{unit}s/J", "higher", "units per joule"),
     FigureName.TELEMETRY_CPU_TIME: _info("CPU time of telemetry", "s", "lower", "user and system time of the sampler"),

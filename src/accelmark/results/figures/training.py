@@ -9,7 +9,8 @@ from typing import Final, final
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
-from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.job import JobSpec
+from accelmark.spec.work import TrainingWork
 
 Figures = dict[FigureName, Figure]
 
@@ -47,7 +48,7 @@ def ratio(over: float | None, under: float | None, reason: str) -> Figure:
 
 def work_of(job: JobSpec, timeline: Timeline) -> Work:
     """Count the units that all ranks trained."""
-    per_sample = job.train.units_per_sample if job.train else 1
+    per_sample = job.work.units_per_sample
     why = "no window of steps was closed" if timeline.init_s is not None else "training did not begin"
     return Work(timeline.num_samples * per_sample, per_sample, job.key.world_size, why)
 
@@ -84,14 +85,14 @@ def _step_figures(timeline: Timeline, why: str) -> Figures:
     return {name: value(float(p), "a step's time is not finite") for name, p in zip(names, percentiles, strict=True)}
 
 
-def outcome_figures(timeline: Timeline, work: Work, train: TrainJob | None) -> Figures:
+def outcome_figures(timeline: Timeline, work: Work, train: TrainingWork) -> Figures:
     """Return loss, metric and time to target."""
     loss_reason = work.why_none
     if timeline.num_steps:
         loss_reason = f"the loss of step {timeline.num_steps} is not finite"
     figures = {FigureName.FINAL_LOSS: value(timeline.final_loss, loss_reason)}
-    target = train.target if train else None
-    if train and train.settings.loader.synthetic:
+    target = train.target
+    if train.settings.loader.synthetic:
         why = "synthetic data has no accuracy"
     elif target is None:
         why = "the case states no target"
@@ -114,9 +115,9 @@ def outcome_figures(timeline: Timeline, work: Work, train: TrainJob | None) -> F
     return figures
 
 
-def first_hit(timeline: Timeline, train: TrainJob | None) -> float | None:
+def first_hit(timeline: Timeline, train: TrainingWork) -> float | None:
     """Return the raw training time at the end of the first evaluation that met the target, or None."""
-    if train is None or train.target is None:
+    if train.target is None:
         return None
     for timed in timeline.evaluations:
         metric = timed.evaluation.metrics.get(train.target.metric)
@@ -125,9 +126,9 @@ def first_hit(timeline: Timeline, train: TrainJob | None) -> float | None:
     return None
 
 
-def converged(timeline: Timeline | None, train: TrainJob | None) -> bool | None:
+def converged(timeline: Timeline | None, train: TrainingWork) -> bool | None:
     """Tell whether the case's target and reference loss were met; None where it has neither or data was made up."""
-    if train is None or train.settings.loader.synthetic or (train.target is None and train.reference_loss is None):
+    if train.settings.loader.synthetic or (train.target is None and train.reference_loss is None):
         return None
     if timeline is None:
         return False
@@ -137,7 +138,7 @@ def converged(timeline: Timeline | None, train: TrainJob | None) -> bool | None:
     return train.reference_loss is None or (error is not None and error <= train.reference_loss.max_mean_relative_error)
 
 
-def reference_error(timeline: Timeline, train: TrainJob) -> float | None:
+def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
     """Return the mean relative error of the loss against the reference curve; None where steps are missing."""
     reference = train.reference_loss
     if reference is None or not reference.steps or max(reference.steps) > len(timeline.losses):

@@ -16,8 +16,9 @@ from accelmark.results.rounds.state import NodeDir, read_json, state_from
 from accelmark.results.rounds.training import read_telemetry
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult
 from accelmark.spec.infer_events import Phase, ScenarioResult
-from accelmark.spec.inference import InferJob, InferStep, ScenarioName
+from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import InferJob
 
 _STEP_TIMES: Final = {
     FigureName.VALIDATION_TIME: InferStep.VALIDATE,

@@ -220,7 +220,8 @@ def _shown(value: Any) -> str:
 
 
 def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:
-    return "infer" if any(job.get("task") == "infer" for job in planned.values()) else "train"
+    kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned.values()}
+    return "infer" if "infer" in kinds else "train"
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:

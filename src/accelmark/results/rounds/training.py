@@ -32,6 +32,8 @@ from accelmark.results.rounds.state import NodeDir, ledger_states, node_dirs, re
 from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.settings import TrainSettings
+from accelmark.spec.work import InferJob, TrainingWork
 
 
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
@@ -47,45 +49,53 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
     """
     job = read_job(round_dir)
     nodes = node_dirs(round_dir)
-    if job.infer is not None:
-        from accelmark.results.rounds.inference import infer_round  # it builds on this module
-
-        known = (state, reason) if state else ledger_states(round_dir.parents[1]).get(_job_name(round_dir))
-        return infer_round(job, job.infer, nodes, known)
-    timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(_job_name(round_dir))
+    match job.work:
+        case InferJob():
+            from accelmark.results.rounds.inference import infer_round  # it builds on this module
+
+            return infer_round(job, job.work, nodes, ledger)
+        case TrainingWork():
+            return _training_round(job, job.work, nodes, ledger)
+    raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
+
+
+def _training_round(
+    job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: tuple[JobState, str | None] | None
+) -> RoundResult:
+    timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     ended, why = state_of(job, nodes, timeline, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
-    figures = _figures(job, timeline, hosts, no_telemetry or "telemetry left no samples", findings)
+    figures = _figures(job, work, timeline, hosts, no_telemetry or "telemetry left no samples", findings)
     if timeline is not None:
-        findings += _log_findings(job, timeline)
+        findings += _log_findings(job, work, timeline)
         findings += disturbances(nodes, {end.rank: end.finished for end in timeline.ranks})
-    settings = job.train.settings if job.train else None
-    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size if settings else 1
+    settings = work.settings
+    per_step = settings.batch_size * settings.gradient_accumulation_steps * job.key.world_size
     return RoundResult(
         key=job.key,
-        task=job.task,
+        task="train",
         round=job.round,
         case_version=job.case_version,
-        unit=job.train.unit if job.train else "sample",
+        unit=work.unit,
         state=ended,
         reason=why,
-        converged=converged(timeline, job.train),
-        target=job.train.target.model_dump() if job.train and job.train.target else None,
-        marks=_marks(job, timeline, ended, findings),
+        converged=converged(timeline, work),
+        target=work.target.model_dump() if work.target else None,
+        marks=_marks(job, settings, timeline, ended, findings),
         vendor=job.vendor,
         chip=job.chip,
         precision=_precision(job, timeline),
         started_at=min((node.exit.started_at for node in nodes if node.exit), default=""),
         figures=figures,
-        curves=curves_of(timeline, job.train.units_per_sample, per_step) if timeline and job.train else {},
+        curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
         step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
         telemetry=telemetry_series(hosts),
         num_steps=timeline.num_steps if timeline else 0,
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
-        min_rounds=job.train.min_repeats if job.train else 1,
+        min_rounds=work.min_repeats,
         nodes=tuple(node.exit for node in nodes if node.exit),
         environment=_environment(nodes, timeline),
         settings=job.provenance,
@@ -115,7 +125,7 @@ def _precision(job: JobSpec, timeline: Timeline | None) -> str:
     started = timeline.lead_end.started if timeline else None
     if started is not None:
         return started.precision
-    return job.train.settings.precision if job.train else "unknown"
+    return job.work.precision
 
 
 def read_telemetry(
@@ -162,12 +172,17 @@ def _devices_of(node: NodeDir) -> tuple[list[int] | None, int]:
 
 
 def _figures(
-    job: JobSpec, timeline: Timeline | None, hosts: HostSamples, no_telemetry: str, findings: list[Finding]
+    job: JobSpec,
+    train: TrainingWork,
+    timeline: Timeline | None,
+    hosts: HostSamples,
+    no_telemetry: str,
+    findings: list[Finding],
 ) -> Figures:
     if timeline is None:
         return {name: Figure(value=None, reason="no rank wrote an event") for name in TRAIN_FIGURES}
     work = work_of(job, timeline)
-    figures = time_figures(timeline, work) | outcome_figures(timeline, work, job.train)
+    figures = time_figures(timeline, work) | outcome_figures(timeline, work, train)
     per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
     precision = _precision(job, timeline)
     figures |= compute_figures(job, timeline, work, per_device, precision)
@@ -192,14 +207,15 @@ def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     return rate.value, ""
 
 
-def _marks(job: JobSpec, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]) -> tuple[Mark, ...]:
-    settings = job.train.settings if job.train else None
+def _marks(
+    job: JobSpec, settings: TrainSettings, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]
+) -> tuple[Mark, ...]:
     forced = any(setting.forced for setting in job.provenance.values())
     held: dict[Mark, bool] = {
         "open": job.open or forced,
-        "synthetic": bool(settings and settings.loader.synthetic),
+        "synthetic": settings.loader.synthetic,
         "partial": state != "succeeded",
-        "partial_evaluation": bool(settings and settings.evaluate.max_batches),
+        "partial_evaluation": settings.evaluate.max_batches is not None,
         "busy_machine": is_disturbed(findings),
         "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
     }
@@ -234,7 +250,7 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
             yield _finding("info", "clocks-free", "nothing holds the clocks down", actual)
 
 
-def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
+def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
     world = job.key.world_size
     if len(timeline.ranks) != world:
         yield _finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)}")
@@ -252,12 +268,11 @@ def _log_findings(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
             "error", "loss-finite", "a finite loss at every step", f"step {timeline.nonfinite_step} has none"
         )
     yield from _flops_finding(timeline)
-    yield from _reference_finding(job, timeline)
+    yield from _reference_finding(work, timeline)
 
 
-def _reference_finding(job: JobSpec, timeline: Timeline) -> Iterable[Finding]:
-    train = job.train
-    if train is None or train.reference_loss is None or train.settings.loader.synthetic:
+def _reference_finding(train: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
+    if train.reference_loss is None or train.settings.loader.synthetic:
         return
     limit = train.reference_loss.max_mean_relative_error
     error = reference_error(timeline, train)

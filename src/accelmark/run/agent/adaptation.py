@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.metadata import distributions
@@ -26,6 +26,7 @@ from accelmark.run.agent.environment import keep_ours_first
 from accelmark.run.agent.error_lines import telling_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
+from accelmark.spec.framework import RANK_VARIABLES, FrameworkSpec
 from accelmark.spec.secret import told
 
 LOG_FILE: Final = "adaptation.log"
@@ -38,11 +39,8 @@ _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 _SHELL_PATIENCE_S: Final = 120.0
 _BUILD_PATIENCE_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
-_OURS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-_RESERVED: Final = frozenset({"accelmark", "torch", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
-"""Names of modules that nothing may be installed under for the ranks: they would come before the real ones."""
-_FRAMEWORK: Final = frozenset({"torch", "torchgen"})
-"""What requirements may bring all the same: a chip's own build of the framework, whose version the result tells."""
+_RESERVED: Final = frozenset({"accelmark", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
+"""Module names that no package for the ranks may install: it would be imported in place of the real module."""
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
@@ -88,7 +86,11 @@ class Sourced:
 
 
 def carry_out(
-    folder: Path | None, requirements: Path | None, node_dir: Path, environment: Mapping[str, str]
+    folder: Path | None,
+    requirements: Path | None,
+    node_dir: Path,
+    environment: Mapping[str, str],
+    framework: FrameworkSpec,
 ) -> dict[str, str]:
     """Carry out a vendor's folder and return the environment of the ranks; ``adaptation.json`` tells what was done.
 
@@ -97,6 +99,7 @@ def carry_out(
         requirements: the packages that count: the vendor's where it names any, else the case's.
         node_dir: where the packages, what is built, and the log go.
         environment: what the ranks would be started with.
+        framework: the framework of the job; requirements may install another build of it, kernels may not.
 
     Raises:
         RunError: the script fails or hangs, or a package or kernel cannot be installed; the file and its first errors
@@ -106,17 +109,18 @@ def carry_out(
     seen = Sourced(dict(environment), {}, (), ())
     site = node_dir / SITE_DIRECTORY
     if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
-        seen = source(folder / _ENVIRONMENT_FILE, node_dir, environment)
+        seen = source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
     if requirements is not None and not requirements.is_file():
         raise RunError(f"{requirements}: is not on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
         _install(requirements, site, node_dir, seen.environment)
-        _refuse_shadows(requirements, site, (name for name in _modules(site) if name not in _FRAMEWORK))
+        _refuse_shadows(requirements, site, _RESERVED, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
         _build(folder / "csrc", site, node_dir, seen.environment)
         added = set(_entries(site)) - before
-        _refuse_shadows(folder / "csrc", site, added & set(_modules(site)), added)
+        reserved = _RESERVED | {framework.module, *framework.companion_modules}
+        _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
     ready = dict(seen.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
@@ -143,12 +147,14 @@ def _modules(site: Path) -> list[str]:
     return [name for name in _entries(site) if (site / name).is_dir() or name.endswith(suffixes)]
 
 
-def _refuse_shadows(named: Path, site: Path, modules: Iterable[str], added: Iterable[str] = ()) -> None:
-    """Raise RunError where something was installed that would come before AccelMark's, PyTorch's or Python's own.
+def _refuse_shadows(
+    named: Path, site: Path, reserved: Set[str], modules: Iterable[str], added: Iterable[str] = ()
+) -> None:
+    """Raise RunError where an installed module has a reserved name.
 
     A ``.pth`` that pip puts beside packages (setuptools has one) does nothing here; one from ``csrc`` is refused.
     """
-    taken = [name for name in modules if name.partition(".")[0] in _RESERVED and not name.endswith(".dist-info")]
+    taken = [name for name in modules if name.partition(".")[0] in reserved and not name.endswith(".dist-info")]
     taken += [name for name in sorted(added) if name.endswith(".pth")]
     if taken:
         shutil.rmtree(site, ignore_errors=True)
@@ -158,7 +164,7 @@ def _refuse_shadows(named: Path, site: Path, modules: Iterable[str], added: Iter
         )
 
 
-def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sourced:
+def source(script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str] = ()) -> Sourced:
     """Source ``script`` in a shell without start-up files, and return what its environment is afterwards."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
     try:
@@ -173,19 +179,20 @@ def source(script: Path, node_dir: Path, environment: Mapping[str, str]) -> Sour
         raise RunError(f"{script}: cannot be sourced: bash: {error.strerror}") from error
     if done.returncode != 0:
         raise RunError(f"{script}: ended with exit code {done.returncode}: {_said(node_dir)}")
+    ours = {*RANK_VARIABLES, *reserved}
     pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
-    ignored = tuple(sorted(name for name in wanted if name in _OURS or name.startswith("ACCELMARK_")))
+    ignored = tuple(sorted(name for name in wanted if name in ours or name.startswith("ACCELMARK_")))
     changed = {name: value for name, value in wanted.items() if name not in ignored}
     gone = sorted(set(environment) - set(after) - _NOISE)
-    removed = tuple(name for name in gone if name not in _OURS and not name.startswith("ACCELMARK_"))
+    removed = tuple(name for name in gone if name not in ours and not name.startswith("ACCELMARK_"))
     kept = {name: value for name, value in environment.items() if name not in removed}
     return Sourced(kept | changed, changed, removed, ignored)
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
-    """Install what is not there yet; a requirement that is met already (a chip's own PyTorch, say) is left alone."""
+    """Install what is missing; a requirement that is met already (by a chip's own build, say) is left alone."""
     report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
     named, cwd = str(requirements), requirements.parent
     _pip(["--dry-run", "--report", str(report), "--requirement", named], cwd, node_dir, environment, named)

@@ -27,7 +27,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, keep_hidden, secrets_of
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, carry_out
 from accelmark.run.agent.background_load import OtherWork
-from accelmark.run.agent.environment import COMPILED_DIRECTORY, TELEMETRY_MODULE, rank_command, rank_environment
+from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
 from accelmark.run.agent.host_setup import HostInUseError, clear_caches, hold, route
 from accelmark.run.agent.limits import Breach, LimitWatch, size_of
 from accelmark.run.agent.processes import ProcessId, become_subreaper, descendants, signal_all
@@ -36,7 +36,9 @@ from accelmark.run.agent.sysinfo import system_information
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
 from accelmark.run.agent.verdict import Ending, judge_node, judge_rank, overruled
 from accelmark.run.record.states import utc_now
+from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.framework import FrameworkSpec
 from accelmark.spec.job import NodeExit, RankExit
 
 _RESERVE_FILE: Final = ".reserve"
@@ -65,9 +67,10 @@ class Agent:
         self._dir = node_dir
         self._started_at = utc_now()
         self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
-        self._environment = rank_environment(task, node_dir, os.environ)
+        self._environment: dict[str, str] = {}
         self._others = OtherWork()
         self._warnings: list[str] = []
+        self._temporary = [node_dir / SITE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
         self._telemetry: subprocess.Popen[bytes] | None = None
         self._telemetry_starts = 0
@@ -81,12 +84,15 @@ class Agent:
         exit_code: int | None = None
         try:
             with hold(self._task.host_lock, self._task.run):
+                framework = load_framework(self._task.framework)
+                self._temporary += [self._dir / cache for cache in framework.caches.values()]
                 self._prepare_grounds()
-                self._write_system_information()
+                self._environment = rank_environment(self._task, self._dir, os.environ)
+                self._write_system_information(framework)
                 self._keep_secrets_hidden()
                 adaptation, requirements = self._task.adaptation, self._task.requirements
                 if adaptation is not None or requirements is not None:
-                    self._environment = carry_out(adaptation, requirements, self._dir, self._environment)
+                    self._environment = carry_out(adaptation, requirements, self._dir, self._environment, framework)
                     self._keep_secrets_hidden()
                 self._start_telemetry()
                 exit_code = self._supervise()
@@ -95,8 +101,8 @@ class Agent:
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
         self._end_everything()
-        for directory in (SITE_DIRECTORY, COMPILED_DIRECTORY):
-            shutil.rmtree(self._dir / directory, ignore_errors=True)
+        for directory in self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)
         ranks = self._rank_exits(exit_code)
         state, reason = judge_node(ranks, self._ending)
         return NodeExit(
@@ -121,8 +127,7 @@ class Agent:
         if self._task.clear_caches and (problem := clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
-            self._task, told = route(self._task)
-            self._environment |= {name: value for name, value in told.items() if name not in self._environment}
+            self._task = route(self._task)
 
     def listen(self) -> None:
         """Have signals wake the selector; handlers (unlike a signal mask) are not inherited by what is started."""
@@ -140,7 +145,7 @@ class Agent:
         log = self._dir / self._task.launcher_log
         with log.open("ab") as output:
             self._ranks = subprocess.Popen(
-                rank_command(self._task),
+                launch_of(self._task).command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -268,10 +273,10 @@ class Agent:
         if code != 0:
             self._warnings.append(f"the telemetry recorder ended with exit code {code}")
 
-    def _write_system_information(self) -> None:
+    def _write_system_information(self, framework: FrameworkSpec) -> None:
         visible = self._task.visible_devices
-        told = (visible.variable,) if visible is not None else ()
-        found = system_information(self._dir, self._environment, self._task.host, *told)
+        reported = (*framework.reported_variables, *((visible.variable,) if visible is not None else ()))
+        found = system_information(self._dir, self._environment, self._task.host, *reported)
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:

@@ -1,4 +1,4 @@
-"""The environment that a job's ranks are started with."""
+"""The command and environment with which the ranks of a job are started on a host."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pathlib import Path
 import accelmark
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AgentTask
+from accelmark.spec.catalog import load_framework, load_launch
+from accelmark.spec.framework import HostPlace, Launch
 
 TELEMETRY_MODULE = "accelmark.telemetry.record"
-COMPILED_DIRECTORY = "compiled"
-"""What the ranks compile, while they run: no round finds the work of an earlier one done."""
 _PATH_VARIABLE = "PYTHONPATH"
-_SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
 
-    What the vendor and the cluster file set wins over ``ambient``; what AccelMark merely proposes (threads, visible
-    devices, a place for what is compiled) gives way to it. A ``PYTHONPATH`` of theirs stands behind AccelMark's own.
+    Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
+    (threads, visible devices, directories of caches). A ``PYTHONPATH`` of theirs comes after AccelMark's own.
     """
     environment = dict(ambient)
+    launch = launch_of(task)
     proposals = {
-        "OMP_NUM_THREADS": str(task.threads or threads_of_a_rank(task.nproc)),
+        "OMP_NUM_THREADS": str(task.threads or threads_of_a_rank(task.num_ranks)),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(node_dir / COMPILED_DIRECTORY),
+        **{name: str(node_dir / cache) for name, cache in load_framework(task.framework).caches.items()},
+        **launch.defaults,
     }
     if task.visible_devices is not None:
         proposals[task.visible_devices.variable] = ",".join(map(str, range(task.visible_devices.count)))
@@ -40,16 +41,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
         environment["OMP_NUM_THREADS"] = str(task.threads)
     environment.update(task.environment)
     keep_ours_first(environment, ambient)
-    environment.update(
-        {
-            RUN_MARKER: task.run,
-            NODE_MARKER: str(node_dir),
-            "MASTER_ADDR": task.master_address,
-            "MASTER_PORT": str(task.master_port),
-        }
-    )
-    if task.world_size == 1:
-        environment.update(_SINGLE_RANK)
+    environment.update({RUN_MARKER: task.run, NODE_MARKER: str(node_dir), **launch.environment})
     return environment
 
 
@@ -74,29 +66,32 @@ def _stands_in(place: Path, environment: Mapping[str, str]) -> bool:
 
 
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
-    """Return the commands that an agent starts: the telemetry recorder, then the ranks with what they are told."""
+    """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
     recorder = [[python, "-m", TELEMETRY_MODULE, str(node_dir)]] if task.telemetry is not None else []
-    told = ["env", *(f"{name}={value}" for name, value in task.environment.items())] if task.environment else []
-    return [*recorder, [*told, *rank_command(task, python)]]
+    variables = task.environment
+    env = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
+    return [*recorder, [*env, *launch_of(task, python).command]]
 
 
-def threads_of_a_rank(nproc: int) -> int:
-    """Return the cores that this process may use over the ranks of this host, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // nproc)
+def threads_of_a_rank(num_ranks: int) -> int:
+    """Return the cores that this process may use divided by the ranks of this host, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
-def rank_command(task: AgentTask, python: str = sys.executable) -> list[str]:
-    """Return the command that starts the ranks on this host: ``python`` and ``job.json`` filled in.
-
-    A job of several ranks has a launcher, which is told this host's place.
-    """
+def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
+    """Return how the task's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in."""
     filled = {"python": python, "job.json": str(task.job_file)}
-    command = [filled.get(argument, argument) for argument in task.command]
-    if task.world_size == 1:
-        return command
-    command += ["--nproc", str(task.nproc), "--nnodes", str(task.nnodes), "--node-rank", str(task.noderank)]
-    if task.nnodes > 1:
-        command += ["--rdzv-endpoint", f"{task.master_address}:{task.master_port}"]
-    if task.local_address is not None:
-        command += ["--local-addr", task.local_address]
-    return command
+    place = HostPlace(
+        nnodes=task.nnodes,
+        nproc=task.nproc,
+        num_ranks=task.num_ranks,
+        noderank=task.noderank,
+        master_address=task.master_address,
+        master_port=task.master_port,
+        local_address=task.local_address,
+        interface=task.interface,
+        servers=task.servers,
+        python=python,
+        rank_command=[filled.get(argument, argument) for argument in task.command],
+    )
+    return load_launch(task.framework).launch(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,6 @@ from accelmark.spec.errors import AccelmarkError
 DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
 """Names the host's own file inside a container."""
-_INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class HostInUseError(AccelmarkError):
@@ -59,15 +58,14 @@ def clear_caches() -> str | None:
     return None
 
 
-def route(task: AgentTask) -> tuple[AgentTask, Mapping[str, str]]:
-    """Return the task with the address that the other hosts reach this one at, and the variables that say so to ranks.
+def route(task: AgentTask) -> AgentTask:
+    """Return the task with the address at which the other hosts reach this one, and the network interface that has it.
 
     The address is the one that packets to host 0 leave from; at host 0 it is the master address itself.
     """
     address = task.local_address or _address_towards(task.master_address, task.master_port)
     interface = task.interface or _interface_with(address)
-    told = dict.fromkeys(_INTERFACE_VARIABLES, interface) if interface else {}
-    return task.model_copy(update={"local_address": address}), told
+    return task.model_copy(update={"local_address": address, "interface": interface})
 
 
 def _address_towards(address: str, port: int) -> str | None:

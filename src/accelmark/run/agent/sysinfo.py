@@ -13,17 +13,17 @@ import accelmark
 from accelmark.results.store.files import free_mib
 from accelmark.run.record.states import utc_now
 from accelmark.spec.secret import is_secret, without_userinfo
-from accelmark.telemetry.host import busy_host
-from accelmark.telemetry.sysinfo import collect
+from accelmark.telemetry.host.sampler import busy_host
+from accelmark.telemetry.host.sysinfo import collect
 
-_TOLD: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
-"""Prefixes of the variables that change how a job runs; others may hold secrets and are not told."""
+_REPORTED: Final = ("OMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "CUDA_", "ACCELMARK_", "LD_PRELOAD")
+"""Prefixes of the variables that change how a job runs; others may hold secrets and are not recorded."""
 
 
-def system_information(node_dir: Path, environment: dict[str, str], host: str, *told: str) -> dict[str, Any]:
-    """Describe this host, watching it for half a second; an entry that cannot be read is null.
+def system_information(node_dir: Path, environment: dict[str, str], host: str, *reported: str) -> dict[str, Any]:
+    """Describe this host, observing its load for half a second; an entry that cannot be read is null.
 
-    ``told`` are further variables to tell.
+    ``reported`` are prefixes of further variables to record.
     """
     return {
         "host": host,
@@ -35,15 +35,14 @@ def system_information(node_dir: Path, environment: dict[str, str], host: str, *
         "load1_at_start": os.getloadavg()[0],
         "busy_at_start": busy_host(),
         "disk_free_mib": free_mib(node_dir),
-        "environment": _told(environment, told, node_dir),
+        "environment": _recorded(environment, (*_REPORTED, *reported), node_dir),
     }
 
 
-def _told(environment: dict[str, str], more: tuple[str, ...], node_dir: Path) -> dict[str, str]:
-    """Leave out what only names a place of this round, such as that of what is compiled: each round has its own."""
+def _recorded(environment: dict[str, str], prefixes: tuple[str, ...], node_dir: Path) -> dict[str, str]:
+    """Leave out secrets, and values that name a directory of this round only, such as that of a cache."""
     return {
         name: without_userinfo(value)
         for name, value in sorted(environment.items())
-        if name in more
-        or (name.startswith(_TOLD) and not is_secret(name) and not value.startswith(f"{node_dir}{os.sep}"))
+        if name.startswith(prefixes) and not is_secret(name) and not value.startswith(f"{node_dir}{os.sep}")
     }

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from accelmark.spec.framework import Server
 from accelmark.spec.model import Spec
 
 TASK_FILE: Final = "agent.json"
@@ -34,7 +35,7 @@ class Limits(Spec):
     abandon_s: PositiveFloat | None = None
     """Longest time in which no coordinator asks after the job; null: never, since none could be out of reach."""
     grace_s: PositiveFloat = 45.0
-    """From asking ranks to end until they are killed: more than the 30 s that torchrun gives them of itself."""
+    """From asking ranks to end until they are killed: longer than the 30 s that a launcher of ranks waits."""
 
 
 class TelemetryTask(Spec):
@@ -62,8 +63,11 @@ class AgentTask(Spec):
     noderank: int = Field(ge=0)
     nnodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
+    """Devices that the job uses on this host."""
+    ranks_per_host: int | None = Field(default=None, ge=1)
+    """Ranks on each host; null: one per device."""
     command: tuple[str, ...] = Field(min_length=1)
-    """What starts the ranks; ``python`` and ``job.json`` as whole arguments stand for those of this host."""
+    """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by those of this host."""
     job_file: Path
     framework: str
     master_address: str = "127.0.0.1"
@@ -74,6 +78,8 @@ class AgentTask(Spec):
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
+    servers: tuple[Server, ...] = ()
+    """The framework's servers on all hosts, by noderank."""
     interface: str | None = None
     """Network interface that ranks of several hosts talk through; null finds it from the route to host 0."""
     clear_caches: bool = False
@@ -90,12 +96,17 @@ class AgentTask(Spec):
     @property
     def ranks(self) -> range:
         """The global ranks of this host."""
-        return range(self.noderank * self.nproc, (self.noderank + 1) * self.nproc)
+        return range(self.noderank * self.num_ranks, (self.noderank + 1) * self.num_ranks)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks on this host."""
+        return self.ranks_per_host or self.nproc
 
     @property
     def world_size(self) -> int:
         """Number of ranks over all hosts."""
-        return self.nnodes * self.nproc
+        return self.nnodes * self.num_ranks
 
     @property
     def launcher_log(self) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.agent.services import Server, server_variables
+from accelmark.run.agent.services import server_variables
 from accelmark.run.agent.task import AgentTask, Limits, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher, NodeWork
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.catalog import find, load_vendor
+from accelmark.spec.catalog import find, load_framework, load_vendor
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
 
 JOB_FILE: Final = "job.json"
@@ -46,7 +47,9 @@ def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher
     hosts = {host.name: host for host in directory.plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     master = launcher.master_address(mine[0])
-    servers = [Server(launcher.master_address(host), host.service_ports[0]) for host in mine if host.service_ports]
+    servers = [
+        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
+    ]
     return [
         NodeWork(
             host=hosts[node.host],
@@ -77,19 +80,21 @@ def _task(
         noderank=node.noderank,
         nnodes=len(job.nodes),
         nproc=node.nproc,
+        ranks_per_host=load_framework(job.job.key.framework).ranks_per_host(node.nproc),
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
-        framework=job.job.key.framework,
+        framework=job.job.framework,
         master_address=master,
         master_port=plan.cluster.master_port,
         environment={
             **vendor.environment,
             **launcher.environment(),
-            **server_variables(servers, node.noderank),
+            **server_variables(servers),
             **plan.cluster.environment,
         },
-        threads=job.job.train.settings.threads if job.job.train is not None else None,
+        threads=job.job.work.threads,
         visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+        servers=tuple(servers),
         interface=host.interface,
         clear_caches=plan.cluster.clear_caches,
         adaptation=adaptation,

@@ -254,7 +254,7 @@ class Coordinator:
         await self._follow(job, links)
 
     async def _follow(self, job: PlannedJob, links: Sequence[Link]) -> None:
-        reader = ProgressReader(links[0].work.node_dir, job.job.train)
+        reader = ProgressReader(links[0].work.node_dir, job.job.work)
         following = Following(links, self._stop, lambda: self._watcher.progress(job, reader.read()))
         state, reason = await following.to_the_end()
         self._move(job, state, reason)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import psutil
 from pydantic import ValidationError
@@ -22,16 +20,14 @@ from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.local.launcher import LocalLink
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.ceilings import Ceilings, ProbeItem
+from accelmark.spec.ceilings import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.vendor import VendorSpec
-from accelmark.telemetry.foreign import BUSY_CPU
-
-_REQUEST: Final = "probe.json"
-_CEILINGS: Final = "ceilings.json"
+from accelmark.spec.work import ProbeJob
+from accelmark.telemetry.host.sampler import BUSY_CPU
 
 
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
@@ -44,10 +40,9 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
     """
     with tempfile.TemporaryDirectory(prefix="accelmark-probe-") as directory:
         node_dir = Path(directory) / "probe_noderank0"
-        work = _work(vendor, hardware, nproc, node_dir)
+        work = _work(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
         make_directory(node_dir)
-        request = {"place": work.job.model_dump(mode="json"), "items": list(items), "budget_s": budget_s}
-        write_atomic(work.task.job_file, json.dumps(request, indent=2))
+        write_atomic(work.task.job_file, work.job.model_dump_json(indent=2))
         link = LocalLink(work)
 
         async def body() -> NodeExit:
@@ -60,7 +55,7 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
 
         ended = asyncio.run(body())
         try:
-            found = Ceilings.model_validate_json((node_dir / _CEILINGS).read_bytes())
+            found = Ceilings.model_validate_json((node_dir / CEILINGS_FILE).read_bytes())
         except (OSError, ValidationError) as error:
             raise RunError("the probe ended without a result") from error
         found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
@@ -102,10 +97,10 @@ def _place(vendor: str, hardware: str) -> Path:
     return cache_directory() / "probes" / safe_name(socket.gethostname()) / f"{safe_name(vendor)}-{safe_name(hardware)}"
 
 
-def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> NodeWork:
+def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeWork:
     key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
     job = JobSpec(
-        task="train",
+        work=probe,
         key=key,
         round=1,
         case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
@@ -113,12 +108,10 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> Node
         vendor=vendor.name,
         device_type=vendor.device_type,
         framework_module=vendor.framework_module,
-        distributed_backend=vendor.distributed_backend,
+        collective_backend=vendor.distributed_backend,
         data_dirs={},
         checkpoint_dir=node_dir,
     )
-    alone = ("python", "-m", "accelmark.probe", "job.json")
-    together = ("python", "-m", "accelmark.frameworks.pytorch.elastic", "job.json", "--module", "accelmark.probe")
     variable = vendor.visible_devices_env
     task = AgentTask(
         run=f"{node_dir}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
@@ -126,8 +119,8 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path) -> Node
         noderank=0,
         nnodes=1,
         nproc=nproc,
-        command=alone if nproc == 1 else together,
-        job_file=node_dir / _REQUEST,
+        command=("python", "-m", probe.rank_module, "job.json"),
+        job_file=node_dir / "job.json",
         framework="pytorch",
         environment=vendor.environment,
         visible_devices=VisibleDevices(variable=variable, count=nproc) if variable is not None else None,

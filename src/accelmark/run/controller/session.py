@@ -131,7 +131,7 @@ def standing(path: Path) -> Standing:
     progress = {}
     for job in directory.plan.jobs:
         if statuses[job.directory].state == "running":
-            progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.train).read()
+            progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
     holder = directory.holder()
     return Standing(directory, holder.pid if holder else None, statuses, progress)
 

@@ -17,6 +17,7 @@ from accelmark.results.schema import JobState
 from accelmark.run.display.progress import Devices, Progress
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.number_format import digits, duration, percent, quantity
+from accelmark.spec.work import TrainingWork
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
     "queued": ("○", "dim"),
@@ -127,7 +128,8 @@ def _how_far(progress: Progress, job: PlannedJob) -> str:
     if not progress.step:
         return f"{progress.samples:,} items" if progress.samples else ""
     steps = f"{progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else "")
-    epochs = job.job.train.settings.end.max_epochs if job.job.train else None
+    work = job.job.work
+    epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
     parts = [f"step {steps}", f"epoch {progress.epoch + 1}" + (f"/{epochs}" if epochs else "")]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
@@ -138,7 +140,7 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
-        line.append(quantity(progress.throughput, f"{job.job.unit}s/s", 3) + "  ", style="bold")
+        line.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3) + "  ", style="bold")
     if progress.loss is not None:
         line.append(f"loss {digits(progress.loss)} ")
         line.append(spark(board.losses, min(_LOSSES_SHOWN, max(8, width - 64))), style="cyan")
@@ -146,7 +148,8 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     if progress.metric is not None:
         name, value = progress.metric
         line.append(f"{name} {digits(value)}")
-        target = job.job.train.target if job.job.train else None
+        work = job.job.work
+        target = work.target if isinstance(work, TrainingWork) else None
         if target is not None and target.metric == name:
             style = "green" if target.reached(value) else "dim"
             line.append(f" ({'≥' if target.direction == 'at_least' else '≤'} {target.value:g})", style=style)

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, final
 
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
-from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import PerfLogRecord, decode_line
+from accelmark.spec.work import TrainingWork, Work
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
@@ -104,7 +104,7 @@ class ProgressReader:
 
     node_dir: Path
     """Where the files of rank 0's host are."""
-    job: TrainJob | None
+    work: Work
     rank_log: Tail = field(init=False)
     telemetry: Tail = field(init=False)
     now: Progress = field(init=False, default=Progress())
@@ -164,7 +164,7 @@ class ProgressReader:
         self._recent.append((int(samples) - self._samples_before, wall_s))
         self._samples_before = int(samples)
         seconds = sum(wall for _, wall in self._recent)
-        units = sum(count for count, _ in self._recent) * (self.job.units_per_sample if self.job else 1)
+        units = sum(count for count, _ in self._recent) * self.work.units_per_sample
         self.now = replace(
             self.now,
             phase="training",
@@ -191,16 +191,16 @@ class ProgressReader:
         metrics = value.get("metrics")
         if not isinstance(metrics, dict):
             return None
-        wanted = self.job.target.metric if self.job and self.job.target else None
+        wanted = self.work.target.metric if isinstance(self.work, TrainingWork) and self.work.target else None
         numbers = {name: number for name, found in metrics.items() if (number := _number(found)) is not None}
         name = wanted if wanted in numbers else next(iter(numbers), None)
         return (name, numbers[name]) if name is not None else None
 
     def _foreseen(self, now: Progress) -> Progress:
         """Fill in the share done and the time left, from whichever bound comes first at the present rate."""
-        if self.job is None or now.phase == "finished" or now.step == 0:
+        if not isinstance(self.work, TrainingWork) or now.phase == "finished" or now.step == 0:
             return now
-        end = self.job.settings.end
+        end = self.work.settings.end
         total = end.max_steps
         if end.max_epochs is not None and self._steps_of_epoch is not None:
             steps = end.max_epochs * self._steps_of_epoch
@@ -209,7 +209,7 @@ class ProgressReader:
             steps = -(-end.max_samples * now.step // max(1, now.samples))
             total = steps if total is None else min(total, steps)
         left: list[tuple[float, float]] = []
-        rate = now.throughput / self.job.units_per_sample if now.throughput else None
+        rate = now.throughput / self.work.units_per_sample if now.throughput else None
         if total is not None and rate:
             samples_left = max(0, total - now.step) * now.samples / now.step
             left.append((samples_left / rate, min(1.0, now.step / total)))

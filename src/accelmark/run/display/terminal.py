@@ -194,7 +194,7 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
     if progress.metric is not None:
         parts.append(f"{progress.metric[0]} {digits(progress.metric[1])}")
     if progress.throughput is not None:
-        parts.append(quantity(progress.throughput, f"{job.job.unit}s/s", 3))
+        parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
     if progress.devices.utilisation is not None:
         parts.append(f"device {percent(progress.devices.utilisation)}")
     if progress.devices.power_w is not None:

@@ -13,6 +13,7 @@ from accelmark.run.sandboxes.native import NativeSandbox
 from accelmark.run.sandboxes.sandbox import Sandbox
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.job import JobSpec
+from accelmark.spec.work import InferJob
 
 
 @final
@@ -48,9 +49,9 @@ def enclosure_for(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Pat
 
 def model_files(job: JobSpec) -> tuple[Path, ...]:
     """Return the files that an inference job names by their whole path: they have to be seen inside too."""
-    if job.infer is None:
+    if not isinstance(job.work, InferJob):
         return ()
-    named = (job.infer.settings.exist_onnx_path, job.infer.settings.exist_compiler_path)
+    named = (job.work.settings.exist_onnx_path, job.work.settings.exist_compiler_path)
     return tuple(Path(name) for name in named if name is not None and Path(name).is_absolute())
 
 

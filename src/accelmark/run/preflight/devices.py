@@ -8,7 +8,9 @@ from typing import Any
 
 from accelmark.spec.catalog import find
 from accelmark.spec.errors import AccelmarkError
-from accelmark.telemetry.source import DeviceSource, SourceError, read_vendor, source_of
+from accelmark.telemetry.declaration import read_vendor
+from accelmark.telemetry.device import DeviceSource, SourceError
+from accelmark.telemetry.sources import device_sources
 
 
 def main(vendor: str) -> int:
@@ -16,7 +18,7 @@ def main(vendor: str) -> int:
     problems: list[str] = []
     try:
         folder = find("vendors", vendor).path
-        sources = source_of(folder, read_vendor(folder)[1])
+        sources = device_sources(folder, read_vendor(folder)[1])
     except (AccelmarkError, SourceError) as error:
         print(error, file=sys.stderr)
         return 1

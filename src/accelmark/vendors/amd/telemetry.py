@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, final
 
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
-from accelmark.telemetry.source import SourceError
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from typing import Final, final
 
 import psutil
 
-from accelmark.telemetry.host import CpuMeter
-from accelmark.telemetry.rapl import Rapl, RaplError
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
-from accelmark.telemetry.sysinfo import cpu_model
+from accelmark.telemetry.device import DeviceInfo, DeviceSample
+from accelmark.telemetry.host.power import Rapl, RaplError
+from accelmark.telemetry.host.sampler import CpuMeter
+from accelmark.telemetry.host.sysinfo import cpu_model
 
 _MIB: Final = 1024.0 * 1024.0
 _SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")

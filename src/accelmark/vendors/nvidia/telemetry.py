@@ -6,8 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, final
 
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
-from accelmark.telemetry.source import SourceError
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """AccelMark as a wheel, made from the files that run here: what is brought to hosts that have none.
 
-The wheel is the same bytes for the same files, so its hash names it, and a host that has it is sent nothing. Cases and
-vendors from other places than this tree travel along below ``plugins/``.
+The wheel is the same bytes for the same files, so its hash names it, and a host that has it is sent nothing. Cases,
+vendors and frameworks from other places than this tree are included below ``plugins/``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import Kind, folders
+from accelmark.spec.catalog import KINDS, Kind, folders
 from accelmark.spec.job import FolderRef
 
 PLUGINS: Final = "plugins"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors")
 
 
 @final
@@ -46,7 +45,7 @@ def wheel() -> Wheel:
     """Build the wheel of the AccelMark that runs."""
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
-    for kind in _KINDS:
+    for kind in KINDS:
         for folder in folders(kind).values():
             if not folder.path.is_relative_to(root):
                 place = f"{PLUGINS}/{kind}/{folder.name}"

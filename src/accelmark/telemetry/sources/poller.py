@@ -1,4 +1,4 @@
-"""A thread that reads devices when asked, so that a slow or hanging source never holds up the recorder."""
+"""Read devices in a thread, so that a slow or hanging source does not block the recorder."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
-from accelmark.telemetry.source import DeviceSource, SourceError
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
 
 _PROMPT_S: Final = 0.02
-"""A reading this close to its line's time counts as taken then."""
+"""A reading at most this far from its line's time is recorded without an age."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All devices at one moment, or why they could not be read."""
+    """One reading of all devices, or why it failed."""
 
     t: float
     """Monotonic seconds: the middle of the reading."""
@@ -28,7 +27,7 @@ class Reading:
 
 @final
 class Poller:
-    """Opens the first source that answers and reads it once for each ``tick``.
+    """Opens the first source that works and reads it once per request.
 
     Args:
         sources: ways to read the devices, best first.
@@ -48,17 +47,17 @@ class Poller:
         self._thread = threading.Thread(target=self._run, daemon=True, name="devices")
 
     def start(self) -> None:
-        """Begin to open the sources."""
+        """Start opening the sources."""
         self._thread.start()
 
     @property
     def opened(self) -> bool:
-        """Whether the sources were tried, with or without success."""
+        """Whether opening has finished, with or without success."""
         return self._opened.is_set()
 
     @property
     def infos(self) -> tuple[DeviceInfo, ...]:
-        """The devices; empty before they are open and where they cannot be."""
+        """The devices; empty until they are open and where opening failed."""
         with self._lock:
             return self._infos
 
@@ -69,9 +68,9 @@ class Poller:
             return self._problem
 
     def read(self, patience_s: float) -> Reading | None:
-        """Ask for a reading and return one that was not returned before, waiting at most ``patience_s`` for it.
+        """Request a reading and return one that was not returned before, waiting at most ``patience_s``.
 
-        Returns None while the source is still busy with an earlier request.
+        Returns None while an earlier request is still running.
         """
         if not self._opened.is_set() or self.problem is not None:
             return None
@@ -88,15 +87,14 @@ class Poller:
             return fresh
 
     def waiting_s(self) -> float:
-        """How long the source has been busy with the present request, in s."""
+        """Return the seconds since the current request started; 0 without one."""
         with self._lock:
             return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     def close(self, patience_s: float = 1.0) -> None:
-        """End the thread; a source that hangs is left behind with the process.
+        """Stop the thread; a source that hangs ends with the process.
 
-        A source with something of its own to end says how long that may take (``closing_s``) and lets go of what it
-        waits for (``interrupt``).
+        ``closing_s`` and ``interrupt`` of a source are described in ``DeviceSource``.
         """
         self._stop.set()
         self._tick.set()
@@ -134,14 +132,14 @@ class Poller:
                 infos = source.open()
             except SourceError as error:
                 problems.append(str(error))
-            except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; the reason is recorded
+            except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; recorded
                 problems.append(f"{type(source).__name__}.open() raises {type(error).__name__}: {error}")
             else:
                 with self._lock:
                     self._infos = infos
                 return source
         with self._lock:
-            self._problem = "; ".join(problems) or "there is no way to read the devices"
+            self._problem = "; ".join(problems) or "no device source"
         return None
 
 
@@ -154,8 +152,8 @@ def _sample(source: DeviceSource) -> tuple[tuple[DeviceSample, ...], str | None]
         return (), f"{type(source).__name__}.sample() raises {type(error).__name__}: {error}"
 
 
-def aged(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
-    """Return a reading's devices for a line at ``t``, each with its age unless it was prompt."""
+def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
+    """Return a reading's devices for a line at ``t``, with their age where it is not negligible."""
     age = t - reading.t
     if abs(age) < _PROMPT_S:
         return reading.devices

@@ -1,4 +1,4 @@
-"""The monitor logs under FlagPerf's names and in its line formats."""
+"""Write monitor logs with FlagPerf's file names and line formats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.telemetry.append import LineFile
-from accelmark.telemetry.sample import DeviceSample, HostSample
+from accelmark.telemetry.device import DeviceSample
+from accelmark.telemetry.host.sampler import HostSample
+from accelmark.telemetry.line_file import LineFile
 
-EVERY_S: Final = 5.0
-"""FlagPerf's period."""
-STAMP: Final = "%Y-%m-%d-%H:%M:%S"
+INTERVAL_S: Final = 5.0
+"""FlagPerf's interval."""
+TIMESTAMP: Final = "%Y-%m-%d-%H:%M:%S"
 
 
 @final
@@ -20,27 +21,27 @@ class MonitorLogs:
     """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
 
     Args:
-        directory: where they are.
-        vendor: name of the vendor, or None where its own script writes that log.
+        directory: the node's directory.
+        vendor: name of the vendor, or None where the vendor's own script writes that log.
 
     Raises:
-        OSError: they cannot be written there.
+        OSError: the directory is not writable.
     """
 
     def __init__(self, directory: Path, vendor: str | None) -> None:
         self._cpu = LineFile(directory / "cpu_monitor.log")
         self._memory = LineFile(directory / "mem_monitor.log")
         self._power = LineFile(directory / "pwr_monitor.log")
-        # The CPU is a vendor too, and its log would be the host's.
+        # For the vendor `cpu` the name would be that of the host's log.
         name = None if vendor is None else f"{vendor}_monitor.log"
         hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
         self._vendor = None if name is None or name in hosts else LineFile(directory / name)
         self._next_s: dict[LineFile, float] = {}
-        self._no_power_said = False
+        self._no_power_logged = False
 
     def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
-        """Add what a sample holds to each log that is due; power whenever there is a reading."""
-        stamp = time.strftime(STAMP, time.localtime(wall))
+        """Append a sample to each log that is due; power whenever there is a reading."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
         if host.power_w is not None:
             self._power.write(f"{stamp}\t{host.power_w:.1f}")
         if host.cpu is not None and self._due(self._cpu, t):
@@ -54,19 +55,19 @@ class MonitorLogs:
     def _due(self, log: LineFile, t: float) -> bool:
         if t < self._next_s.get(log, t):
             return False
-        self._next_s[log] = t + EVERY_S - 0.01
+        self._next_s[log] = t + INTERVAL_S - 0.01
         return True
 
     def no_power(self, wall: float, reason: str) -> None:
-        """Say once why there is no power of the host."""
-        if not self._no_power_said:
-            self._no_power_said = True
-            self._power.write(f"{time.strftime(STAMP, time.localtime(wall))}\tnot available: {reason}")
+        """Log once why there is no power reading of the host."""
+        if not self._no_power_logged:
+            self._no_power_logged = True
+            self._power.write(f"{time.strftime(TIMESTAMP, time.localtime(wall))}\tnot available: {reason}")
 
     def no_devices(self, wall: float, reason: str) -> None:
-        """Say why the devices cannot be read."""
+        """Log why the devices cannot be read."""
         if self._vendor is not None:
-            self._vendor.write(f"{time.strftime(STAMP, time.localtime(wall))}\nnot available: {reason}\n")
+            self._vendor.write(f"{time.strftime(TIMESTAMP, time.localtime(wall))}\nnot available: {reason}\n")
 
     def close(self) -> None:
         """Close all logs."""
@@ -76,7 +77,7 @@ class MonitorLogs:
 
 
 def device_line(device: DeviceSample) -> str:
-    """Return a device's line: temperature, power, memory used, memory in all, utilisation; N/A where not known."""
+    """Return a device's line: temperature, power, memory used, total memory, utilisation; N/A where unknown."""
     percent = None if device.utilisation is None else device.utilisation * 100
     figures = (
         (device.temperature_c, "C"),

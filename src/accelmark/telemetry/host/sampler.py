@@ -1,19 +1,22 @@
-"""Sampling the host: CPU, memory, load, pressure, disks, network, the ranks' memory."""
+"""Sample the host: CPU, memory, load, pressure, disks, network, and the memory of the ranks."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import psutil
 
-from accelmark.telemetry.foreign import busy_reasons, descendants, parents
-from accelmark.telemetry.sample import HostSample
+from accelmark.telemetry.host.processes import PROC, descendants, parents
 
+BUSY_CPU: Final = 0.2
+"""Share of all cores that may be busy before a run."""
+BUSY_PRESSURE: Final = 10.0
+"""Percent of time that tasks may wait for the CPU, memory or disk before a run."""
 _MIB: Final = 1024.0 * 1024.0
 _DESCENDANTS_EVERY_S: Final = 5.0
 _LEAST_CPU_S: Final = 0.1
@@ -23,14 +26,45 @@ T = TypeVar("T")
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """One sample of a host; rates are over the time since the sample before. A value that was not read is None."""
+
+    cpu: float | None = None
+    """Share of all cores that was busy, 0..1."""
+    mem_used_mib: float | None = None
+    mem_total_mib: float | None = None
+    load1: float | None = None
+    psi_cpu: float | None = None
+    """Percent of the last 10 s in which some task waited for this resource (``/proc/pressure``)."""
+    psi_memory: float | None = None
+    psi_io: float | None = None
+    disk_read_mib_s: float | None = None
+    disk_write_mib_s: float | None = None
+    net_rx_mib_s: float | None = None
+    net_tx_mib_s: float | None = None
+    """All interfaces but loopback."""
+    power_w: float | None = None
+    """The whole host, from its management controller (IPMI)."""
+    rapl_j: float | None = None
+    """Energy of all CPU packages, cumulative since the recorder started."""
+    rank_rss_mib: float | None = None
+    """Resident memory of the ranks and their descendants."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@final
 class CpuMeter:
-    """The share of all cores that was busy since the reading before."""
+    """The share of all cores that was busy since the previous reading."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
 
     def busy(self) -> float | None:
-        """Return 0..1, or None at first and where too little time has passed to tell (the kernel counts in ticks).
+        """Return 0..1, or None for the first reading and within 0.1 s of CPU time (the kernel counts in ticks).
 
         Raises:
             OSError: the kernel's counters cannot be read.
@@ -51,14 +85,14 @@ class CpuMeter:
 
 @final
 class HostSampler:
-    """Reads the host; every figure that cannot be read is None with an entry in ``reasons``.
+    """Reads the host; every value that cannot be read is None with an entry in ``reasons``.
 
     Args:
         pids: processes whose memory (children included) is summed as ``rank_rss_mib``.
         proc: where procfs is mounted.
     """
 
-    def __init__(self, pids: Iterable[int] = (), proc: Path = Path("/proc")) -> None:
+    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
         self._family: frozenset[int] = self._roots
@@ -67,7 +101,7 @@ class HostSampler:
         self._cpu = CpuMeter()
         self._io: tuple[float, dict[str, int]] | None = None
         if not self._roots:
-            self.reasons["rank_rss_mib"] = "no processes were named to watch"
+            self.reasons["rank_rss_mib"] = "no ranks to measure"
 
     def sample(self, now_s: float) -> HostSample:
         """Read the host at monotonic time ``now_s``."""
@@ -111,13 +145,13 @@ class HostSampler:
         counts: dict[str, int] = {}
         disks = self._try("disk_read_mib_s", lambda: psutil.disk_io_counters(nowrap=False))
         if disks is None:
-            self.reasons.setdefault("disk_read_mib_s", "there are no disks to count")
+            self.reasons.setdefault("disk_read_mib_s", "the host has no disk counters")
         else:
             counts |= {"disk_read": disks.read_bytes, "disk_write": disks.write_bytes}
         nets = self._try("net_rx_mib_s", lambda: psutil.net_io_counters(pernic=True, nowrap=False))
         outside = [counter for name, counter in (nets or {}).items() if not name.startswith("lo")]
         if not outside:
-            self.reasons.setdefault("net_rx_mib_s", "there is no interface but loopback")
+            self.reasons.setdefault("net_rx_mib_s", "the host has no network interface but loopback")
         else:
             counts |= {
                 "net_rx": sum(counter.bytes_recv for counter in outside),
@@ -128,14 +162,14 @@ class HostSampler:
             return {}
         elapsed = now_s - before[0]
         steps = {name: count - before[1][name] for name, count in counts.items() if name in before[1]}
-        # A counter that went back belongs to a device that came or went: no rate, rather than a wrong one.
+        # A counter decreases when a device is added or removed; there is no correct rate then.
         return {name: step / _MIB / elapsed for name, step in steps.items() if step >= 0}
 
     def _rank_rss(self, now_s: float) -> float | None:
         if not self._roots:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
-            # The recorder is a child of what it watches, and not a rank.
+            # The recorder is a child of the agent too, but not a rank.
             self._family = descendants(self._roots, parents(self._proc)) - {os.getpid()}
             self._family_at = now_s
         pages = 0
@@ -143,35 +177,54 @@ class HostSampler:
             try:
                 pages += int((self._proc / str(pid) / "statm").read_text().split()[1])
             except (OSError, ValueError, IndexError):
-                continue  # it ended since
+                continue  # the process has ended
         return pages * _PAGE / _MIB
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
-    """Watch the host for ``settle_s`` and return why it is too busy to be measured; empty where it is quiet.
+    """Sample the host for ``settle_s`` seconds and return why it is too busy to measure; empty for an idle host.
 
-    To be asked before anything of a run is started.
+    Call it before a run starts anything.
     """
     sampler = HostSampler()
     sampler.sample(time.monotonic())
-    before, began = _waited_us(), time.monotonic()
+    before, began = _stalled_us(), time.monotonic()
     time.sleep(settle_s)
     elapsed_us = 1e6 * (time.monotonic() - began)
-    waited = {f"psi_{name}": 100 * (us - before[name]) / elapsed_us for name, us in _waited_us().items()}
-    # The kernel's own averages would tell of what ran here before, such as a round of ours.
-    return busy_reasons(replace(sampler.sample(time.monotonic()), **waited), psutil.cpu_count() or 1)
+    stalled = {f"psi_{name}": 100 * (us - before[name]) / elapsed_us for name, us in _stalled_us().items()}
+    # The kernel's averages also cover what ran before, such as the previous round.
+    return busy_reasons(replace(sampler.sample(time.monotonic()), **stalled), psutil.cpu_count() or 1)
 
 
-def _waited_us() -> dict[str, float]:
-    """Return for how long some task has waited for each resource so far; nothing where the kernel does not tell."""
-    waited: dict[str, float] = {}
+def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
+    """Return why a host is too busy to measure; empty for an idle host.
+
+    Args:
+        sample: the host before the run, with ``cpu`` over some tenths of a second.
+        num_cpus: cores of the host.
+    """
+    reasons: list[str] = []
+    if sample.cpu is not None and sample.cpu > BUSY_CPU:
+        reasons.append(f"{sample.cpu:.0%} of the cores are busy (limit {BUSY_CPU:.0%})")
+    limit = max(1.0, BUSY_CPU * num_cpus)
+    if sample.cpu is None and sample.load1 is not None and sample.load1 > limit:
+        reasons.append(f"load average over one minute is {sample.load1:.1f} (limit {limit:.1f} on {num_cpus} cores)")
+    for resource, value in (("CPU", sample.psi_cpu), ("memory", sample.psi_memory), ("I/O", sample.psi_io)):
+        if value is not None and value > BUSY_PRESSURE:
+            reasons.append(f"{resource} contention {value:.0f} % (limit {BUSY_PRESSURE:.0f} %)")
+    return tuple(reasons)
+
+
+def _stalled_us() -> dict[str, float]:
+    """Return the total time that some task waited for each resource, in us; empty without kernel support."""
+    stalled: dict[str, float] = {}
     for name in ("cpu", "memory", "io"):
         try:
             some = Path("/proc/pressure", name).read_text(encoding="ascii").splitlines()[0]
-            waited[name] = float(some.partition("total=")[2])
+            stalled[name] = float(some.partition("total=")[2])
         except (OSError, ValueError, IndexError):
             continue
-    return waited
+    return stalled
 
 
 def pressure_avg10(text: str) -> float:
@@ -186,4 +239,4 @@ def pressure_avg10(text: str) -> float:
             values = dict(pair.split("=", 1) for pair in pairs)
             if "avg10" in values:
                 return float(values["avg10"])
-    raise ValueError("no avg10 in it")
+    raise ValueError("no line with avg10")

@@ -1,4 +1,4 @@
-"""``sys_info.json``: what a host is, as far as it can be read, without anything that may be secret."""
+"""``sys_info.json``: hardware and operating system of a host, without anything that may be secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from accelmark.telemetry.sample import DeviceInfo
+from accelmark.telemetry.device import DeviceInfo
 
 _MIB: Final = 1024 * 1024
 _SYS: Final = Path("/sys")
@@ -21,7 +21,7 @@ _PROC: Final = Path("/proc")
 
 
 def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Path = _SYS) -> dict[str, Any]:
-    """Return what this host is. A value that cannot be read is None; nothing of the environment is taken over."""
+    """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
     infos = [device.to_json() for device in devices]
     return {
         "schema_version": 1,
@@ -44,19 +44,19 @@ def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Pa
 
 
 def write(directory: Path, devices: Iterable[DeviceInfo] = ()) -> None:
-    """Write ``sys_info.json``, beside and renamed.
+    """Write ``sys_info.json`` atomically.
 
     Raises:
         OSError: it cannot be written.
     """
     path = directory / "sys_info.json"
-    beside = path.with_suffix(".json.part")
-    beside.write_text(json.dumps(collect(devices), indent=2) + "\n")
-    beside.replace(path)
+    part = path.with_suffix(".json.part")
+    part.write_text(json.dumps(collect(devices), indent=2) + "\n")
+    part.replace(path)
 
 
 def cpu_model(proc: Path = _PROC) -> str:
-    """Return the CPU's name as its maker (or the hypervisor) gives it."""
+    """Return the CPU's name as its vendor (or the hypervisor) reports it."""
     fields = _cpuinfo(proc)
     for key in ("model name", "Model", "Hardware", "cpu model", "cpu"):
         if fields.get(key):
@@ -99,18 +99,14 @@ def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
 
 
 def _cgroup(proc: Path, sys_root: Path) -> dict[str, Any]:
-    """Limits of the control group this process is in (version 2), which a container or scheduler set."""
-    place = next(
-        (line[3:] for line in (_text(proc / "self/cgroup") or "").splitlines() if line.startswith("0::")), None
-    )
-    limits: dict[str, Any] = {"cpu_max": None, "memory_max": None, "cpuset": None}
-    if place is None:
-        return limits
-    group = sys_root / "fs/cgroup" / place.lstrip("/")
-    limits["cpu_max"] = _text(group / "cpu.max")
-    limits["memory_max"] = _text(group / "memory.max")
-    limits["cpuset"] = _text(group / "cpuset.cpus.effective")
-    return limits
+    """Return the limits of this process's control group (version 2), set by a container or scheduler."""
+    lines = (_text(proc / "self/cgroup") or "").splitlines()
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    files = {"cpu_max": "cpu.max", "memory_max": "memory.max", "cpuset": "cpuset.cpus.effective"}
+    if path is None:
+        return dict.fromkeys(files)
+    group = sys_root / "fs/cgroup" / path.lstrip("/")
+    return {name: _text(group / file) for name, file in files.items()}
 
 
 def _virtualisation(proc: Path, sys_root: Path) -> str | None:

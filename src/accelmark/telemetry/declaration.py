@@ -1,13 +1,17 @@
-"""The ``telemetry`` section of ``vendor.yaml``: how a vendor's devices are found and read, as data."""
+"""Schema of the ``telemetry`` section of ``vendor.yaml``: how a vendor's devices are detected and read."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from accelmark.spec.model import Spec
+from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.model import Spec, parse
+from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.yaml_file import read_yaml
 
 FieldName = Literal[
     "index", "name", "uuid", "bus_id", "driver", "power_limit_w", "utilisation", "memory_used_mib", "memory_total_mib",
@@ -32,99 +36,99 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class Detect(Spec):
-    """What shows that this vendor's devices are on a machine, without any library: one of these suffices."""
+    """Evidence that this vendor's devices are on a machine, found without a library; one match suffices."""
 
     device_files: tuple[str, ...] = ()
     """Glob patterns below ``/dev``."""
     pci: tuple[str, ...] = ()
     """``vendor:class`` in hexadecimal as sysfs writes them (``0x10de:0x0302``); the class may be a prefix."""
     tools: tuple[str, ...] = ()
-    """Programs that come with the driver: not proof of a device, named when it cannot be read."""
+    """Programs of the driver; a missing one is named when the devices cannot be read."""
     modules: tuple[str, ...] = ()
-    """Python modules that read the devices, named when they are not installed."""
+    """Python modules that read the devices; a missing one is named when the devices cannot be read."""
     always: bool = False
-    """Every machine has one (the CPU)."""
+    """Every machine has this device (the CPU)."""
 
 
 class _Form(Spec):
     version: Pattern | None = None
-    """Has to be found in the output: the versions of the tool that this form was seen in."""
+    """Must match somewhere in the output: the tool's versions that print this form."""
     source: str
-    """Where this form was seen (a page, a document, a log), and in which version of the tool."""
+    """Where this form is documented (a page, a log), and the tool's version."""
     power_shared: Literal["previous", "next"] | None = None
-    """A device without power is counted with the device before or after it (two dies on one card)."""
+    """A device without power is included in the power of the one before or after it (two dies on one card)."""
 
 
 class TableForm(_Form):
-    """Rows below a heading. Lines are compared with their blanks collapsed, each as a whole."""
+    """Rows below a heading. Whole lines are matched, with runs of blanks collapsed."""
 
     form: Literal["table"] = "table"
     header: tuple[Pattern, ...] = Field(min_length=1)
-    """Lines that stand one after another, whose match proves that no column has moved."""
+    """Consecutive heading lines; their match proves that no column has moved."""
     rows: tuple[Pattern, ...] = Field(min_length=1)
     """The lines of one device."""
     ignore: tuple[Pattern, ...] = ()
-    """Other lines that may stand between devices."""
+    """Other lines allowed between devices."""
     end: Pattern | None = None
     """The line that ends the table; by default an empty line or one that names processes."""
 
 
 class LinesForm(_Form):
-    """Lines that carry their own units, for tools whose heading is not known."""
+    """Lines that contain their units, for tools whose heading is unknown."""
 
     form: Literal["lines"]
     like: Pattern
-    """Every line that matches this has to be a device's line."""
+    """Every line that matches this must be a device's line."""
     line: Pattern
-    """A device's line, with the units in it, so that a column that moves no longer matches."""
+    """A device's line including units, so that it no longer matches when a column moves."""
 
 
 class CsvForm(_Form):
-    """Comma-separated cells below a line with their names."""
+    """Comma-separated cells below a line with the column names."""
 
     form: Literal["csv"]
     columns: dict[FieldName, str]
-    """Field -> name of its column, exactly."""
+    """Field -> exact name of its column."""
 
 
 class JsonForm(_Form):
-    """JSON with one object a device. Blanks around keys do not count."""
+    """JSON with one object per device. Blanks around keys are ignored."""
 
     form: Literal["json"]
     devices: str = ""
-    """Path of what holds the devices, keys joined by ``/``; empty: the whole."""
+    """Path of the list or object of devices, keys joined by ``/``; empty: the document."""
     device: Pattern | None = None
-    """Matches the key of a device where an object holds them; null where a list does."""
+    """Matches the key of a device in an object; null for a list."""
     keys: dict[FieldName, str]
     """Field -> path of its value within a device."""
     common: dict[FieldName, str] = Field(default_factory=dict)
-    """Field -> path of its value within the whole, the same for all devices."""
+    """Field -> path of its value within the document, the same for all devices."""
 
 
 Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator="form")]
 
 
 class Identify(Spec):
-    """A second call, made once, for what the first does not tell (names, memory); joined by ``index``."""
+    """A second command, run once, for fields that the first lacks (names, memory); joined by ``index``."""
 
     command: tuple[str, ...] = Field(min_length=1)
     forms: tuple[Form, ...] = Field(min_length=1)
 
 
 class ToolRule(Spec):
-    """A vendor's tool: how it is called, and the forms its output has."""
+    """A vendor's tool: its command and the forms of its output."""
 
     command: tuple[str, ...] = Field(min_length=1)
     timeout_s: PositiveFloat = 10.0
     forms: tuple[Form, ...] = Field(min_length=1)
-    """One a version of the tool; the first that fits is taken."""
+    """One per version of the tool; the first that matches is used."""
     identify: Identify | None = None
     reasons: dict[FieldName, str] = Field(default_factory=dict)
-    """Field -> why this tool does not give it."""
+    """Field -> why this tool does not report it."""
 
     @model_validator(mode="before")
     @classmethod
-    def _table_is_usual(cls, values: Any) -> Any:
+    def _default_to_table(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("forms"), list):
             forms = [{"form": "table", **form} if isinstance(form, dict) else form for form in values["forms"]]
             return {**values, "forms": forms}
@@ -132,21 +136,46 @@ class ToolRule(Spec):
 
 
 class ScriptRule(Spec):
-    """A FlagPerf monitor script (``-o start|stop|restart|status -l DIR``) that stands in the vendor's folder."""
+    """A FlagPerf monitor script (``-o start|stop|restart|status -l DIR``) in the vendor's folder."""
 
     file: str
     line: Pattern = (
         r"(?P<temperature_c>\S+)C (?P<power_w>\S+)W (?P<memory_used_mib>\S+)MiB (?P<memory_total_mib>\S+)MiB"
         r" (?P<utilisation>\S+)%"
     )
-    """One device's line in its log, blanks collapsed."""
+    """One device's line in its log, runs of blanks collapsed."""
 
 
 class VendorTelemetry(Spec):
-    """How a vendor's devices are found and read. A ``telemetry.py`` beside ``vendor.yaml`` comes first, if there."""
+    """How a vendor's devices are detected and read. A ``telemetry.py`` next to ``vendor.yaml`` takes precedence."""
 
     detect: Detect = Detect()
     tool: ToolRule | None = None
     script: ScriptRule | None = None
     reasons: dict[Literal["devices"], str] = Field(default_factory=dict)
-    """``devices`` -> why they cannot be read at all, where nothing above does."""
+    """``devices`` -> why they cannot be read, where nothing is declared above."""
+
+
+def read_vendor(folder: Path) -> tuple[VendorSpec, VendorTelemetry]:
+    """Read ``vendor.yaml`` of a folder together with its checked ``telemetry`` section.
+
+    Raises:
+        SpecError: something in the file is wrong; every problem is named.
+    """
+    path = folder / "vendor.yaml"
+    spec = parse(VendorSpec, read_yaml(path), str(path))
+    return spec, telemetry_of(spec, str(path))
+
+
+def telemetry_of(spec: VendorSpec, where: str) -> VendorTelemetry:
+    """Check the ``telemetry`` section of a vendor.
+
+    Raises:
+        SpecError: something in it is wrong; every problem is named.
+    """
+    try:
+        return parse(VendorTelemetry, spec.telemetry, where)
+    except SpecError as error:
+        raise SpecError(
+            Problem(problem.where, f"telemetry.{problem.key}", problem.what, problem.hint) for problem in error.problems
+        ) from error

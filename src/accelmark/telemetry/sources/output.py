@@ -1,4 +1,4 @@
-"""Pure parsing of a tool's output by a declared form: right numbers, or ``UnreadableError`` with the reason."""
+"""Parse a tool's output by a declared form: values in declared units, or ``UnreadableError`` with the reason. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from accelmark.telemetry.rule import CsvForm, Form, JsonForm, LinesForm, TableForm
+from accelmark.telemetry.declaration import CsvForm, Form, JsonForm, LinesForm, TableForm
+from accelmark.telemetry.device import DeviceSample
 
 Row = dict[str, str]
 """Field name -> text, of one device."""
 Values = dict[str, float | str | None]
-"""Field name -> value in the unit its name says (utilisation 0..1), None where the tool gives none."""
+"""Field name -> value in the unit of its name (utilisation 0..1); None where the tool reports none."""
 
 _TEXTS: Final = frozenset({"name", "uuid", "bus_id", "driver"})
 _ABSENT: Final = frozenset(
@@ -37,7 +38,7 @@ _UNITS: Final[dict[str, dict[str, float]]] = {
     "index": {},
 }
 _BARE_SCALE: Final = {"utilisation": 0.01}
-"""What a number without a unit is multiplied by: tools give utilisation in percent."""
+"""Factor for a number without a unit: tools report utilisation in percent."""
 _BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "utilisation": (0.0, 1.0),
     "memory_used_mib": (0.0, 4.0 * 1024 * 1024),
@@ -53,24 +54,24 @@ _BOUNDS: Final[dict[str, tuple[float, float]]] = {
 
 
 class UnreadableError(Exception):
-    """The output does not have this form; the message says where it differs."""
+    """The output does not match the form; the message says where."""
 
 
-def read_output(text: str, form: Form) -> tuple[Values, ...]:
+def parse_output(text: str, form: Form) -> tuple[Values, ...]:
     """Return the values of every device in a tool's output, in the order of its rows.
 
     Raises:
-        UnreadableError: the output has another form, a value another unit, or a value that cannot be.
+        UnreadableError: the output has another form, or a value has an unknown unit or is out of bounds.
     """
     if form.version is not None and not re.search(form.version, text):
-        raise UnreadableError("it is of another version")
+        raise UnreadableError("it is from another version of the tool")
     rows = _ROWS[type(form)](text, form)
     devices = tuple(_values(row) for row in rows)
     if not devices:
-        raise UnreadableError("it shows no device")
+        raise UnreadableError("it lists no device")
     indices = [device["index"] for device in devices if device.get("index") is not None]
     if indices and (len(set(indices)) != len(devices)):
-        raise UnreadableError("its device numbers are not one for each device")
+        raise UnreadableError("its device numbers are not unique")
     return devices
 
 
@@ -84,15 +85,15 @@ def _values(row: Row) -> Values:
             values[name] = parse_number(name, text)
     used, total = values.get("memory_used_mib"), values.get("memory_total_mib")
     if isinstance(used, float) and isinstance(total, float) and used > total * 1.01:
-        raise UnreadableError(f"memory used ({used:g} MiB) is more than there is ({total:g} MiB)")
+        raise UnreadableError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
     return values
 
 
 def parse_number(name: str, text: str) -> float | None:
-    """Return the value of a field from its text, in the unit its name says; None where the tool gives none.
+    """Return the value of a field in the unit of its name; None where the tool reports none.
 
     Raises:
-        UnreadableError: it is no number, has another unit, or is out of all bounds.
+        UnreadableError: it is not a number, has an unknown unit, or is out of bounds.
     """
     stripped = text.strip()
     if stripped.lower() in _ABSENT:
@@ -100,17 +101,17 @@ def parse_number(name: str, text: str) -> float | None:
     found = _NUMBER.fullmatch(stripped)
     if found is None:
         raise UnreadableError(f"{name} is {stripped[:40]!r}")
-    number, unit = float(found[1]), found[2]
+    magnitude, unit = float(found[1]), found[2]
     if unit is None:
         scale = _BARE_SCALE.get(name, 1.0)
     elif unit.lower() in _UNITS[name]:
         scale = _UNITS[name][unit.lower()]
     else:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}: another unit")
+        raise UnreadableError(f"{name} is {stripped[:40]!r}: unknown unit")
     low, high = _BOUNDS[name]
-    value = round(number * scale, 9)
+    value = round(magnitude * scale, 9)
     if not math.isfinite(value) or not low <= value <= high:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}: cannot be")
+        raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
     return value
 
 
@@ -125,13 +126,13 @@ def _table_rows(text: str, form: TableForm) -> Iterator[Row]:
             body.append(line)
     step = len(form.rows)
     if len(body) % step:
-        raise UnreadableError(f"its table has {len(body)} lines, which is not {step} for each device")
+        raise UnreadableError(f"its table has {len(body)} lines, not a multiple of {step} lines per device")
     for at in range(0, len(body), step):
         row: Row = {}
         for pattern, line in zip(form.rows, body[at : at + step], strict=True):
             found = re.fullmatch(pattern, line)
             if found is None:
-                raise UnreadableError(f"the line {line[:80]!r} has another form")
+                raise UnreadableError(f"the line {line[:80]!r} does not match")
             row |= {name: value for name, value in found.groupdict().items() if value is not None}
         yield row
 
@@ -146,7 +147,7 @@ def _after_header(lines: list[str], header: tuple[str, ...]) -> int:
     for start in range(len(lines) - len(header) + 1):
         if all(re.fullmatch(pattern, lines[start + offset]) for offset, pattern in enumerate(header)):
             return start + len(header)
-    raise UnreadableError("its heading is not the known one (a column may have moved)")
+    raise UnreadableError("its heading is unknown (a column may have moved)")
 
 
 def _csv_rows(text: str, form: CsvForm) -> Iterator[Row]:
@@ -154,7 +155,7 @@ def _csv_rows(text: str, form: CsvForm) -> Iterator[Row]:
     wanted = set(form.columns.values())
     heads = [at for at, cells in enumerate(table) if wanted <= set(cells)]
     if not heads:
-        raise UnreadableError("its heading lacks a column that is read (a column may have moved)")
+        raise UnreadableError("its heading lacks a declared column (a column may have moved)")
     names = table[heads[0]]
     if any(names.count(name) > 1 for name in wanted):
         raise UnreadableError("its heading names a column twice")
@@ -162,7 +163,7 @@ def _csv_rows(text: str, form: CsvForm) -> Iterator[Row]:
         if not any(cells):
             continue
         if len(cells) != len(names):
-            raise UnreadableError(f"a row has {len(cells)} cells below {len(names)} names")
+            raise UnreadableError(f"a row has {len(cells)} cells for {len(names)} columns")
         at = dict(zip(names, cells, strict=True))
         yield {field: at[column] for field, column in form.columns.items()}
 
@@ -172,14 +173,14 @@ def _line_rows(text: str, form: LinesForm) -> Iterator[Row]:
         if re.fullmatch(form.like, line):
             found = re.fullmatch(form.line, line)
             if found is None:
-                raise UnreadableError(f"the line {line[:80]!r} has another form")
+                raise UnreadableError(f"the line {line[:80]!r} does not match")
             yield {name: value for name, value in found.groupdict().items() if value is not None}
 
 
 def _json_rows(text: str, form: JsonForm) -> Iterator[Row]:
     starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     if not starts:
-        raise UnreadableError("it holds no JSON")
+        raise UnreadableError("it contains no JSON")
     try:
         loaded, _ = json.JSONDecoder().raw_decode(text[min(starts) :])
     except (ValueError, RecursionError) as error:
@@ -216,7 +217,7 @@ def _stripped(value: object) -> object:
 def _follow(value: object, path: str) -> object:
     for key in path.split("/") if path else ():
         if not isinstance(value, dict) or key not in value:
-            raise UnreadableError(f"{path!r} is not where it was (an entry may have moved)")
+            raise UnreadableError(f"{path!r} is missing (an entry may have moved)")
         value = value[key]
     return value
 
@@ -226,8 +227,36 @@ def _json_text(device: object, path: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UnreadableError(f"{path!r} is not a number or a text")
+        raise UnreadableError(f"{path!r} is not a number or a string")
     return str(value)
+
+
+def device_sample(index: int, values: Values) -> DeviceSample:
+    """Return parsed values as a sample of device ``index``."""
+    errors = number(values, "ecc_errors")
+    return DeviceSample(
+        index=index,
+        utilisation=number(values, "utilisation"),
+        memory_used_mib=number(values, "memory_used_mib"),
+        memory_total_mib=number(values, "memory_total_mib"),
+        power_w=number(values, "power_w"),
+        temperature_c=number(values, "temperature_c"),
+        sm_clock_mhz=number(values, "sm_clock_mhz"),
+        memory_clock_mhz=number(values, "memory_clock_mhz"),
+        ecc_errors=None if errors is None else int(errors),
+    )
+
+
+def device_index(at: int, values: Values) -> int:
+    """Return the device's declared index, or its position ``at`` where the tool reports none."""
+    index = number(values, "index")
+    return at if index is None else int(index)
+
+
+def number(values: Values, name: str) -> float | None:
+    """Return a numeric value, or None."""
+    value = values.get(name)
+    return value if isinstance(value, float) else None
 
 
 _ROWS: Final[dict[type, Callable[[str, Any], Iterator[Row]]]] = {

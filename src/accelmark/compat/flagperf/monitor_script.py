@@ -1,4 +1,4 @@
-"""A FlagPerf monitor script, unchanged, as a device source."""
+"""Use an unchanged FlagPerf monitor script as a device source."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import re
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.telemetry.command import CommandError, run_command
-from accelmark.telemetry.forms import UnreadableError, Values, parse_number
-from accelmark.telemetry.rule import ScriptRule
-from accelmark.telemetry.sample import DeviceInfo, DeviceSample
-from accelmark.telemetry.source import SourceError
+from accelmark.telemetry.declaration import ScriptRule
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
+from accelmark.telemetry.sources.output import UnreadableError, Values, device_sample, number, parse_number
 
-_STAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _FIRST_BLOCK_S: Final = 20.0
 _CONTROL_S: Final = 30.0
 _CLOSING_S: Final = 10.0
 
 
 @final
-class ScriptSource:
-    """Starts ``<vendor>_monitor.py -o start -l DIR``, follows the log it writes there, and stops it in the end.
+class MonitorScript:
+    """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
 
-    The script samples at its own pace (FlagPerf's are set to 5 s); a sample taken between two of its blocks waits.
-    One that does not start because an earlier run left its pid file is told to restart, as FlagPerf itself does.
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. A script that does
+    not start because a previous run left its pid file is restarted, as FlagPerf does.
 
     Args:
         script: the script.
-        log_dir: the directory it is told to write to; its log is ``<name of the script>.log`` there.
-        rule: how a device's line in the log reads.
+        log_dir: the directory for its log, ``<name of the script>.log``.
+        rule: the format of a device's line in the log.
+        first_block_s: seconds to wait for a block.
     """
 
     def __init__(self, script: Path, log_dir: Path, rule: ScriptRule, first_block_s: float = _FIRST_BLOCK_S) -> None:
@@ -44,12 +45,7 @@ class ScriptSource:
         self._started = False
         self._interrupted = threading.Event()
         self.closing_s = _CLOSING_S
-        """How long ending the script may take: FlagPerf's wait a second after each signal."""
-
-    @property
-    def log(self) -> Path:
-        """The log that the script writes."""
-        return self._log
+        """Seconds that stopping the script may take: FlagPerf's scripts wait a second after each signal."""
 
     def open(self) -> tuple[DeviceInfo, ...]:
         """Start the script and wait for its first block."""
@@ -65,28 +61,18 @@ class ScriptSource:
             DeviceInfo(
                 index=at,
                 name="unknown",
-                memory_total_mib=_number(values, "memory_total_mib"),
-                reasons=dict.fromkeys(_missing(values), f"{self._script.name} does not give it"),
+                memory_total_mib=number(values, "memory_total_mib"),
+                reasons=dict.fromkeys(_missing(values), f"{self._script.name} does not report it"),
             )
             for at, values in enumerate(devices)
         )
 
     def sample(self) -> tuple[DeviceSample, ...]:
         """Wait for the script's next block and read it."""
-        return tuple(
-            DeviceSample(
-                index=at,
-                utilisation=_number(values, "utilisation"),
-                memory_used_mib=_number(values, "memory_used_mib"),
-                memory_total_mib=_number(values, "memory_total_mib"),
-                power_w=_number(values, "power_w"),
-                temperature_c=_number(values, "temperature_c"),
-            )
-            for at, values in enumerate(self._next_block(self._first_block_s))
-        )
+        return tuple(device_sample(at, values) for at, values in enumerate(self._next_block(self._first_block_s)))
 
     def interrupt(self) -> None:
-        """Have whoever waits for a block give up; called from another thread."""
+        """End a wait for the next block; called from another thread."""
         self._interrupted.set()
 
     def close(self) -> None:
@@ -112,7 +98,7 @@ class ScriptSource:
             if block is not None:
                 return read_block(block, self._rule)
             if self._interrupted.wait(0.2):
-                raise SourceError(f"{self._script.name} is being stopped")
+                raise SourceError(f"{self._script.name} was interrupted while waiting for its next block")
         raise SourceError(f"{self._script.name} wrote nothing to {self._log.name} for {patience_s:g} s")
 
     def _complete_block(self) -> str | None:
@@ -130,37 +116,29 @@ class ScriptSource:
 
 
 def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
-    """Return the devices of one block of a monitor log: a line with the time, then a line a device.
+    """Return the devices of one block of a monitor log: a timestamp line, then a line per device.
 
     Raises:
-        SourceError: a line has another form.
+        SourceError: a line does not match.
     """
-    stamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
-    if not _STAMP.fullmatch(stamp):
-        raise SourceError(f"a block of the script's log begins with {stamp[:40]!r}, not with a time")
+    timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
+    if not _TIMESTAMP.fullmatch(timestamp):
+        raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a timestamp")
     devices: list[Values] = []
     for line in lines:
         found = re.fullmatch(rule.line, line)
         if found is None:
-            raise SourceError(f"the line {line[:60]!r} of the script's log has another form")
+            raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
         try:
             values: Values = {name: parse_number(name, text or "") for name, text in found.groupdict().items()}
         except UnreadableError as error:
             raise SourceError(f"the script's log is not readable: {error}") from error
         devices.append(values)
     if not devices:
-        raise SourceError("the script's log shows no device")
+        raise SourceError("the script's log lists no device")
     return tuple(devices)
 
 
 def _missing(values: Values) -> list[str]:
-    names = (
-        "utilisation", "memory_used_mib", "memory_total_mib", "power_w", "temperature_c", "sm_clock_mhz",
-        "memory_clock_mhz", "throttle", "energy_j", "ecc_errors", "pids",
-    )  # fmt: skip
+    names = (field.name for field in fields(DeviceSample) if field.name not in ("index", "age_s"))
     return [name for name in names if values.get(name) is None]
-
-
-def _number(values: Values, name: str) -> float | None:
-    value = values.get(name)
-    return value if isinstance(value, float) else None

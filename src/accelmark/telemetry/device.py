@@ -1,15 +1,19 @@
-"""What one sample holds. A figure that could not be read is None; why stands beside the device or in the header."""
+"""The contract of a device reader: what it returns for a device, and the methods that it implements."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
+
+
+class SourceError(Exception):
+    """The devices cannot be read; the message is the reason that is recorded."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What does not change about a device while it is watched."""
+    """Properties of a device that do not change while it is recorded."""
 
     index: int
     name: str
@@ -21,9 +25,9 @@ class DeviceInfo:
     power_in: int | None = None
     """The device whose power reading includes this one's (two dies on one card)."""
     details: dict[str, str] = field(default_factory=dict)
-    """What else its maker reports (ECC mode, clock limits), as it is written."""
+    """Further properties that the vendor reports (ECC mode, clock limits)."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Field of a ``DeviceSample`` -> why this device does not give it."""
+    """Field of a ``DeviceSample`` -> why this device does not report it."""
 
     @property
     def memory_gib(self) -> float | None:
@@ -38,7 +42,7 @@ class DeviceInfo:
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One device at one moment."""
+    """One sample of one device; a value that was not read is None."""
 
     index: int
     utilisation: float | None = None
@@ -50,15 +54,15 @@ class DeviceSample:
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
-    """What holds the clocks down right now."""
+    """Current reasons for reduced clocks."""
     energy_j: float | None = None
-    """The device's own energy counter, cumulative."""
+    """The device's energy counter, cumulative."""
     ecc_errors: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     pids: tuple[int, ...] | None = None
     """Processes that hold memory on the device."""
     age_s: float = 0.0
-    """How long before the line's ``t`` this was read."""
+    """Seconds from this reading to the line's ``t``."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; ``age_s`` only where it is not zero."""
@@ -68,32 +72,30 @@ class DeviceSample:
         return values
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """One host at one moment; rates are over the time since the sample before."""
+@runtime_checkable
+class DeviceSource(Protocol):
+    """Reads the devices of one vendor. It is called from one thread of its own and may block.
 
-    cpu: float | None = None
-    """Share of all cores that was busy, 0..1."""
-    mem_used_mib: float | None = None
-    mem_total_mib: float | None = None
-    load1: float | None = None
-    psi_cpu: float | None = None
-    """Percent of the last 10 s in which some task waited for this resource (``/proc/pressure``)."""
-    psi_memory: float | None = None
-    psi_io: float | None = None
-    disk_read_mib_s: float | None = None
-    disk_write_mib_s: float | None = None
-    net_rx_mib_s: float | None = None
-    net_tx_mib_s: float | None = None
-    """All interfaces but loopback."""
-    power_w: float | None = None
-    """The whole host, as its management controller (IPMI) tells."""
-    rapl_j: float | None = None
-    """Energy of all CPU packages, cumulative since the recorder started."""
-    rank_rss_mib: float | None = None
-    """Resident memory of the watched processes and their children."""
+    A source that takes long to close declares how long in an attribute ``closing_s``; one that waits in ``sample`` may
+    have a method ``interrupt()``, which is called from another thread and ends the wait.
+    """
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+    def open(self) -> tuple[DeviceInfo, ...]:
+        """Open the devices and return their properties.
+
+        Raises:
+            SourceError: the devices cannot be opened.
+        """
+        ...
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Read every device once.
+
+        Raises:
+            SourceError: the devices cannot be read this time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the devices; never raises."""
+        ...

@@ -1,0 +1,54 @@
+"""Starting PyTorch ranks on a host. Imports no framework: planning and node agents use it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Final
+
+from accelmark.spec.framework import DeviceSupport, HostPlace, Launch, rank_variables
+
+_INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
+"""Device type -> entries of ``torch/version.py``, one of which is set in a build with that device type."""
+
+
+def launch(place: HostPlace) -> Launch:
+    """Return the rank's own command where it is alone, else torchrun's elastic agent around it."""
+    environment = {"MASTER_ADDR": place.master_address, "MASTER_PORT": str(place.master_port)}
+    world_size = place.nnodes * place.num_ranks
+    if world_size == 1:
+        return Launch(place.rank_command, {**environment, **rank_variables(0, 0, 1, 1)})
+    command = [place.python, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(place.num_ranks)]
+    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
+    if place.nnodes > 1:
+        command += ["--rdzv-endpoint", f"{place.master_address}:{place.master_port}"]
+    if place.local_address is not None:
+        command += ["--local-addr", place.local_address]
+    interfaces = dict.fromkeys(_INTERFACE_VARIABLES, place.interface) if place.interface is not None else {}
+    return Launch([*command, "--", *place.rank_command], environment, interfaces)
+
+
+def device_support(device_type: str, version: str) -> DeviceSupport:
+    """Tell from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
+    wanted = _BUILDS.get(device_type)
+    if wanted is None:
+        return DeviceSupport(True, f"PyTorch {version}")
+    build = built_for()
+    have = [f"{name} {build[name]}" for name in wanted if build.get(name)]
+    if have:
+        return DeviceSupport(True, f"PyTorch {version}, built for {', '.join(have)}")
+    return DeviceSupport(False, f"PyTorch {version} is a build without {' or '.join(wanted)}: install one that has it")
+
+
+def built_for() -> dict[str, str]:
+    """Return what PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return {match[1]: match[2] for match in re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)}

@@ -1,0 +1,144 @@
+"""The kinds of work that a job can do, as a union that is discriminated by ``kind``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
+
+from accelmark.spec.case import ReferenceLoss, Target, Unit
+from accelmark.spec.ceilings import ProbeItem
+from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.trainer import TrainerSpec
+
+
+class BaseWork(Spec):
+    """What is common to all kinds of work."""
+
+    rank_module: ClassVar[str]
+    """Module that each rank runs: ``python -m <rank_module> job.json``."""
+    unit: Unit = "sample"
+    """What throughput counts."""
+    units_per_sample: int = 1
+    min_repeats: int = Field(default=1, ge=1)
+    """Rounds that a valid result needs."""
+
+    @property
+    def precision(self) -> InferPrecision:
+        """Precision of the matrix work that was requested."""
+        return "fp32"
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of a rank; null leaves the choice to the framework."""
+        return None
+
+    def for_round(self, number: int) -> Self:
+        """Return the work of round ``number`` (from 1)."""
+        return self
+
+
+class TrainingWork(BaseWork):
+    """What is common to all training, whoever carries it out."""
+
+    unit: Unit
+    units_per_sample: int
+    target: Target | None
+    reference_loss: ReferenceLoss | None
+    settings: TrainSettings
+
+    @property
+    def precision(self) -> InferPrecision:
+        """Precision of the matrix work that was requested."""
+        return self.settings.precision
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of a rank; null leaves the choice to the framework."""
+        return self.settings.threads
+
+    def for_round(self, number: int) -> Self:
+        """Return the work of round ``number``: each round has its own seed."""
+        settings = self.settings.model_copy(update={"seed": self.settings.seed + number - 1})
+        return self.model_copy(update={"settings": settings})
+
+
+class TrainJob(TrainingWork):
+    """Train a case with AccelMark's own loop."""
+
+    rank_module: ClassVar[str] = "accelmark.train"
+    kind: Literal["train"] = "train"
+
+
+class ExternalJob(TrainingWork):
+    """Train a case with another project's trainer, whose output is translated into PerfLog events."""
+
+    rank_module: ClassVar[str] = "accelmark.train.external"
+    kind: Literal["external"] = "external"
+    trainer: TrainerSpec
+
+
+class EvaluateJob(BaseWork):
+    """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
+
+    rank_module: ClassVar[str] = "accelmark.train"
+    kind: Literal["evaluate"] = "evaluate"
+    train: TrainJob
+    """The training job whose result is checked."""
+    weights: Path | None = None
+    """File with the weights to evaluate; null evaluates nothing."""
+    checkpoint: Path | None = None
+    """File with the checkpoint to replay from; null replays nothing."""
+    num_steps: NonNegativeInt = 0
+    """Optimizer steps to replay from ``checkpoint``."""
+
+    @property
+    def precision(self) -> InferPrecision:
+        """Precision of the matrix work."""
+        return self.train.precision
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of a rank; null leaves the choice to the framework."""
+        return self.train.threads
+
+
+class InferJob(BaseWork):
+    """Run a trained model through an inference engine, in seven steps."""
+
+    rank_module: ClassVar[str] = "accelmark.infer"
+    kind: Literal["infer"] = "infer"
+    unit: Unit
+    metric: str
+    tolerance: float
+    reference: Reference | None
+    settings: InferSettings
+    parameters: dict[str, Scalar]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def precision(self) -> InferPrecision:
+        """Precision that the engine computes in."""
+        return self.settings.precision
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads; null leaves the choice to the framework."""
+        return self.settings.threads
+
+
+class ProbeJob(BaseWork):
+    """Measure what a device, or a group of them, can reach."""
+
+    rank_module: ClassVar[str] = "accelmark.probe"
+    kind: Literal["probe"] = "probe"
+    items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
+    budget_s: PositiveFloat = 60.0
+    """About how long measuring may take."""
+
+
+Work = Annotated[TrainJob | InferJob | EvaluateJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
+"""What a job does. A new kind of work is one more member, with a planner in ``plan/`` and a reader in ``results/``."""

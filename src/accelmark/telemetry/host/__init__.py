@@ -1,0 +1,1 @@
+"""Host telemetry: CPU, memory, pressure, I/O, processes, power and system information."""

@@ -1,0 +1,208 @@
+"""Power and energy of the host: CPU packages through RAPL, the whole host through its management controller (IPMI)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.telemetry.command import CommandError, run_command
+
+POWERCAP: Final = Path("/sys/class/powercap")
+IPMI_INTERVAL_S: Final = 30.0
+"""A management controller takes seconds to answer and averages over seconds."""
+_IPMI_TIMEOUT_S: Final = 20.0
+_DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
+_SDR: Final = re.compile(
+    r"^(?P<name>[^|]*?(?:pwr consumption|power meter|sys(?:tem)?[ _]?(?:total[ _]?)?p(?:o)?we?r|total[ _]?power"
+    r"|pw consumption)[^|]*?)\s*\|\s*(?P<watts>\d+(?:\.\d+)?)\s*Watts\s*\|\s*ok\s*$",
+    re.IGNORECASE,
+)
+_PLAUSIBLE_W: Final = (1.0, 100_000.0)
+
+
+class RaplError(Exception):
+    """RAPL cannot be read; the message is the reason."""
+
+
+class IpmiError(Exception):
+    """The management controller reports no power; the message is the reason."""
+
+
+@final
+@dataclass(slots=True)
+class _Package:
+    energy: Path
+    range_uj: int | None
+    last_uj: int
+    total_uj: int = 0
+
+    def advance(self) -> None:
+        now = _read_number(self.energy)
+        step = now - self.last_uj
+        if step < 0:
+            if self.range_uj is None:
+                raise RaplError(f"{self.energy} decreased and its range is unknown")
+            step += self.range_uj
+        self.last_uj = now
+        self.total_uj += step
+
+
+@final
+class Rapl:
+    """The energy counters of all CPU packages, unwrapped and summed.
+
+    Only zones named ``package-N`` count: ``psys`` and ``dram`` would count parts twice or the whole board. A counter
+    wraps at ``max_energy_range_uj``, at 300 W within minutes, so it has to be read more often than that.
+
+    Raises:
+        RaplError: there is no package, or one of them is not readable.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._packages = _packages(root)
+
+    @property
+    def num_packages(self) -> int:
+        """Number of packages that are read."""
+        return len(self._packages)
+
+    def energy_j(self) -> float:
+        """Return the energy of all packages in J since this object was created.
+
+        Raises:
+            RaplError: a counter is no longer readable.
+        """
+        for package in self._packages:
+            package.advance()
+        return sum(package.total_uj for package in self._packages) / 1e6
+
+
+def _packages(root: Path) -> list[_Package]:
+    if not root.is_dir():
+        raise RaplError(f"{root} does not exist (no RAPL here, or a virtual machine)")
+    found: list[_Package] = []
+    problems: list[str] = []
+    for zone in sorted(root.glob("*-rapl:*")):
+        try:
+            if not (zone / "name").read_text().strip().startswith("package-"):
+                continue
+            found.append(_Package(zone / "energy_uj", _range(zone), _read_number(zone / "energy_uj")))
+        except PermissionError:
+            problems.append(f"{zone}/energy_uj is readable by root only")
+        except (OSError, ValueError, RaplError) as error:
+            problems.append(f"{zone}: {error}")
+    if problems:
+        # The sum over some of the packages would be wrong.
+        raise RaplError("; ".join(problems))
+    if not found:
+        raise RaplError(f"{root} lists no CPU package")
+    return found
+
+
+def _range(zone: Path) -> int | None:
+    try:
+        return _read_number(zone / "max_energy_range_uj")
+    except RaplError:
+        return None
+
+
+def _read_number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RaplError(f"{path} cannot be read: {error}") from error
+
+
+def parse_dcmi(text: str) -> float:
+    """Return the power in W from ``ipmitool dcmi power reading``.
+
+    Raises:
+        IpmiError: the text has no power reading, or an implausible one.
+    """
+    found = _DCMI.search(text)
+    if found is None:
+        raise IpmiError("ipmitool dcmi reports no instantaneous power reading")
+    return _plausible(float(found[1]))
+
+
+def parse_sdr(text: str) -> float:
+    """Return the power in W from ``ipmitool sdr``: that of the one sensor for the whole system.
+
+    Raises:
+        IpmiError: there is no such sensor, or several with different values.
+    """
+    found = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
+    if len(found) != 1:
+        what = "no sensor" if not found else f"{len(found)} sensors with different values"
+        raise IpmiError(f"ipmitool sdr lists {what} for the power of the whole system")
+    return _plausible(found.pop())
+
+
+def _plausible(power_w: float) -> float:
+    if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+        raise IpmiError(f"the management controller reports {power_w:g} W, which is implausible")
+    return power_w
+
+
+def read_ipmi_power_w(tool: str = "ipmitool") -> float:
+    """Read the host's power in W by DCMI, then by its sensors. Takes seconds.
+
+    Raises:
+        IpmiError: no power was read; the message is the reason.
+    """
+    if shutil.which(tool) is None:
+        raise IpmiError(f"{tool} is not installed")
+    try:
+        return parse_dcmi(run_command([tool, "dcmi", "power", "reading"], _IPMI_TIMEOUT_S))
+    except (CommandError, IpmiError) as first:
+        try:
+            return parse_sdr(run_command([tool, "sdr"], _IPMI_TIMEOUT_S))
+        except (CommandError, IpmiError) as second:
+            raise IpmiError(f"{first}; {second}") from second
+
+
+@final
+class IpmiPower:
+    """The latest power reading, refreshed in a thread of its own, since the controller is slow."""
+
+    def __init__(self, tool: str = "ipmitool", interval_s: float = IPMI_INTERVAL_S) -> None:
+        self._tool = tool
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._fresh: float | None = None
+        self._reason: str | None = None if shutil.which(tool) else f"{tool} is not installed"
+        if self._reason is None:
+            threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no power reading, or None."""
+        with self._lock:
+            return self._reason
+
+    def take(self) -> float | None:
+        """Return a reading in W that was not returned before, so that each is recorded once; else None."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, None
+            return fresh
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+
+    def _refresh(self) -> None:
+        while not self._stop.is_set():
+            try:
+                power, reason = read_ipmi_power_w(self._tool), None
+            except IpmiError as error:
+                power, reason = None, str(error)
+            with self._lock:
+                self._fresh, self._reason = self._fresh if power is None else power, reason
+            self._stop.wait(self._interval_s)

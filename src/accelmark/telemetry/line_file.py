@@ -1,0 +1,42 @@
+"""A file that is appended to by whole lines, also when the disk is full."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import final
+
+
+@final
+class LineFile:
+    """Appends each line with one write, so that a reader never sees half of one.
+
+    A write that fails (disk full) loses its lines and is counted; a partial line is ended before the next one.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_lost = 0
+        self.last_error: str | None = None
+        self._partial = False
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, text: str) -> bool:
+        """Append ``text`` and a line end; return whether all of it was written."""
+        data = (b"\n" if self._partial else b"") + text.encode() + b"\n"
+        try:
+            self._partial = os.write(self._fd, data) < len(data)
+            error = "the disk is full" if self._partial else None
+        except OSError as raised:
+            error = raised.strerror or str(raised)
+        if error is not None:
+            self.num_lost += 1
+            self.last_error = error
+        return error is None
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

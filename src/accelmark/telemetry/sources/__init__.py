@@ -1,0 +1,75 @@
+"""Device sources of a vendor: its own library, its command-line tool, or a FlagPerf monitor script."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from accelmark.telemetry.declaration import VendorTelemetry
+from accelmark.telemetry.device import DeviceSource, SourceError
+
+MODULE_FILE: Final = "telemetry.py"
+"""A vendor's own reader; it defines a class ``Source``, called without arguments."""
+_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor_script:MonitorScript"
+"""Named, not imported: ``compat`` builds on telemetry."""
+
+
+def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:
+    """Return the ways to read a vendor's devices, best first, at least one.
+
+    Args:
+        folder: the vendor's folder.
+        telemetry: its checked ``telemetry`` section.
+        log_dir: where a FlagPerf monitor script writes its log; without it scripts are left out.
+
+    Raises:
+        SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
+    """
+    sources: list[DeviceSource] = []
+    if (folder / MODULE_FILE).is_file():
+        sources.append(_library_source(folder / MODULE_FILE))
+    if telemetry.tool is not None:
+        from accelmark.telemetry.sources.tool import ToolSource
+
+        sources.append(ToolSource(telemetry.tool))
+    if telemetry.script is not None and log_dir is not None:
+        sources.append(pkgutil.resolve_name(_SCRIPT_SOURCE)(folder / telemetry.script.file, log_dir, telemetry.script))
+    if not sources:
+        raise SourceError(telemetry.reasons.get("devices", "the vendor declares no way to read its devices"))
+    return tuple(sources)
+
+
+def _library_source(path: Path) -> DeviceSource:
+    try:
+        module = _import(path)
+    except Exception as error:
+        raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    factory = getattr(module, "Source", None)
+    if factory is None:
+        raise SourceError(f"{path} defines no class Source")
+    try:
+        source = factory()
+    except Exception as error:
+        raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
+    if not isinstance(source, DeviceSource):
+        raise SourceError(f"Source in {path} lacks open(), sample() or close()")
+    return source
+
+
+def _import(path: Path) -> ModuleType:
+    built_in = Path(__file__).parents[2] / "vendors"
+    if path.parent.parent == built_in:
+        return importlib.import_module(f"accelmark.vendors.{path.parent.name}.{path.stem}")
+    name = f"_accelmark_vendor_{path.parent.name}_telemetry"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
