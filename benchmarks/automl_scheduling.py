@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.automl.schedule import Assignment, Schedule, Scheduler
+from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -60,9 +60,9 @@ class Outcome:
 
 def measured_from(run: Path) -> Measured:
     """Read the distributions of a real run."""
-    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.controller.directory import SearchDirectory
 
-    state = RunDirectory(run).state()
+    state = SearchDirectory(run).state()
     lengths = [
         statistics.mean(
             epoch.training_s + epoch.evaluating_s for epoch in state.epochs if epoch.trial == trial and epoch.complete
@@ -89,10 +89,11 @@ def measured_from(run: Path) -> Measured:
 
 def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
     """Return what proposals take with a full memory of networks: searched ones, and a hurried one."""
-    from accelmark.automl.graph import resnet50
-    from accelmark.automl.search import Family, make_searcher
+    from accelmark.automl.model.seeds import resnet50
+    from accelmark.automl.search.population import Population
+    from accelmark.automl.search.searchers import make_searcher
 
-    family, draw = Family.started(resnet50(), 0), make_searcher("random")
+    family, draw = Population.started(resnet50(), 0), make_searcher("random")
     values = np.random.default_rng(0)
     family.observe(0, 0.5)
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,12 @@ def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int
     return judge(gather_evidence(run_dir, rounds, num_wanted))
 
 
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """Return INVALID with an error among the findings, else OPEN with an open one, else VALID."""
+    severities = {finding.severity for finding in findings}
+    return "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+
+
 def judge(evidence: Evidence) -> Judgement:
     """Return VALID, OPEN (declared open, or a person has to look at what was changed) or INVALID, with all findings."""
     found = [finding for rule in RULES for finding in rule(evidence)]
@@ -59,7 +65,6 @@ def judge(evidence: Evidence) -> Judgement:
         seen.model_copy(update={"round": entry.number}) for entry in evidence.rounds for seen in entry.result.findings
     ]
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    severities = {finding.severity for finding in found}
-    verdict: Verdict = "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+    verdict = verdict_of(found)
     reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
     return Judgement(verdict, tuple(reasons), tuple(found), provenance.adaptation_cost(evidence))

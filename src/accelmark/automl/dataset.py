@@ -182,7 +182,8 @@ def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
     if not 0 < validated < len(order):
         raise DataError(f"{len(order)} training images are too few to train and validate on")
     training, validation = everything.subset(order[validated:]), everything.subset(order[:validated])
-    mean, deviation = _IMAGENET_MEAN, _IMAGENET_DEVIATION
+    mean: tuple[float, ...] = _IMAGENET_MEAN
+    deviation: tuple[float, ...] = _IMAGENET_DEVIATION
     if isinstance(training, ArrayImages):
         sample = training.pixels[:10_000].astype(np.float32) / 255
         mean = tuple(map(float, sample.mean(axis=(0, 2, 3))))
@@ -203,7 +204,9 @@ def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
         raise DataError(f"data set {config.name}: give its location in dataset.directory")
     if not directory.exists():
         raise DataError(f"data set {config.name}: there is no {directory}")
-    return {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}[config.name](directory)
+    return {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}[config.name](
+        directory
+    )
 
 
 def _check(images: Images, network: Network, where: str, split: str) -> None:

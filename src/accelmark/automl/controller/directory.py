@@ -48,6 +48,10 @@ class SearchDirectory:
         """Directory of trained weights."""
         return self.path / "weights"
 
+    def telemetry(self, session: int) -> Path:
+        """Return the directory of a session's telemetry; sessions are numbered from 1."""
+        return self.path / "telemetry" / f"session{session}"
+
     def config(self) -> AutomlConfig:
         """Return the configuration; raises RunError where this is not a search."""
         try:

@@ -14,7 +14,7 @@ from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
 from accelmark.automl.search.population import Individual, Population, Searcher
 from accelmark.automl.search.schedule import Scheduler
-from accelmark.automl.search.searchers import make_searcher
+from accelmark.automl.search.searchers import SearchName, make_searcher
 
 
 class Proposals:
@@ -25,9 +25,9 @@ class Proposals:
         self._seed: Final = config.seed
         self._state: Final = state
         self._write: Final = write
-        options = {"kinds": search.morphs, "limits": search.limits}
-        self._searcher: Final = make_searcher(search.method, **options)
-        self._fallback: Final = make_searcher("none" if search.method == "none" else "random", **options)
+        fallback: SearchName = "none" if search.method == "none" else "random"
+        self._searcher: Final = make_searcher(search.method, search.morphs, search.limits)
+        self._fallback: Final = make_searcher(fallback, search.morphs, search.limits)
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[Individual, float]] | None = None
         self._possible_parents: set[int] = set()

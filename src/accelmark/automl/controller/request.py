@@ -40,7 +40,8 @@ def load_config(path: Path) -> LoadedConfig:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SpecError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
     if is_aiperf(text):
-        return LoadedConfig(*read_aiperf(text, str(path)))
+        aiperf, unused = read_aiperf(text, str(path))
+        return LoadedConfig(aiperf, "aiperf", unused)
     config = parse(AutomlConfig, read_yaml(path), str(path))
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
@@ -76,7 +77,8 @@ def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
     ):
         if values and len({plain.model_copy(update=value).applied_to(network).digest for value in values}) == 1:
             raise RequestError(
-                f"tuning.{name}: network {network.name!r} {reason}, so no value changes it: write tuning.{name}: {instead}"
+                f"tuning.{name}: network {network.name!r} {reason}, so no value changes it:"
+                f" write tuning.{name}: {instead}"
             )
 
 

@@ -23,8 +23,6 @@ from accelmark.automl.workers.pool import RayPool
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording
 
-TELEMETRY_FOLDER = "telemetry"
-
 
 class Session(NamedTuple):
     """A search, and how its session ended."""
@@ -86,14 +84,12 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
             workers.close()
 
 
-def _run(
-    directory: SearchDirectory, config: AutomlConfig, workers: RayPool, observer: Observer | None
-) -> SessionEnded:
+def _run(directory: SearchDirectory, config: AutomlConfig, workers: RayPool, observer: Observer | None) -> SessionEnded:
     number = len(directory.state().sessions) + 1
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.
     local = isinstance(config.cluster, LocalCluster)
-    telemetry = recording(directory.path / TELEMETRY_FOLDER / f"session{number}") if local else nullcontext()
+    telemetry = recording(directory.telemetry(number)) if local else nullcontext()
     with telemetry:
         return _run_with_signals(controller)
 

@@ -69,7 +69,9 @@ class SearchState:
                 self.individuals[number] = self.individuals[number].model_copy(update=changes)
             case TrialEvent(trial=record):
                 if record.individual >= known:
-                    raise JournalError(f"trial {record.trial} of network {record.individual}, which was not proposed before")
+                    raise JournalError(
+                        f"trial {record.trial} of network {record.individual}, which was not proposed before"
+                    )
                 self.attempts[record.trial, record.attempt] = record
                 clock_s = record.ended_s or record.started_s
                 self._update_best(record)

@@ -125,9 +125,7 @@ def _parameters(node: Node, result: Shape, weights: int) -> int:
     return 0
 
 
-def _aiperf_v1(
-    node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int
-) -> Mapping[str, Any]:
+def _aiperf_v1(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
     """AIPerf's table to the last operation, undercounts included.
 
     Average pooling, flatten and dropout, which it does not have, cost k^2 + 3 per output value, and nothing.
@@ -165,9 +163,7 @@ def _aiperf_v1(
     }
 
 
-def _accelmark(
-    node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int
-) -> Mapping[str, Any]:
+def _accelmark(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
     """AIPerf's table with omissions added and double counts removed.
 
     ``input_gradient``: a layer before this one has weights. ``readers``: number of inputs that read the output.

@@ -1,4 +1,4 @@
-"""Morphs: changes of a network's structure, the choices that a network allows, and searched settings written into it."""
+"""Morphs: changes of a network's structure, which of them a network allows, and searched settings written into it."""
 
 from __future__ import annotations
 
@@ -346,9 +346,10 @@ def with_kernel(network: Network, kernel: int) -> Network:
     changes: dict[str, Layer] = {}
     for node in network.nodes:
         layer = node.layer
-        if isinstance(layer, Convolution) and layer.kernel > 1 and INPUT not in node.inputs:
-            if layer.padding == layer.kernel // 2:
-                changes[node.name] = layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
+        if not isinstance(layer, Convolution) or layer.kernel == 1 or INPUT in node.inputs:
+            continue
+        if layer.padding == layer.kernel // 2:
+            changes[node.name] = layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
     changed = network.with_layers(changes)
     infer_shapes(changed)
     return changed

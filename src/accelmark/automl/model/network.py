@@ -36,7 +36,7 @@ class Node(BaseModel):
 
 
 class Network(BaseModel):
-    """A feed-forward network for images of shape ``input_shape`` (channels, height, width); the last node is its output."""
+    """A feed-forward network for images of ``input_shape`` (channels, height, width); the last node is its output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

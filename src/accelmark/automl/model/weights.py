@@ -139,7 +139,7 @@ def _channels_of_all(
 
 
 def _identity_block(child: Network, morph: Morph, statistics: tuple[Array, Array] | None) -> dict[str, Array]:
-    """Identity convolution, and a batch norm whose scale and shift undo its own normalization."""
+    """Return an identity convolution, and a batch norm whose scale and shift undo its own normalization."""
     name = morph.label
     filters = infer_shapes(child)[f"{name}_conv"][0]
     weight = np.zeros((filters, filters, morph.size, morph.size), np.float32)
@@ -166,14 +166,14 @@ def _branch_convolution(child: Network, morph: Morph, generator: np.random.Gener
 
 
 def _zero_branch(child: Network, morph: Morph, generator: np.random.Generator) -> dict[str, Array]:
-    """A skip whose batch norm multiplies it by 0."""
+    """Return weights of a skip whose batch norm multiplies it by 0."""
     name = f"{morph.label}_bn"
     zero = np.zeros(infer_shapes(child)[name][0], np.float32)
     return _branch_convolution(child, morph, generator) | _batch_norm(name, zero, zero, zero, zero + 1)
 
 
 def _identity_fusion(child: Network, morph: Morph, generator: np.random.Generator) -> dict[str, Array]:
-    """A fusing 1x1 convolution that passes the main chain on and ignores the skip."""
+    """Return weights of a fusing 1x1 convolution that passes on the main chain and ignores the skip."""
     shapes, name = infer_shapes(child), f"{morph.label}_fuse"
     kept = shapes[name][0]
     weight = np.zeros((kept, shapes[f"{morph.label}_concat"][0], 1, 1), np.float32)
@@ -191,7 +191,9 @@ def weight_shapes(network: Network) -> dict[str, Shape]:
             case BatchNorm():
                 found |= dict.fromkeys((f"{name}.{part}" for part in _BATCH_NORM_PARTS), (channels,))
             case Convolution(filters=out, kernel=kernel, bias=bias):
-                found |= {f"{name}.weight": (out, channels, kernel, kernel)} | ({f"{name}.bias": (out,)} if bias else {})
+                found |= {f"{name}.weight": (out, channels, kernel, kernel)} | (
+                    {f"{name}.bias": (out,)} if bias else {}
+                )
             case Dense(units=out, bias=bias):
                 found |= {f"{name}.weight": (out, channels)} | ({f"{name}.bias": (out,)} if bias else {})
     return found

@@ -74,10 +74,10 @@ def _sessions(config: AutomlConfig, state: SearchState) -> Iterator[Finding]:
         name, identity, splits = config.dataset.name, session.dataset_identity, session.splits
         if identity is not None and name != "imagenet" and identity != name:
             yield violation("request", f"data set {name}", f"session {number} used {identity}")
-        if identity == "imagenet" and splits is not None and config.dataset.limit is None:
-            if (splits.training + splits.validation, splits.held_out) != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
-                actual = f"session {number} had {splits.training:,} training images"
-                yield violation("data", "the number of images of imagenet", actual)
+        whole = identity == "imagenet" and splits is not None and config.dataset.limit is None
+        sizes = splits and (splits.training + splits.validation, splits.held_out)
+        if whole and sizes != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
+            yield violation("data", "the number of images of imagenet", f"session {number} had {sizes} images")
         if session.workers != config.schedule.concurrency:
             actual = f"session {number} had {session.workers} workers"
             yield violation("request", f"{config.schedule.concurrency} workers", actual)
@@ -140,7 +140,9 @@ def _stopped_early(config: AutomlConfig, record: TrialRecord, epochs: Sequence[E
     """Return whether the early stop, evaluated again, ends the trial with its last epoch."""
     stop = EarlyStop.for_round(record.round)
     losses = [epoch.validation_loss for epoch in epochs]
-    return config.schedule.early_stop and [loss is not None and stop.should_stop(loss) for loss in losses][-1:] == [True]
+    return config.schedule.early_stop and [loss is not None and stop.should_stop(loss) for loss in losses][-1:] == [
+        True
+    ]
 
 
 def _counts(

@@ -65,7 +65,9 @@ def violation(rule: str, expected: str, actual: str) -> Finding:
 def violations(rules: Rules, facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each violated rule."""
     if facts.duration_s < rules.min_duration_s:
-        yield violation("duration", f"at least {rules.min_duration_s:.0f} s", f"the search ran {facts.duration_s:.1f} s")
+        yield violation(
+            "duration", f"at least {rules.min_duration_s:.0f} s", f"the search ran {facts.duration_s:.1f} s"
+        )
     bits = f"at least {rules.min_precision_bits} bits"
     if not facts.precisions:
         yield violation("precision", bits, "no precision was recorded")

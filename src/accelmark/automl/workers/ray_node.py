@@ -29,7 +29,11 @@ def _command(request: Mapping[str, object]) -> list[str]:
     base = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     if request["role"] == "node":
         return [*base, f"--address={request['address']}"]
-    address = [f"--node-ip-address={request['address']}", f"--port={request['port']}", f"--temp-dir={request['folder']}"]
+    address = [
+        f"--node-ip-address={request['address']}",
+        f"--port={request['port']}",
+        f"--temp-dir={request['folder']}",
+    ]
     return [*base, "--head", *address, "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0"]
 
 
@@ -51,7 +55,9 @@ def main() -> int:
             print(last or "Ray ended without output", file=sys.stderr)
             return 1
         descendants = psutil.Process(process.pid).children(recursive=True)
-        threading.Thread(target=lambda: [None for _ in process.stdout or ()], daemon=True).start()  # keeps the pipe empty
+        threading.Thread(
+            target=lambda: [None for _ in process.stdout or ()], daemon=True
+        ).start()  # keeps the pipe empty
         print("up", flush=True)
         with contextlib.suppress(ValueError, OSError):
             sys.stdin.read()

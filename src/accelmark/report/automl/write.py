@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from accelmark.automl.engine.rundir import RunDirectory
+from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.report.automl.view import SearchView, search_view
 from accelmark.report.page import script_json
 from accelmark.results.store.files import write_atomic
@@ -18,19 +18,19 @@ from accelmark.results.store.files import write_atomic
 _LOGS = ("journal.jsonl", "automl.json", "network.json", "study.journal")
 
 
-def write_report(run: RunDirectory, *, logs: bool = False) -> tuple[Path, ...]:
-    """Write the report into the run's folder; with ``logs`` also an archive of its records; return the files."""
-    view = search_view(run)
-    page, data = run.path / "report.html", run.path / "report.json"
-    table, trials = run.path / "report.csv", run.path / "trials.csv"
+def write_report(directory: SearchDirectory, *, logs: bool = False) -> tuple[Path, ...]:
+    """Write the report into the search's directory, with ``logs`` also an archive of its records; return the files."""
+    view = search_view(directory)
+    page, data = directory.path / "report.html", directory.path / "report.json"
+    table, trials = directory.path / "report.csv", directory.path / "trials.csv"
     write_atomic(page, render_search(view))
-    write_atomic(data, view.summary.model_dump_json(indent=2) + "\n")
+    write_atomic(data, view.summary.to_json() + "\n")
     series = [tuple(row.model_dump().values()) for row in view.summary.series]
     write_atomic(table, _csv(tuple(type(view.summary.final).model_fields), series))
     write_atomic(trials, _csv(TRIAL_HEADINGS, view.trials))
     written = [page, data, table, trials]
     if logs:
-        written.append(_archive(run))
+        written.append(_archive(directory))
     return tuple(written)
 
 
@@ -41,7 +41,7 @@ TRIAL_HEADINGS = (
 
 
 def render_search(view: SearchView) -> str:
-    """Return the page as HTML that opens without a network; texts from outside are escaped."""
+    """Return the page as self-contained HTML; all texts are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -78,16 +78,16 @@ def _csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _harmless(value: object) -> object:
-    """Keep a spreadsheet from taking a text for a formula."""
+    """Prevent spreadsheets from interpreting a text as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
 
 
-def _archive(run: RunDirectory) -> Path:
-    target = run.path / "logs.tar.gz"
+def _archive(directory: SearchDirectory) -> Path:
+    target = directory.path / "logs.tar.gz"
     beside = target.with_suffix(".part")
     with tarfile.open(beside, "w:gz") as archive:
         for name in _LOGS:
-            if (run.path / name).is_file():
-                archive.add(run.path / name, arcname=f"{run.name}/{name}")
+            if (directory.path / name).is_file():
+                archive.add(directory.path / name, arcname=f"{directory.name}/{name}")
     shutil.move(beside, target)
     return target

@@ -203,11 +203,11 @@ def _page_of(run: LoadedRun) -> str:
         from accelmark.report.page import render_page
 
         return render_page(load_source(run.path))
-    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.controller.directory import SearchDirectory
     from accelmark.report.automl.view import search_view
     from accelmark.report.automl.write import render_search
 
-    return render_search(search_view(RunDirectory(run.path)))
+    return render_search(search_view(SearchDirectory(run.path)))
 
 
 def _subjects(seen: Seen) -> dict[str, list[Row]]:

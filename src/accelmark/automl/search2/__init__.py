@@ -1,1 +1,0 @@
-"""Decide what a search tries next: networks, hyperparameters, schedule. Needs no framework."""

@@ -1,1 +1,0 @@
-"""Train one network of the search with PyTorch and the training driver."""
