@@ -4,8 +4,8 @@
 
 Trial lengths are drawn from the epochs of a measured run: each trial's speed is that of a measured trial, drawn with
 replacement, times ``--stretch`` (an epoch of a large data set takes minutes, not a second). The time that the search
-takes for a proposal is measured here, on a family of morphed ResNet-50s as large as it fits, one proposal at a time; a
-worker that would wait is given a hurried one, as the engine does. Only the clock is simulated: ``Scheduler`` is the
+takes for a proposal is measured here, on a population of morphed ResNet-50s as large as it fits, one proposal at a
+time; a worker that would wait is given a random morph, as the controller does. Only the clock is simulated: ``Scheduler`` is the
 code that drives real runs.
 """
 
@@ -93,19 +93,19 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
     from accelmark.automl.search.population import Population
     from accelmark.automl.search.searchers import make_searcher
 
-    family, draw = Population.started(resnet50(), 0), make_searcher("random")
+    population, draw = Population.started(resnet50(), 0), make_searcher("random")
     values = np.random.default_rng(0)
-    family.observe(0, 0.5)
+    population.set(0, "observed", 0.5)
     began = time.monotonic()
     for _ in range(observed):
-        family.observe(draw.propose(family).id, float(values.uniform(0.5, 0.8)))
+        population.set(draw.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
     hurried_s = (time.monotonic() - began) / observed
     searcher = make_searcher("bayesian")
-    searcher.propose(family)  # fills the table of distances, which a running search has filled bit by bit
+    searcher.propose(population)  # fills the table of distances, which a running search has filled bit by bit
     searched: list[float] = []
     for _ in range(repeats):
         began = time.monotonic()
-        family.observe(searcher.propose(family).id, float(values.uniform(0.5, 0.8)))
+        population.set(searcher.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
         searched.append(time.monotonic() - began)
     return tuple(searched), hurried_s
 

@@ -76,7 +76,8 @@ class Setting:
         trained = self.images - validated
         trained -= trained % self.batch_size
         steps = trained // self.batch_size
-        return self.epochs * cost.operations(trained_images=trained, evaluated_images=validated, steps=steps)
+        once = (cost.forward + cost.backward) * trained + cost.evaluation * validated + cost.update * steps
+        return self.epochs * once
 
     def config(self, method: SearchName, seed: int, data: Path) -> AutomlConfig:
         """The configuration of one run."""
@@ -115,15 +116,15 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
     config, network, budget = setting.config(method, seed, data), setting.network, setting.budget
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        run = SearchDirectory.created(Path(folder), config, network)
-        crew = ThreadPool(config.dataset, network, 1)
+        run = SearchDirectory.create(Path(folder), config, network)
+        workers = ThreadPool(config.dataset, network, 1)
 
         def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
             board = state.scoreboard()
             if method != "none" and board.operations_until(board.ended_s) >= budget:
                 scheduler.asked_to_stop = True
 
-        SearchController(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=stop_when_spent).work()
+        SearchController(run, config, workers, observer=stop_when_spent).run()
         state = run.state()
         drawn = [event.searcher for event in read_journal(run.path) if isinstance(event, Proposed)]
     within = _within(state, budget)
@@ -136,7 +137,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
         "held_out_error": board.held_out_error_at(at),
         "search_error": board.search_error_at(at),
         "trials": len(within),
-        "proposals_in_a_hurry": sum("hurry" in searcher for searcher in drawn),
+        "immediate_proposals": sum("immediate" in searcher for searcher in drawn),
         "morphs_a_proposal": statistics.mean(
             [len(one.morphs) for one in state.individuals if one.parent is not None] or [0]
         ),
@@ -152,7 +153,7 @@ def _within(state: SearchState, budget: int) -> list[int]:
     board = state.scoreboard()
     spent: dict[int, int] = {}
     for epoch in board.epochs:
-        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.of(epoch)
+        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.operations(epoch)
     total, within = 0, []
     for trial in sorted(spent):
         total += spent[trial]

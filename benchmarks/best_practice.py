@@ -26,7 +26,7 @@ import torch
 
 from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan
-from accelmark.results.read.rank_log import Attempt, read_rank_log
+from accelmark.results.read.train_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
 from accelmark.spec.catalog import load_case, load_vendor
 from accelmark.spec.cluster import ClusterSpec
@@ -118,7 +118,7 @@ def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, s
         log = directory / "rank0.out.log"
         if ended.returncode:
             raise RuntimeError(f"{case} with {dict(settings)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
-        return read_rank_log(log, 0).attempts[-1]
+        return read_train_log(log, 0).attempts[-1]
 
 
 def variables(candidate: str) -> Mapping[str, str]:

@@ -26,7 +26,8 @@ from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.figures.timeline import read_timeline
-from accelmark.results.rounds.training import read_job, round_result
+from accelmark.results.read.round_dir import read_job
+from accelmark.results.rounds.result import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.run.controller.session import start
 from accelmark.spec.cluster import ClusterSpec

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from accelmark.results.read.samples import read_samples
+from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import find
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.detect import default_vendor, detect

@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 VENDOR = """
 name: acme
 title: Acme (made up for tests)
-device_type: cpu
-distributed_backend: gloo
+frameworks:
+  pytorch: {device_type: cpu, collective_backend: gloo}
 visible_devices_env: ACME_VISIBLE_DEVICES
 chips:
   - name: X1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import accelmark
-from accelmark.audit import own_source
+from accelmark.audit import source_hash
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
@@ -177,7 +177,7 @@ def test_a_loss_beyond_the_band_of_its_reference_has_a_rule_of_its_own(
 def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
     reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
     case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
-    assert any("step 500 of it was not reached" in reason for reason in case.reasons)
+    assert any("no finite loss at step 500" in reason for reason in case.reasons)
 
 
 def test_a_target_and_a_band_are_judged_apart(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> No
 
 def head() -> str:
     done = subprocess.run(
-        ["git", "-C", str(own_source.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(source_hash.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         pytest.skip("not a git checkout")
@@ -240,7 +240,7 @@ def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
 
 def test_the_very_source_that_verifies_gives_nothing_to_tell(run: Path) -> None:
     for kind in ("wheel", "checkout", "folder"):
-        assert source_findings(run, kind=kind, sha256=own_source.own_hash()) == ("VALID", [])
+        assert source_findings(run, kind=kind, sha256=source_hash.own_hash()) == ("VALID", [])
 
 
 def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Pat
 
 def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
     commit = head()
-    known = own_source.hash_at(commit)
+    known = source_hash.hash_at(commit)
     assert known is not None
     assert source_findings(run, kind="checkout", commit=commit, sha256=known) == ("VALID", [])
     verdict, (found,) = source_findings(run, kind="checkout", commit=commit)
@@ -276,8 +276,8 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(own_source, "package", lambda: package)
-    assert own_source.hash_at.__wrapped__(commit) == tree_hash(package)
+    monkeypatch.setattr(source_hash, "package", lambda: package)
+    assert source_hash.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
 def with_files(sha256: str, job: dict[str, Any]) -> None:
@@ -450,8 +450,9 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
 
 
 def test_the_page_shows_findings_and_the_cost(run: Path) -> None:
-    from accelmark.report.page import render_page
-    from accelmark.results.store.store import load_run
+
+    from accelmark.report.run_page import render_page
+    from accelmark.results.store.loaded_run import load_run
 
     change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:7"}, seed=2000)
     judged(run)

@@ -160,10 +160,10 @@ def test_every_broken_rule_is_a_reason() -> None:
         ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
         ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
         ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
-        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "more than 0.70"),
-        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy 0.6000"),
+        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "held-out accuracy above 0.70"),
+        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy is 0.6000"),
         ({"dataset": "a part of imagenet (5 training and 2 held-out pictures)"}, {}, "a part of imagenet"),
-        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "ask for imagenet"),
+        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "expected: data set imagenet"),
         ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
     ],
 )
@@ -177,19 +177,23 @@ def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
 
 
 def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
-    little = GOOD.model_copy(update={"duration_s": 1.0, "held_out_accuracy": 0.1, "dataset": "arrays", "pretrained": True})
+    changes = {"duration_s": 1.0, "held_out_accuracy": 0.1, "dataset": "arrays", "pretrained": True}
+    little = GOOD.model_copy(update=changes)
     assert apply_rules(preset("smoke"), little).verdict == "VALID"
     assert apply_rules(preset("smoke"), little.model_copy(update={"finished_trials": 0})).verdict == "INVALID"
-    assert apply_rules(preset("smoke"), little.model_copy(update={"precisions": frozenset({"fp8"}}))).verdict == "INVALID"
+    assert (
+        apply_rules(preset("smoke"), little.model_copy(update={"precisions": frozenset({"fp8"})})).verdict == "INVALID"
+    )
     assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
 
 
 def test_a_pretrained_start_is_disclosed() -> None:
-    assert "pretrained weights" in " ".join(apply_rules(preset("aiperf-v1"), GOOD.model_copy(update={"pretrained": True})).disclosures)
+    pretrained = GOOD.model_copy(update={"pretrained": True})
+    assert "pretrained weights" in " ".join(apply_rules(preset("aiperf-v1"), pretrained).disclosures)
 
 
 def test_unmeasured_is_not_valid() -> None:
-    unmeasured = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
+    unmeasured: dict[str, Any] = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
     reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=unmeasured)).reasons
     assert "no precision was recorded" in " ".join(reasons)
     assert "no held-out accuracy was measured" in " ".join(reasons)

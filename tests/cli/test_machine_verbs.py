@@ -17,7 +17,7 @@ from accelmark.cli.doctor import doctor, report
 from accelmark.cli.monitor import monitor
 from accelmark.cli.request import Overrides, plan_for
 from accelmark.cli.vendors import vendors
-from accelmark.results.read.samples import read_samples
+from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse

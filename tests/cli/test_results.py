@@ -16,15 +16,13 @@ from typer.testing import CliRunner
 from accelmark.cli.compare import compare, figures_table
 from accelmark.cli.results import results
 from accelmark.cli.results_screen import show_rows
-from accelmark.report.markdown import BEGIN, END
 from accelmark.report.printable import printable
-from accelmark.results.compare import compare as comparing
-from accelmark.results.compare import query
+from accelmark.report.tables import BEGIN, END
+from accelmark.results.compare import comparison as comparing
 from accelmark.results.compare.table import matching, rows_of
-from accelmark.results.read.bundled import SUFFIX
-from accelmark.results.read.sources import open_sources
-from accelmark.results.store.bundle import write_bundle
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.sources import open_sources
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 
@@ -151,7 +149,7 @@ def test_sql_that_takes_too_much_memory_is_told_and_leaves_no_file(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(query, "_MEMORY_LIMIT", "16MB")
+    monkeypatch.setattr("accelmark.results.compare.sql._MEMORY_LIMIT", "16MB")
     with pytest.raises(RequestError, match="takes more than 16MB of memory"):
         ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,11 @@ def acme_job(make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Return a function that makes a job of a vendor whose folder holds engines of its own."""
     engines = tmp_path / "plugins" / "vendors" / "acme" / "engines"
     engines.mkdir(parents=True)
-    vendor = {"name": "acme", "title": "Acme", "device_type": "cpu", "distributed_backend": "gloo"}
+    vendor = {
+        "name": "acme",
+        "title": "Acme",
+        "frameworks": {"pytorch": {"device_type": "cpu", "collective_backend": "gloo"}},
+    }
     (engines.parent / "vendor.yaml").write_text(json.dumps(vendor | {"visible_devices_env": "ACME", "chips": []}))
     returned = {
         "acme_rt": "outputs",

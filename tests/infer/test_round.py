@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from accelmark.report.inference import latency_plot
-from accelmark.report.page import render_page
+from accelmark.report.run_page import render_page
 from accelmark.results.figures.definitions import INFER_FIGURES, FigureName
-from accelmark.results.rounds.training import round_result
-from accelmark.results.store.store import load_run
+from accelmark.results.rounds.result import round_result
+from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.inference import Note
 from accelmark.spec.job import JobSpec, NodeExit, RankExit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.rounds.training import round_result
+from accelmark.results.rounds.result import round_result
 from accelmark.run.controller.probe import probe, remembered
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.ceilings import Ceilings, Rate

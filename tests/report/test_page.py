@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.page import render_page, script_json, write_page
-from accelmark.results.rounds.summary import write_round
-from accelmark.results.store.store import check_manifest, load_run
+from accelmark.report.run_page import render_page, write_page
+from accelmark.report.templating import embed_json
+from accelmark.results.rounds.result import write_round
+from accelmark.results.store.loaded_run import load_run
+from accelmark.results.store.manifest import check_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
@@ -86,11 +88,11 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_json_in_a_script_cannot_end_it() -> None:
     hostile = {"</script>": "<!-- & \u2028 ]]>"}
-    text = script_json(hostile)
+    text = embed_json(hostile)
     assert not set(text) & set("<>&\u2028")
     assert json.loads(text) == hostile
     with pytest.raises(ValueError, match="Out of range"):
-        script_json(float("nan"))
+        embed_json(float("nan"))
 
 
 def test_the_page_stands_alone_and_stays_small(tmp_path: Path) -> None:

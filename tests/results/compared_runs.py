@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accelmark.results.store.store import LoadedRun, load_run
+from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.run.record.measure import measure_run
 from tests.made_run import Made, make_run
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accelmark.results.compare.compare import compare
-from accelmark.results.compare.welch import mean_difference
+from accelmark.results.compare.comparison import compare
+from accelmark.results.compare.statistics import mean_difference
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.read.sources import open_sources
 from accelmark.results.schema import InferenceRound
-from accelmark.results.store.store import LoadedRun, load_run
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.sources import open_sources
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import loaded, made
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.disturbance import disturbances, is_disturbed
-from accelmark.results.rounds.state import NodeDir
+from accelmark.results.figures.contention import contention_findings, is_busy
+from accelmark.results.read.round_dir import NodeDir
 from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.job import NodeExit
 from accelmark.train.loop.cpu_wait import CoreWait
@@ -27,10 +27,10 @@ def ended(core_wait_s: float | None) -> InferFinished:
 
 
 def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
-    (found,) = disturbances((), {0: ended(0.4), 1: ended(31.0), 2: None})
+    (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None})
     assert (found.severity, found.rule) == ("warning", "cores-at-hand")
     assert found.actual == "rank 1: 31.0% of the time: other work may have taken them"
-    assert is_disturbed([found])
+    assert is_busy([found])
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
         host="n1", noderank=0, state="succeeded", reason=None, started_at="", duration_s=100.0, ranks=(),
         others_cpu_s=others_cpu_s,
     )  # fmt: skip
-    (found,) = disturbances([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
+    (found,) = contention_findings([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
     assert found.rule == rule
     assert told in found.actual
-    assert is_disturbed([found]) == (rule == "cores-at-hand")
+    assert is_busy([found]) == (rule == "cores-at-hand")
 
 
 def test_a_quiet_round_is_not_and_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
-    assert list(disturbances((), {0: ended(0.4), 1: ended(None)})) == []
+    assert list(contention_findings((), {0: ended(0.4), 1: ended(None)})) == []
     assert CoreWait(tmp_path / "none").longest_s() is None
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from accelmark.results.figures.integrate import integrate
+from accelmark.results.figures.consumption import integrate
 
 NAN = math.nan
 

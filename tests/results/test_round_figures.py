@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figures.definitions import TRAIN_FIGURES
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.rounds.training import round_result
+from accelmark.results.rounds.result import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.case import Target
 from tests.made_run import Made, make_run
@@ -142,7 +142,7 @@ def test_a_metric_may_have_to_be_small(tmp_path: Path) -> None:
 def test_no_telemetry_leaves_its_figures_null_with_the_reason(tmp_path: Path) -> None:
     result = result_of(tmp_path, Made(telemetry=False))
     for name in (F.ENERGY, F.MEAN_POWER, F.DEVICE_UTILISATION, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME):
-        assert "no telemetry.jsonl" in reason(result, name)
+        assert "telemetry.jsonl is missing" in reason(result, name)
     assert [finding.rule for finding in result.findings] == ["telemetry-present"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.rounds.training import round_result
+from accelmark.results.rounds.result import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
 from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events
@@ -126,7 +126,9 @@ def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None
     log.write_text("".join(lines))
     result = round_result(round_dir)
     assert result.figures[F.FINAL_LOSS].reason == "the loss of step 100 is not finite"
-    assert [finding.actual for finding in result.findings if finding.rule == "loss-finite"] == ["step 100 has none"]
+    assert [finding.actual for finding in result.findings if finding.rule == "loss-finite"] == [
+        "the loss of step 100 is NaN or infinite"
+    ]
 
 
 def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
@@ -140,7 +142,7 @@ def test_bad_lines_are_told_and_the_rest_counts(round_dir: Path) -> None:
     log.write_text('[PerfLog] {"event": oops\n\x00\x01noise\n' + text)
     result = round_result(round_dir)
     assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(25600)
-    assert [finding.actual for finding in result.findings] == ["rank 0: 1 bad lines (lines 1)"]
+    assert [finding.actual for finding in result.findings] == ["rank 0: 1 malformed PerfLog lines (lines 1)"]
 
 
 def test_a_resumed_round_counts_the_time_of_all_its_attempts(tmp_path: Path) -> None:

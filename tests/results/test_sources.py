@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.markdown import results_table
-from accelmark.results.compare.compare import compare
+from accelmark.report.tables import results_table
+from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.read.bundled import SUFFIX
-from accelmark.results.read.sources import load_source, open_sources
-from accelmark.results.store.bundle import write_bundle
+from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.sources import load_source, open_sources
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 

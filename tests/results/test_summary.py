@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figures.definitions import FigureName as F
-from accelmark.results.read.sources import find_sources, load_runs
-from accelmark.results.rounds.summary import write_round
+from accelmark.results.rounds.result import write_round
 from accelmark.results.schema import Figure, json_schema
-from accelmark.results.store.store import check_manifest, load_round, load_run, load_summary
+from accelmark.results.store.loaded_run import load_round, load_run, load_summary
+from accelmark.results.store.manifest import check_manifest
+from accelmark.results.store.sources import find_sources, load_runs
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run
@@ -197,8 +198,8 @@ def test_the_published_schema_is_current() -> None:
 
 def test_reading_results_imports_nothing_heavy() -> None:
     code = (
-        "import sys, accelmark.results.rounds.summary, accelmark.results.store.store;"
-        "import accelmark.report.page, accelmark.cli.report;"
+        "import sys, accelmark.results.rounds.summary, accelmark.results.store.loaded_run;"
+        "import accelmark.report.run_page, accelmark.cli.report;"
         "print([name for name in ('numpy', 'scipy', 'plotly', 'jinja2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.compare.trend import change_points, levels
+from accelmark.results.compare.statistics import change_points, levels
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import Provenance
 from tests.results.compared_runs import loaded
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.store.bundle import unpack, write_bundle
+from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
-from accelmark.results.store.store import SUMMARY_FILE
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.spec.job import NodeExit
@@ -82,7 +82,7 @@ def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: Ma
     [
         ("die", "signaled", "rank 0: killed by SIGKILL"),
         ("raise", "failed", "rank 0: RuntimeError: the flux is not conserved"),
-        ("quit", "failed", "never said that it had finished"),
+        ("quit", "failed", "without a FINISHED event"),
         ("nan", "failed", "rank 0: the loss is not finite at step 3"),
     ],
 )

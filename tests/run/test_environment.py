@@ -10,7 +10,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.environment import rank_environment
-from accelmark.run.agent.rank_output import last_words
+from accelmark.run.agent.rank_exit import read_log_end
 from accelmark.run.agent.task import AgentTask
 
 OURS = str(Path(accelmark.__file__).parents[1])
@@ -55,4 +55,4 @@ def test_what_is_installed_does_not_hide_what_the_path_offers(
 def test_what_python_says_where_it_finds_nothing_to_run_is_the_cause(tmp_path: Path, said: str) -> None:
     log = tmp_path / "start_pytorch_task.log"
     log.write_text(f"module loaded\n{said}\n")
-    assert last_words(log).cause == said
+    assert read_log_end(log).cause == said

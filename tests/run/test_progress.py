@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from accelmark.run.agent.rank_output import printable
+from accelmark.run.agent.rank_exit import printable
 from accelmark.run.display.live import Board, draw
 from accelmark.run.display.progress import Progress, ProgressReader
 from accelmark.run.record.states import JobStatus

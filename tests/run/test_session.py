@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.results.store.store import check_manifest
+from accelmark.results.store.manifest import check_manifest
 from accelmark.run.agent.processes import ProcessId
 from accelmark.run.controller import session
 from accelmark.run.record.directory import RunDirectory

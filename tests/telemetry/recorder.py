@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from accelmark.results.read.samples import Samples, read_samples
+from accelmark.results.read.telemetry import Samples, read_samples
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -25,8 +25,8 @@ echo "1 32C 58W 16MiB 40536MiB 7%"
 VENDOR = """
 name: acme
 title: Acme (made up for tests)
-device_type: cpu
-distributed_backend: gloo
+frameworks:
+  pytorch: {device_type: cpu, collective_backend: gloo}
 visible_devices_env: null
 chips: []
 telemetry:

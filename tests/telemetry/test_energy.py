@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accelmark.results.figures.consumption import consumption_figures
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.read.samples import Samples, read_samples
+from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Figure
 from accelmark.telemetry.energy import EnergyReason, energy, integrate
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.results.read.samples import read_samples
+from accelmark.results.read.telemetry import read_samples
 from accelmark.telemetry.energy import energy
 from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.record import next_deadline

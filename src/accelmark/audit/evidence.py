@@ -1,4 +1,4 @@
-"""What the rules look at: the rounds of a case with the records that the run left beside them."""
+"""Evidence for the rules: the rounds of a case and the records that the run stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from accelmark.results.schema import RoundResult
+from accelmark.results.schema import Finding, RoundResult, Severity
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import Folder, find, load_case, load_vendor, tree_hash
 from accelmark.spec.errors import AccelmarkError
@@ -81,6 +81,11 @@ class Evidence:
     def good(self) -> list[RoundEvidence]:
         """The rounds that succeeded."""
         return [entry for entry in self.rounds if entry.result.state == "succeeded"]
+
+    def shipped_module(self, framework: str) -> str | None:
+        """Return the module that registers the vendor's device with ``framework``, as AccelMark ships the vendor."""
+        device = self.shipped_vendor.frameworks.get(framework) if self.shipped_vendor is not None else None
+        return device.module if device is not None else None
 
     @property
     def is_open(self) -> bool:
@@ -153,3 +158,14 @@ def _shipped_vendor(entries: Sequence[RoundEvidence]) -> VendorSpec | None:
         return load_vendor(name) if find("vendors", name).origin == "accelmark" else None
     except AccelmarkError:
         return None
+
+
+def finding(severity: Severity, rule: str, expected: str, actual: str, entry: RoundEvidence | None = None) -> Finding:
+    """Return a finding, about one round where ``entry`` is given."""
+    number = entry.number if entry is not None else None
+    return Finding(severity=severity, rule=rule, expected=expected, actual=actual, round=number)
+
+
+def breach(rule: str, expected: str, actual: str, entry: RoundEvidence) -> Finding:
+    """Return what changes the standard workload: an error, unless the run declared itself open."""
+    return finding("open" if entry.is_open else "error", rule, expected, actual, entry)

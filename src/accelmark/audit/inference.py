@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, RoundEvidence
-from accelmark.audit.finding import breach, finding
+from accelmark.audit.evidence import Evidence, RoundEvidence, breach, finding
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Finding, InferenceRound
 from accelmark.spec.inference import InferStep

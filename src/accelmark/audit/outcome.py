@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from accelmark.audit.evidence import Evidence
-from accelmark.audit.finding import finding
+from accelmark.audit.evidence import Evidence, finding
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Finding
 

@@ -7,9 +7,8 @@ from pathlib import PurePath
 from typing import Final
 
 import accelmark
-from accelmark.audit import own_source
-from accelmark.audit.evidence import Evidence
-from accelmark.audit.finding import finding
+from accelmark.audit import source_hash
+from accelmark.audit.evidence import Evidence, finding
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity
 from accelmark.spec.evidence import SourceRecord
@@ -46,18 +45,18 @@ def source_tree(evidence: Evidence) -> Iterator[Finding]:
 
 def _against_own(source: SourceRecord) -> Iterator[Finding]:
     """Hold a source that calls itself unchanged against the one that verifies, where the two can be compared."""
-    if source.sha256 == own_source.own_hash():
+    if source.sha256 == source_hash.own_hash():
         return
     ran = f"{source.kind} {source.version}" + (f" at commit {source.commit[:12]}" if source.commit else "")
     told = f"{ran} with files of hash {source.sha256[:12]}"
     if source.version != accelmark.__version__:
         actual = f"{told}; this is {accelmark.__version__}: not compared"
         yield finding("info", "source-tree", "a version that is known here", actual)
-    elif source.kind == "wheel" and own_source.has_history():
+    elif source.kind == "wheel" and source_hash.has_history():
         # A wheel may leave out files that a checkout has.
         yield finding("info", "source-tree", "a wheel to compare with", f"{told}; this is a checkout: not compared")
-    elif source.kind == "checkout" and source.commit is not None and own_source.has_history():
-        known = own_source.hash_at(source.commit)
+    elif source.kind == "checkout" and source.commit is not None and source_hash.has_history():
+        known = source_hash.hash_at(source.commit)
         if known is None:
             actual = f"{told}; this checkout knows no such commit"
             yield finding("open", "source-tree", "a commit that is known here", actual)
@@ -67,7 +66,7 @@ def _against_own(source: SourceRecord) -> Iterator[Finding]:
         actual = f"{told}; there is no git history here: not compared"
         yield finding("info", "source-tree", "a checkout to compare with", actual)
     else:
-        yield finding("open", "source-tree", f"the files of {source.version}, hash {own_source.own_hash()[:12]}", told)
+        yield finding("open", "source-tree", f"the files of {source.version}, hash {source_hash.own_hash()[:12]}", told)
 
 
 def case_folder(evidence: Evidence) -> Iterator[Finding]:
@@ -143,8 +142,7 @@ def _beyond_shipped(evidence: Evidence, environment: Mapping[str, str]) -> set[s
 
 
 def _own_module(evidence: Evidence, job: JobSpec) -> str | None:
-    shipped = evidence.shipped_vendor
-    return None if shipped is not None and shipped.framework_module == job.framework_module else job.framework_module
+    return None if evidence.shipped_module(job.framework) == job.framework_module else job.framework_module
 
 
 def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.audit.judge import judge_case
+from accelmark.audit.verdict import judge_case
+from accelmark.results.rounds.result import round_result
 from accelmark.results.rounds.summary import gather
-from accelmark.results.rounds.training import round_result
 from accelmark.results.schema import CaseResult, Figure, RoundResult, Spread, Summary
-from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, check_manifest, load_round, load_summary
+from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
+from accelmark.results.store.manifest import check_manifest
 from accelmark.spec.errors import RunError
 
 TOLERANCE: Final = 1e-9

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accelmark.audit.evidence import Evidence, RoundEvidence, Standard
-from accelmark.audit.finding import breach, finding
+from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, breach, finding
 from accelmark.results.schema import Finding
 from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started
@@ -82,10 +81,10 @@ def _functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> It
         actual = f"the vendor's code replaced {'; '.join(replaced[:_SHOWN])}{more}"
         yield breach("framework-functions", "PyTorch's own functions and AccelMark's", actual, entry)
     if started.num_module_functions and entry.job is not None:
-        module, shipped = entry.job.framework_module, evidence.shipped_vendor
+        module = entry.job.framework_module
         shown = "; ".join(started.module_functions[:_SHOWN])
         actual = f"{module} replaced {started.num_module_functions} of PyTorch's functions: {shown}"
-        if shipped is not None and shipped.framework_module == module:
+        if evidence.shipped_module(entry.job.framework) == module:
             yield finding("info", "framework-module", "how this chip joins PyTorch", actual, entry)
         else:
             yield breach("framework-functions", "PyTorch's own functions", actual, entry)

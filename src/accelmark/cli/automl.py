@@ -83,7 +83,7 @@ def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
     if as_json:
         typer.echo(summary.to_json())
         return
-    from accelmark.report.automl.terminal import show_summary
+    from accelmark.report.search_terminal import show_summary
 
     show_summary(summary)
 
@@ -110,7 +110,7 @@ def report(
 ) -> None:
     """Write a search's report: HTML, JSON and CSV."""
     from accelmark.automl.controller.directory import find_search
-    from accelmark.report.automl import write_report
+    from accelmark.report.search_page import write_report
 
     written = write_report(find_search(name, runs), logs=logs)
     typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
@@ -210,15 +210,15 @@ def _live(as_json: bool) -> Any:
     if as_json or not sys.stderr.isatty():
         nothing: Observer | None = None
         return nullcontext(nothing)
-    from accelmark.report.automl.terminal import live_view
+    from accelmark.report.search_terminal import live_view
 
     return live_view()
 
 
 def _finish(session: Session, as_json: bool) -> None:
     from accelmark.automl.scoring.summary import summarise
-    from accelmark.report.automl import write_report
-    from accelmark.report.automl.terminal import show_summary
+    from accelmark.report.search_page import write_report
+    from accelmark.report.search_terminal import show_summary
 
     written = write_report(session.directory)
     summary = summarise(session.directory)

@@ -74,7 +74,7 @@ def conclude(outcome: Outcome, *, as_json: bool) -> None:
 
 def _page(run_dir: Path, *, as_json: bool) -> Path | None:
     """Write the page of a run; a page that cannot be written does not spoil the run."""
-    from accelmark.report.page import write_page
+    from accelmark.report.run_page import write_page
 
     try:
         return write_page(run_dir)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from accelmark.results.compare.compare import Pair
+    from accelmark.results.compare.comparison import Pair
 
 _WIDE: Final = 116
 """Columns that the whole table takes at its widest."""
@@ -34,8 +34,8 @@ def compare(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare runs with the first: each figure's difference with its 95 % interval, and what else differs."""
-    from accelmark.results.compare import compare as comparing
-    from accelmark.results.read.sources import open_sources
+    from accelmark.results.compare import comparison as comparing
+    from accelmark.results.store.sources import open_sources
 
     loaded, problems = open_sources(runs)
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
@@ -61,7 +61,7 @@ def _print(pair: Pair) -> None:
     from rich.console import Console
 
     from accelmark.report.comparison import scale_text, summary_line
-    from accelmark.results.compare.differences import differing_text
+    from accelmark.results.compare.context import differing_text
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -36,7 +36,10 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         telemetry = telemetry_of(spec, str(folder / "vendor.yaml"))
     except AccelmarkError as error:
         return [Check("missing", line, "correct the key that is named") for line in str(error).splitlines()]
-    checks = [Check("good", f"vendor.yaml describes {spec.title} as PyTorch's {spec.device_type!r}")]
+    devices = ", ".join(f"{framework}'s {device.device_type!r}" for framework, device in spec.frameworks.items())
+    checks = [Check("good", f"vendor.yaml describes {spec.title} as {devices}")]
+    if not spec.frameworks:
+        checks = [Check("missing", "vendor.yaml lists no framework", "declare the device under frameworks")]
     if spec.cannot_run is not None:
         checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
@@ -47,7 +50,7 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
     if not spec.chips:
         do = "list them under chips, each with its dense peaks and their source; MFU is null until then"
         checks.append(Check("advice", "no chip is described", do))
-    if spec.visible_devices_env is None and spec.device_type != "cpu":
+    if spec.visible_devices_env is None and not spec.uses_host_cpu:
         do = "set visible_devices_env to the variable that narrows the devices a process sees"
         checks.append(Check("missing", "a job cannot be given some of the cards", do))
     reads = bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
@@ -55,7 +58,7 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         checks.append(Check("good", "its devices can be read for telemetry"))
     else:
         do = f"give telemetry.tool (a rule over your tool), telemetry.script, or {MODULE_FILE} with a class Source"
-        state: Literal["missing", "advice"] = "advice" if spec.device_type == "cpu" else "missing"
+        state: Literal["missing", "advice"] = "advice" if spec.uses_host_cpu else "missing"
         checks.append(Check(state, "utilisation, memory, temperature and power of its devices cannot be read", do))
     if not (folder / "README.md").is_file():
         checks.append(Check("missing", "there is no README.md", "say what runs, with which driver and framework"))

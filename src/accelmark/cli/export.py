@@ -46,15 +46,15 @@ def export(
             typer.secho(f"warning: {run}: no live telemetry: {why}", fg="yellow", err=True)
     told: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.read.sources import load_source
+        from accelmark.results.store.sources import load_source
 
         loaded = load_source(run)
         if tensorboard is not None:
-            from accelmark.results.export.tensorboard import to_tensorboard
+            from accelmark.results.export.tracking import to_tensorboard
 
             told["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
-            from accelmark.results.export.mlflow import to_mlflow, tracking_place
+            from accelmark.results.export.tracking import to_mlflow, tracking_place
 
             told["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
     if as_json:

@@ -26,12 +26,12 @@ from accelmark.cli.report import report
 from accelmark.cli.results import results
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
-from accelmark.cli.serve import serve
 from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
 from accelmark.cli.verify import verify
+from accelmark.cli.view import serve_renamed, view
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
@@ -46,12 +46,14 @@ app = typer.Typer(
 _VERBS: Final = (
     *(train, infer, probe, run),
     *(resume, status, stop),
-    *(report, compare, results, serve, verify, bundle, export),
+    *(report, compare, results, view, verify, bundle, export),
     *(cases, vendors, doctor, monitor),
 )
 for _verb in _VERBS:
     app.command()(_verb)
 app.command(name="import")(import_files)
+_ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
+app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
 app.add_typer(new, name="new")
 app.add_typer(check, name="check")

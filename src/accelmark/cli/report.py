@@ -29,8 +29,8 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the page of a run; one that was killed before its summary is summarised first."""
-    from accelmark.report.page import write_page
-    from accelmark.results.store.store import SUMMARY_FILE, load_run
+    from accelmark.report.run_page import write_page
+    from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
     from accelmark.run.record.measure import measure_run
     from accelmark.spec.errors import RequestError
 
@@ -50,7 +50,7 @@ def report(
         typer.echo(json.dumps(told))
     else:
         if markdown:
-            from accelmark.report.markdown import results_table
+            from accelmark.report.tables import results_table
 
             typer.echo(results_table([loaded]))
         for problem in loaded.problems:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from accelmark.results.compare.table import Row
-    from accelmark.results.store.store import LoadedRun
+    from accelmark.results.store.loaded_run import LoadedRun
 
 
 class Format(StrEnum):
@@ -50,7 +50,7 @@ def results(
     """Show all runs and bundles below directories as one table; those that cannot be read are named."""
     from accelmark.report.printable import printable
     from accelmark.results.compare.table import column, matching, rows_of
-    from accelmark.results.read.sources import open_sources
+    from accelmark.results.store.sources import open_sources
     from accelmark.spec.errors import RequestError
 
     asked = {
@@ -82,7 +82,7 @@ def results(
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
     elif output_format is Format.PARQUET:
-        from accelmark.results.compare.query import write_parquet
+        from accelmark.results.compare.sql import write_parquet
 
         if output is None:
             raise RequestError("Parquet is not for a terminal: name a file with --output")
@@ -93,7 +93,7 @@ def results(
 
         _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
     elif output_format is Format.MARKDOWN:
-        from accelmark.report.runs_table import markdown
+        from accelmark.report.tables import markdown
 
         _emit(markdown(rows, groups), output)
     elif output is not None:
@@ -122,7 +122,7 @@ def _refuse_idle(chosen: str | None, others: Mapping[str, object]) -> None:
 
 def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
     """Write the results of the case whose folder each README lies in; all are looked for before any is written."""
-    from accelmark.report.markdown import write_readme_table
+    from accelmark.report.tables import write_readme_table
     from accelmark.spec.errors import RequestError
 
     found = {case.key.model for run in runs for case in run.summary.cases}
@@ -136,7 +136,7 @@ def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 
 
 def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
-    from accelmark.results.compare.query import ask
+    from accelmark.results.compare.sql import ask
     from accelmark.spec.errors import RequestError
 
     answer = ask(rows, sql)
@@ -147,7 +147,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
 
         _emit(to_csv(answer.heads, answer.rows), output)
     elif output_format is Format.MARKDOWN:
-        from accelmark.report.runs_table import plain_markdown
+        from accelmark.report.tables import plain_markdown
 
         _emit(plain_markdown(answer.heads, answer.rows), output)
     elif output_format is Format.PARQUET or output is not None:

@@ -21,7 +21,7 @@ _PIPED: Final = 260
 
 def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
     """Print rows of results, a heading for each group; on ``console`` or the terminal."""
-    from accelmark.report.runs_table import group_title, shown_columns, shown_rows
+    from accelmark.report.tables import group_title, shown_columns, shown_rows
     from accelmark.results.compare.table import grouped
 
     if not rows:

@@ -73,7 +73,7 @@ def _carry_out(command: Sequence[str], patience_s: float) -> tuple[int | None, s
 
 def _problem(run: Path, said: str) -> str | None:
     """Return why the training did not succeed; its output's end where no round tells."""
-    from accelmark.results.store.store import load_run
+    from accelmark.results.store.loaded_run import load_run
 
     last = "; ".join([line.strip() for line in said.splitlines() if line.strip()][-3:])
     try:
@@ -88,7 +88,7 @@ def _problem(run: Path, said: str) -> str | None:
 
 def _findings(name: str, run: Path) -> Iterator[Check]:
     """Tell of what the audit would hold against a real run."""
-    from accelmark.results.store.store import load_summary
+    from accelmark.results.store.loaded_run import load_summary
 
     found = [entry for case in load_summary(run / "summary.json").cases for entry in case.findings]
     found = [entry for entry in found if entry.severity in ("error", "open") and entry.rule not in _OF_A_TRIAL]

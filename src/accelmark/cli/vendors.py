@@ -33,7 +33,7 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             {
                 "name": name,
                 "title": spec.title,
-                "device_type": spec.device_type,
+                "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
                 "chips": sorted({chip.name for chip in spec.chips}),
                 "read_by": ways,
                 "here": found is not None,
@@ -60,7 +60,7 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             continue
         state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
         chips = ", ".join(row["chips"]) or "-"
-        device = "-" if row["cannot_run"] else row["device_type"]
+        device = ", ".join(dict.fromkeys(row["frameworks"].values())) or "-"
         table.add_row(row["name"], device, state, ", ".join(row["read_by"]) or "-", chips)
     console = Console(highlight=False)
     console.print(table)

@@ -15,7 +15,7 @@ from accelmark.plan.inference import command_line_layer, inference_data, inferen
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.spec.case import CaseSpec, TrainCaseSpec
-from accelmark.spec.catalog import Folder, find, folders, load_case, load_vendor, tree_hash
+from accelmark.spec.catalog import Folder, find, folders, framework_device, load_case, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.engines import known_engines
@@ -214,6 +214,7 @@ class _Planner:
     ) -> JobSpec:
         """Return the first round of a key."""
         adaptation = self._adaptation(key)
+        device = framework_device(self.vendor, key.framework)
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
         return JobSpec(
             work=work,
@@ -222,10 +223,10 @@ class _Planner:
             case=folder.ref(),
             case_version=case.version,
             vendor=self.vendor.name,
-            device_type=self.vendor.device_type,
-            framework_module=self.vendor.framework_module,
+            device_type=device.device_type,
+            framework_module=device.module,
             vendor_environment=self.vendor.environment,
-            collective_backend=self.vendor.distributed_backend,
+            collective_backend=device.collective_backend,
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             adaptation=adaptation_files(adaptation),
             ceilings=self.detected.ceilings if self.vendor.name == self.detected.vendor else None,

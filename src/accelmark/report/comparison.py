@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.report.shell import fill, inline
-from accelmark.report.view import GROUPS
-from accelmark.results.compare.compare import Comparison, Difference, Pair, Side
-from accelmark.results.compare.differences import AREAS, Area, Differing
+from accelmark.report.case_view import GROUPS
+from accelmark.report.templating import fill, inline
+from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
+from accelmark.results.compare.context import AREAS, Area, Differing
 from accelmark.results.figures.definitions import FIGURES
-from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of
+from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
 WORDS: Final = {
     "better": "better",
@@ -141,7 +141,7 @@ def _line(found: Difference) -> Line:
         explanation=FIGURES[found.figure].explanation,
         baseline=f"{scale.number(found.baseline)}{unit}",
         other=f"{scale.number(found.other)}{unit}",
-        change=_signed(found.relative) if found.relative is not None else quantity(found.difference, found.unit),
+        change=signed_percent(found.relative) if found.relative is not None else quantity(found.difference, found.unit),
         interval=_interval(found),
         bare=scale.number(found.baseline),
         half=_half(found),
@@ -153,7 +153,7 @@ def _line(found: Difference) -> Line:
 
 def _interval(found: Difference) -> str:
     if found.relative_interval is not None:
-        return f"{_signed(found.relative_interval[0])} to {_signed(found.relative_interval[1])}"
+        return f"{signed_percent(found.relative_interval[0])} to {signed_percent(found.relative_interval[1])}"
     if found.interval is not None:
         return f"{digits(found.interval[0])} to {quantity(found.interval[1], found.unit)}"
     return NOTHING
@@ -162,21 +162,9 @@ def _interval(found: Difference) -> str:
 def _half(found: Difference) -> str:
     if found.relative is not None and found.relative_interval is not None:
         low, high = found.relative_interval
-        signed = _signed(found.relative).removesuffix(f"{THIN}%")
+        signed = signed_percent(found.relative).removesuffix(f"{THIN}%")
         return f"{signed} ± {percent((high - low) / 2)}"
     if found.relative is not None:
-        return _signed(found.relative)
+        return signed_percent(found.relative)
     half = "" if found.interval is None else f" ± {digits((found.interval[1] - found.interval[0]) / 2, 2)}"
     return f"{digits(found.difference, 2)}{half}"
-
-
-def _signed(share: float) -> str:
-    """Return a share as percent with its sign; tenths of a percent from 1 % on, finer below."""
-    percent = 100 * share
-    size = abs(percent)
-    if size == 0:
-        return "0\u202f%"
-    text = f"{size:,.1f}" if size >= 1 else f"{size:.2g}"
-    if "e" in text:
-        text = digits(size, 2)
-    return f"{'+' if percent > 0 else '−'}{text}\u202f%"

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.number_format import NOTHING, digits, percent
 
 F = FigureName

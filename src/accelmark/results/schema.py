@@ -74,6 +74,7 @@ class Environment(Spec):
         return started
 
 
+Verdict = Literal["VALID", "OPEN", "INVALID"]
 Severity = Literal["info", "warning", "open", "error"]
 
 
@@ -95,6 +96,11 @@ class Finding(Spec):
         """Say it of these rounds; of all of them where none is given."""
         where = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}: " if rounds else ""
         return f"{where}{self.actual} (expected: {self.expected}) [{self.rule}]"
+
+
+def finding(severity: Severity, rule: str, expected: str, actual: str, round_number: int | None = None) -> Finding:
+    """Return a finding, about one round where ``round_number`` is given."""
+    return Finding(severity=severity, rule=rule, expected=expected, actual=actual, round=round_number)
 
 
 class ChangedKey(Spec):
@@ -133,6 +139,16 @@ class AdaptationCost(Spec):
     """Variables of ``vendor.yaml`` that the vendor which AccelMark ships does not set so."""
     framework_module: str | None = None
     """The module that ``vendor.yaml`` has every rank import, where the shipped vendor names no such one."""
+
+
+class CaseVerdict(Spec):
+    """The verdict on a case, its findings, and what the vendor changed."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    """Every reason why the verdict is not VALID."""
+    findings: tuple[Finding, ...]
+    adaptation: AdaptationCost | None
 
 
 class InferenceRound(Spec):
@@ -224,7 +240,7 @@ class CaseResult(Spec):
     state: JobState
     """``succeeded`` only when every round did."""
     converged: bool | None
-    verdict: Literal["VALID", "OPEN", "INVALID"]
+    verdict: Verdict
     reasons: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     figures: dict[FigureName, Spread]

@@ -21,7 +21,7 @@ from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
 Kind = Literal["cases", "vendors", "frameworks"]
@@ -158,6 +158,22 @@ def load_vendor(name: str) -> VendorSpec:
 def load_framework(name: str) -> FrameworkSpec:
     """Read and check ``framework.yaml`` of one framework."""
     return _load_framework(find("frameworks", name).path / _FILE["frameworks"])
+
+
+def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
+    """Return the vendor's device as ``framework`` knows it: by ``vendor.yaml``, else by ``framework.yaml``.
+
+    Raises:
+        RequestError: there is no such framework, or neither file declares the device.
+    """
+    device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
+    if device is None:
+        declared = ", ".join(vendor.frameworks) or "none"
+        raise RequestError(
+            f"vendor {vendor.name} declares no device for framework {framework!r} (declared: {declared}); "
+            f"add frameworks.{framework} to its vendor.yaml"
+        )
+    return device
 
 
 def load_launch(name: str) -> FrameworkLaunch:

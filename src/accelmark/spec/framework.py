@@ -9,6 +9,7 @@ from typing import Final, Literal, Protocol, final
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""
@@ -36,6 +37,8 @@ class FrameworkSpec(Spec):
     """Whether one process drives one device, or all devices of its host."""
     timing: Literal["step", "window"]
     """Whether the end of a step can be marked on the device, or only the end of a window of steps."""
+    devices: dict[str, FrameworkDevice] = Field(default_factory=dict)
+    """Vendor -> device, for vendors whose ``vendor.yaml`` does not list this framework."""
     reserved_variables: tuple[str, ...] = ()
     """Variables set by the launch, which a vendor's script may not change."""
     reported_variables: tuple[str, ...] = ()
@@ -114,11 +117,22 @@ class DeviceSupport:
     reason: str
 
 
+class LaunchRecord(Spec):
+    """``ranks.json``: what a launch of several ranks saw of their ends."""
+
+    exit_codes: dict[int, int | None]
+    """Global rank -> exit code, negative for a signal; null where the launch did not see one."""
+    signal: str | None = None
+    """Signal that made the launch end its ranks (``SIGTERM``)."""
+    problem: str | None = None
+    """Why the ranks could not be started."""
+
+
 class FrameworkLaunch(Protocol):
     """The module ``launch.py`` of a framework's folder.
 
-    A launch that starts several ranks writes their exit codes as :class:`~accelmark.spec.job.LaunchRecord` to
-    ``ranks.json`` in the node directory (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all.
+    A launch that starts several ranks writes a :class:`LaunchRecord` to ``ranks.json`` in the node directory
+    (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all of them.
     """
 
     def launch(self, place: HostPlace) -> Launch:

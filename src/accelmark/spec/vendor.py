@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
@@ -76,16 +76,30 @@ class ContainerDefaults(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
 
 
+class FrameworkDevice(Spec):
+    """A vendor's device as one framework knows it."""
+
+    device_type: str
+    """The framework's name of the device (``cuda``, ``npu``, ``cpu``)."""
+    module: str | None = None
+    """Module that registers the device with the framework when it is imported (``torch_npu``); null: none is needed."""
+    collective_backend: str
+    """The framework's name of the library for collectives (``nccl``, ``hccl``, ``gloo``)."""
+
+
+_FLAT_KEYS: Final = {
+    "device_type": "device_type", "framework_module": "module", "distributed_backend": "collective_backend",
+}  # fmt: skip
+"""Keys of earlier ``vendor.yaml`` files -> their names under ``frameworks``."""
+
+
 class VendorSpec(Spec):
     """One chip maker's platform."""
 
     name: str
     title: str
-    device_type: str
-    """The framework's device type (``cuda``, ``npu``, ``cpu``)."""
-    framework_module: str | None = None
-    """A module that registers the device with PyTorch when imported (``torch_npu``), if one is needed."""
-    distributed_backend: str
+    frameworks: dict[str, FrameworkDevice]
+    """Framework -> its device; a framework that is not listed does not run on this platform."""
     visible_devices_env: str | None
     """The variable that narrows the devices a process sees; null where there is none."""
     container: ContainerDefaults = ContainerDefaults()
@@ -98,6 +112,21 @@ class VendorSpec(Spec):
     """Why no case can run on it yet, though its devices may be read; null where nothing is known to be in the way."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
     """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_flat_keys(cls, given: Any) -> Any:
+        flat = {key: given[key] for key in _FLAT_KEYS if key in given} if isinstance(given, dict) else {}
+        if flat:
+            fields = ", ".join(f"{_FLAT_KEYS[key]}: {'null' if flat[key] is None else flat[key]}" for key in flat)
+            listed = f"{', '.join(flat)} {'is' if len(flat) == 1 else 'are'} given for each framework"
+            raise ValueError(f"{listed}; write frameworks: {{pytorch: {{{fields}}}}} instead")
+        return given
+
+    @property
+    def uses_host_cpu(self) -> bool:
+        """Whether the devices are the host's own processors."""
+        return bool(self.frameworks) and all(one.device_type.lower() == "cpu" for one in self.frameworks.values())
 
     def require_runnable(self) -> None:
         """Raise RequestError with the reason where no case can run on this vendor's chips."""

@@ -8,8 +8,8 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, final
 
-from accelmark.spec.catalog import folders, load_framework, load_launch, load_vendor
-from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.catalog import folders, framework_device, load_framework, load_launch, load_vendor
+from accelmark.spec.errors import AccelmarkError, RequestError
 from accelmark.spec.framework import FrameworkSpec
 from accelmark.spec.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of
@@ -131,16 +131,20 @@ def _distributions() -> dict[str, tuple[str, ...]]:
 
 
 def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec) -> Verdict:
-    what = f"{framework.name} on {entry.vendor} ({vendor.device_type})"
+    try:
+        device = framework_device(vendor, framework.name)
+    except RequestError as error:
+        return Verdict(f"{framework.name} on {entry.vendor}", False, str(error))
+    what = f"{framework.name} on {entry.vendor} ({device.device_type})"
     version = _version(framework.module)
     if version is None:
         requirements = " ".join(f"'{requirement}'" for requirement in framework.requires)
         return Verdict(what, False, f"{framework.title} is not installed: pip install {requirements}")
-    if vendor.framework_module is not None:
-        there = _is_there(vendor.framework_module)
-        need = f"{vendor.framework_module}, which registers the device with {framework.title}"
+    if device.module is not None:
+        there = _is_there(device.module)
+        need = f"{device.module}, which registers the device with {framework.title}"
         return Verdict(what, there, f"{need}, is {'installed' if there else 'not installed'}")
-    support = load_launch(framework.name).device_support(vendor.device_type, version)
+    support = load_launch(framework.name).device_support(device.device_type, version)
     return Verdict(what, support.works, support.reason)
 
 

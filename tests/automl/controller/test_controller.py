@@ -20,8 +20,8 @@ from accelmark.automl.scoring.summary import summarise, verify_search
 from accelmark.automl.search import population
 from accelmark.automl.search.tuning import STUDY_FILE
 from accelmark.automl.workers.pool import ThreadPool
-from accelmark.report.automl import write_report
-from accelmark.report.automl.terminal import show_summary
+from accelmark.report.search_page import write_report
+from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError
 from tests.automl.images import tiny_dataset, tiny_network
 

@@ -32,8 +32,8 @@ class _Event(Record):
 class SessionBegan(_Event):
     """A controller started or resumed the run at ``clock_s`` of the run's clock.
 
-    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that time, as in telemetry. ``splits`` is None
-    in journals of early versions.
+    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that time, as in telemetry. Journals of early
+    versions have no ``splits``.
     """
 
     event: Literal["session-began"] = "session-began"

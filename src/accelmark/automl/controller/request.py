@@ -132,7 +132,7 @@ def dry_run(config: AutomlConfig, network: Network) -> tuple[Dataset | None, tup
     unchecked: list[str] = []
     if dataset is None:
         unchecked.append("the cluster: whether it can be reached, has the data, and can run all concurrent trials")
-    elif load_vendor(default_vendor()).device_type != "cpu":
+    elif not load_vendor(default_vendor()).uses_host_cpu:
         unchecked.append("whether this machine has enough accelerators for all concurrent trials")
     else:
         check_capacity(config, cores=os.cpu_count() or 1, accelerators=0)

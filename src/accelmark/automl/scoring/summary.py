@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from accelmark.audit.judge import verdict_of
+from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import HashChain, read_chain, read_journal

@@ -124,7 +124,10 @@ class PyTorchBackend:
         model = case.build_model()
         weights = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
-        self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
+        if ranks.rank == 0:
+            self.flops_per_sample, uncounted = count_flops(case, model)
+            if uncounted is not None:
+                self._log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
         standard = Standard.of(model)
         if seen is not None:
             self._probes = seen.probes = Probes.of(case, model)

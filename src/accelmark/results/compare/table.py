@@ -10,7 +10,7 @@ from typing import Final
 
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError, nearest
 
 Cell = str | int | float | bool | None

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.results.rounds.state import node_dirs
-from accelmark.results.rounds.training import read_job
+from accelmark.results.read.round_dir import node_dirs, read_job
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import update_manifest
+from accelmark.results.store.manifest import update_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec

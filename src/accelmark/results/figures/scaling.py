@@ -10,7 +10,7 @@ from typing import Final, final
 
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import CaseResult, RoundResult, Spread
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.store.loaded_run import LoadedRun
 
 FIGURE: Final = FigureName.THROUGHPUT_TRAIN
 _WITH_SCALE: Final = (

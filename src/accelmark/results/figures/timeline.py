@@ -1,17 +1,22 @@
-"""All ranks of a round laid on one axis: what the figures and curves are computed from."""
+"""Merge the logs of all ranks of a round into one timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from accelmark.results.read.rank_log import Attempt, RankLog, read_rank_log
+from accelmark.results.read.train_log import Attempt, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation, Finished, Inspected, Started
 
 if TYPE_CHECKING:
-    from accelmark.results.figures.arrays import Floats
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.floating[Any]]
+    Indices = NDArray[np.integer[Any]]
+    Column = Sequence[float] | Floats
 
 
 @final
@@ -27,7 +32,8 @@ class RankEnd:
     errors: tuple[str, ...]
     malformed: int
     malformed_lines: tuple[int, ...]
-    torn: bool
+    truncated: bool
+    """The last line of its log is incomplete."""
 
 
 @final
@@ -145,7 +151,7 @@ class _Losses:
 class _Fold:
     """What accumulates while the ranks' logs are read one after another."""
 
-    lead: RankLog | None = None
+    lead: TrainLog | None = None
     ends: list[RankEnd] = field(default_factory=list)
     step_ms: list[Floats] = field(default_factory=list)
     compute_ms: float = 0.0
@@ -164,7 +170,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     fold = _Fold()
     losses = _Losses(np.zeros(0), np.zeros(0))
     for rank, path in sorted(logs):
-        log = read_rank_log(path, rank)
+        log = read_train_log(path, rank)
         if not log.attempts:
             continue
         fold.lead = fold.lead or log
@@ -179,7 +185,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     return _timeline(fold, fold.lead, losses)
 
 
-def _end_of(log: RankLog) -> RankEnd:
+def _end_of(log: TrainLog) -> RankEnd:
     return RankEnd(
         log.rank,
         log.started,
@@ -193,7 +199,7 @@ def _end_of(log: RankLog) -> RankEnd:
     )
 
 
-def _spans(log: RankLog) -> tuple[tuple[float, float], ...]:
+def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
     return tuple(
         (attempt.train_start_ms / 1e3, (attempt.train_start_ms + attempt.train_ms) / 1e3)
         for attempt in log.attempts
@@ -201,7 +207,7 @@ def _spans(log: RankLog) -> tuple[tuple[float, float], ...]:
     )
 
 
-def _timeline(fold: _Fold, lead: RankLog, losses: _Losses) -> Timeline:
+def _timeline(fold: _Fold, lead: TrainLog, losses: _Losses) -> Timeline:
     import numpy as np
 
     attempts = lead.attempts
@@ -259,3 +265,27 @@ def _evaluations(begun: list[Attempt]) -> tuple[TimedEvaluation, ...]:
             found.append(TimedEvaluation((at_ms - start + before_ms) / 1e3, evaluation))
         before_ms += attempt.train_ms
     return tuple(found)
+
+
+def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:
+    """Return everything that any rank saw: the fewest samples, and why a rank could not count; None where none looked.
+
+    A rank that did not come to look, though others did, is a reason too.
+    """
+    seen = [end.inspected for end in ends if end.inspected is not None]
+    if not seen:
+        return None
+    counts = [one.samples_seen for one in seen if one.samples_seen is not None]
+    reasons = [one.samples_reason for one in seen if one.samples_reason is not None]
+    reasons += [f"rank {end.rank} told nothing of its steps" for end in ends if end.inspected is None]
+    types = sorted({name for one in seen for name in one.compute_types or ()})
+    without = [one.compute_reason for one in seen if one.compute_reason is not None]
+    return Inspected(
+        replaced_functions=tuple(dict.fromkeys(name for one in seen for name in one.replaced_functions)),
+        probed_steps=seen[0].probed_steps,
+        samples_credited=seen[0].samples_credited,
+        samples_seen=min(counts, default=None),
+        samples_reason=next(iter(reasons), None),
+        compute_types=tuple(types) or None,
+        compute_reason=next(iter(without), None),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -168,12 +167,9 @@ def compute_figures(job: JobSpec, timeline: Timeline, work: Work, per_device: Fi
     }
 
 
-def with_ceiling(figures: Mapping[FigureName, Figure], ceiling_tflops: float | None, reason: str) -> Figures:
-    """Return ``figures`` with MFU against a measured matmul rate (TFLOP/s of one device)."""
-    achieved = figures[FigureName.ACHIEVED_TFLOPS]
-    return dict(figures) | {
-        FigureName.MFU_MEASURED: ratio(achieved.value, ceiling_tflops, achieved.reason or reason),
-    }
+def mfu_measured(achieved: Figure, ceiling_tflops: float | None, reason: str) -> Figure:
+    """Return ``achieved`` (TFLOP/s of one device) over the matmul rate that the probe measured."""
+    return ratio(achieved.value, ceiling_tflops, achieved.reason or reason)
 
 
 def _flops_per_sample(timeline: Timeline) -> Figure:

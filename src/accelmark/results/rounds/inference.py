@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
+from accelmark.results.figures.contention import contention_findings, is_busy
+from accelmark.results.figures.curves import telemetry_series
 from accelmark.results.figures.definitions import INFER_FIGURES, FigureName
-from accelmark.results.figures.disturbance import disturbances, is_disturbed
 from accelmark.results.figures.inference import PhaseFigures, invalid_reasons, mfu, phase_figures
-from accelmark.results.figures.telemetry_curves import telemetry_series
 from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.infer_log import InferLog, read_infer_log
-from accelmark.results.rounds.state import NodeDir, read_json, state_from
-from accelmark.results.rounds.training import read_telemetry
+from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
+from accelmark.results.rounds.host_telemetry import read_telemetry
+from accelmark.results.rounds.state import job_state
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult
 from accelmark.spec.infer_events import Phase, ScenarioResult
 from accelmark.spec.inference import InferStep, ScenarioName
@@ -42,9 +43,7 @@ _SCENARIOS: Final[dict[FigureName, ScenarioName]] = {
 _CURVE_POINTS: Final = 100
 
 
-def infer_round(
-    job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: tuple[JobState, str | None] | None
-) -> RoundResult:
+def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute everything there is to know of one inference round; works on a partial, failed or lost one too.
 
     Args:
@@ -61,7 +60,7 @@ def infer_round(
     words = None
     if log.finished is not None and log.finished.state != "completed":
         words = log.finished.message or log.finished.end_reason
-    state, reason = state_from(job, nodes, words, log.begin_ms is not None, ledger)
+    state, reason = job_state(job, nodes, words, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
     phase: Phase = "inference" if "inference" in log.spans_ms else "validation"
     spans = {}
@@ -71,7 +70,7 @@ def infer_round(
     hosts, no_telemetry = read_telemetry(nodes, spans, findings)
     figures = _figures(job, infer, log, hosts, no_telemetry or "telemetry left no samples", phase)
     findings += _findings(infer, log, figures)
-    findings += disturbances(nodes, {0: log.finished})
+    findings += contention_findings(nodes, {0: log.finished})
     settings = infer.settings
     return RoundResult(
         key=job.key,
@@ -262,7 +261,7 @@ def _marks(
         "partial": state != "succeeded",
         "partial_evaluation": not infer.settings.synthetic
         and (infer.settings.max_batches is not None or _is_partial(log)),
-        "busy_machine": is_disturbed(findings),
+        "busy_machine": is_busy(findings),
     }
     return tuple(mark for mark, is_held in held.items() if is_held)
 

@@ -15,9 +15,8 @@ from pydantic_core import from_json
 
 from accelmark.results.figures.aggregate import spread
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.rounds.judgement import Verdict
-from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary
-from accelmark.results.store.store import LoadedRun
+from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
+from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey

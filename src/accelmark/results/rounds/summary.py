@@ -12,12 +12,12 @@ from pydantic_core import from_json
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.rounds.judgement import Judge
-from accelmark.results.rounds.state import ledger_states
-from accelmark.results.rounds.training import round_result
-from accelmark.results.schema import CaseResult, JobState, Mark, RoundResult, Summary, Task
+from accelmark.results.read.round_dir import ledger_states
+from accelmark.results.rounds.result import write_round
+from accelmark.results.schema import CaseResult, CaseVerdict, JobState, Mark, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.store import RESULT_FILE, SUMMARY_FILE, load_round, write_manifest
+from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
+from accelmark.results.store.manifest import write_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.key import CaseKey
 
@@ -26,12 +26,11 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
 
+Judge = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
+"""Returns the verdict on the rounds of one key.
 
-def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
-    """Compute the result of one round and write its ``result.json``; arguments as :func:`round_result`."""
-    result = round_result(round_dir, state=state, reason=reason)
-    write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
-    return result
+Arguments: the run's directory, the rounds (directory relative to the run -> result), and the number of rounds planned.
+"""
 
 
 def summarise(run_dir: Path, judge: Judge, *, recompute: bool = False) -> Summary:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Final, final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, keep_hidden, secrets_of
@@ -31,14 +31,13 @@ from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_en
 from accelmark.run.agent.host_setup import HostInUseError, clear_caches, hold, route
 from accelmark.run.agent.limits import Breach, LimitWatch, size_of
 from accelmark.run.agent.processes import ProcessId, become_subreaper, descendants, signal_all
-from accelmark.run.agent.rank_output import LastWords, last_words
+from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.sysinfo import system_information
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
-from accelmark.run.agent.verdict import Ending, judge_node, judge_rank, overruled
 from accelmark.run.record.states import utc_now
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.framework import FrameworkSpec
+from accelmark.spec.framework import FrameworkSpec, LaunchRecord
 from accelmark.spec.job import NodeExit, RankExit
 
 _RESERVE_FILE: Final = ".reserve"
@@ -49,7 +48,6 @@ _TELEMETRY_BIRTH_S: Final = 5.0
 _TELEMETRY_PATIENCE_S: Final = 10.0
 _TELEMETRY_STARTS: Final = 3
 _ORPHAN_PATIENCE_S: Final = 1.0
-_RANK_EXITS: Final = TypeAdapter(tuple[RankExit, ...])
 _BREACHES: Final = {
     "timed_out": ("timed_out", "timed_out"),
     "stalled": ("stalled", "timed_out"),
@@ -74,7 +72,7 @@ class Agent:
         self._ranks: subprocess.Popen[bytes] | None = None
         self._telemetry: subprocess.Popen[bytes] | None = None
         self._telemetry_starts = 0
-        self._ending: Ending | None = None
+        self._ending: Termination | None = None
         self._kill_at: float | None = None
         self._num_requests = 0
         self._selector = selectors.DefaultSelector()
@@ -97,14 +95,14 @@ class Agent:
                 self._start_telemetry()
                 exit_code = self._supervise()
         except HostInUseError as error:
-            self._ending = Ending("failed", "failed", str(error))
+            self._ending = Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
-            self._ending = self._ending or Ending("failed", "failed", f"the node agent cannot go on: {error}")
+            self._ending = self._ending or Termination("failed", "failed", f"the node agent cannot go on: {error}")
         self._end_everything()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
         ranks = self._rank_exits(exit_code)
-        state, reason = judge_node(ranks, self._ending)
+        state, reason = classify_node(ranks, self._ending)
         return NodeExit(
             host=self._task.host,
             noderank=self._task.noderank,
@@ -171,14 +169,14 @@ class Agent:
 
     def _enforce(self) -> None:
         if self._num_requests and self._ending is None:
-            self._end(Ending("cancelled", "cancelled", "was asked to end"))
+            self._end(Termination("cancelled", "cancelled", "was asked to end"))
         breach = self._watch.look() if self._ending is None else None
         if breach is not None:
             self._end(_ending_of(breach))
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
             signal_all(self._rank_tree(), signal.SIGKILL)
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: Termination) -> None:
         """Ask the ranks to end; whatever is there after the grace period is killed."""
         self._ending = ending
         self._kill_at = time.monotonic() + self._task.limits.grace_s
@@ -280,34 +278,29 @@ class Agent:
         write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
-        """Judge every rank: by the launcher's own record of exit codes where there is one, else by its exit code."""
-        recorded = self._recorded()
-        exits = []
-        for local_rank, rank in enumerate(self._task.ranks):
-            if rank in recorded:
-                exits.append(overruled(recorded[rank], self._ending))
-                continue
-            words = last_words(self._dir / f"rank{rank}.out.log")
-            if words.cause is None and not words.lines:
-                words = last_words(self._dir / self._task.launcher_log)
-                words = LastWords(words.lines, None, words.cause)
-            exits.append(judge_rank(rank, local_rank, exit_code, words, self._ending))
-        return tuple(exits)
+        """Classify every rank by its exit code, where the launch recorded it, else by that of the launch."""
+        logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
+        if any(log.cause is None and not log.lines for log in logs.values()):
+            launch = read_log_end(self._dir / self._task.launcher_log)
+            logs = {
+                rank: LogEnd(launch.lines, None, launch.cause) if log.cause is None and not log.lines else log
+                for rank, log in logs.items()
+            }
+        return classify_ranks(logs, exit_code, self._launch_record(), self._ending)
 
-    def _recorded(self) -> dict[int, RankExit]:
+    def _launch_record(self) -> LaunchRecord | None:
         try:
-            found = _RANK_EXITS.validate_json((self._dir / RANKS_FILE).read_bytes())
+            return LaunchRecord.model_validate_json((self._dir / RANKS_FILE).read_bytes())
         except FileNotFoundError:
-            return {}
+            return None
         except ValidationError:
-            self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code stands for all ranks")
-            return {}
-        return {rank.rank: rank for rank in found}
+            self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code is used for all ranks")
+            return None
 
 
-def _ending_of(breach: Breach) -> Ending:
+def _ending_of(breach: Breach) -> Termination:
     rank_state, node_state = _BREACHES[breach.kind]
-    return Ending(rank_state, node_state, breach.reason)  # type: ignore[arg-type]
+    return Termination(rank_state, node_state, breach.reason)  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> int:

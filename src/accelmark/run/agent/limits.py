@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.results.store.files import free_mib
-from accelmark.run.agent.rank_output import last_words
+from accelmark.run.agent.rank_exit import read_log_end
 from accelmark.run.agent.task import SEEN_FILE, Limits
 from accelmark.spec.number_format import duration
 from accelmark.spec.perflog import PERFLOG_PREFIX
@@ -86,7 +86,7 @@ class LimitWatch:
         silent = [rank for rank in self.ranks if now - self._silences[rank].since > limit_s]
         if not silent:
             return None
-        unfinished = [rank for rank in silent if last_words(_log_of(self.node_dir, rank)).finished is None]
+        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).finished is None]
         if not unfinished:
             return self._hanging(silent)
         first = min(unfinished, key=lambda rank: self._silences[rank].since)

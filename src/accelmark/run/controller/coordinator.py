@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.results.store.store import MANIFEST_FILE
+from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.controller.assign import JOB_FILE, job_on_hosts, node_works
 from accelmark.run.controller.daemon_thread import in_background
 from accelmark.run.controller.follow import Following, StopRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from accelmark.datasets import dataset_specs, ensure, fingerprint, place_of
+from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_case
@@ -30,7 +30,7 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
     Raises:
         DataError: a person has to name a directory, and did not.
     """
-    return {spec.name: place_of(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
+    return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
 
 @final
@@ -75,7 +75,7 @@ def _record(spec: DatasetSpec, place: Path) -> DataRecord:
 
 
 def _in_cache(spec: DatasetSpec, place: Path) -> bool:
-    return bool(spec.sources) and place_of(spec) == place
+    return bool(spec.sources) and locate(spec) == place
 
 
 def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from accelmark.run.agent.verdict import NodeState, judge_job
+from accelmark.run.agent.rank_exit import NodeState, classify_job
 from accelmark.run.launchers.launcher import Link
 from accelmark.spec.job import NodeExit
 
@@ -93,7 +93,7 @@ class Following:
             await asyncio.sleep(self.interval_s)
 
     def _verdict(self) -> tuple[NodeState, str | None]:
-        state, reason = judge_job(tuple(self._ends.values()), self._order)
+        state, reason = classify_job(tuple(self._ends.values()), self._order)
         if state == "cancelled" and self.stop:
             return state, f"{self.stop.reason}; what was measured until then is kept, and marked partial"
         return state, reason

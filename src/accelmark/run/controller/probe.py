@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets import cache_directory
-from accelmark.results.rounds.state import read_json
+from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, VisibleDevices
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.run.launchers.local.launcher import LocalLink
 from accelmark.run.record.directory import safe_name
+from accelmark.spec.catalog import framework_device
 from accelmark.spec.ceilings import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
@@ -99,6 +100,7 @@ def _place(vendor: str, hardware: str) -> Path:
 
 def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: ProbeJob) -> NodeWork:
     key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nproc=nproc)
+    device = framework_device(vendor, key.framework)
     job = JobSpec(
         work=probe,
         key=key,
@@ -106,9 +108,9 @@ def _work(vendor: VendorSpec, hardware: str, nproc: int, node_dir: Path, probe: 
         case=FolderRef(name="probe", path=Path(accelmark.__file__).parent / "probe", sha256=""),
         case_version=1,
         vendor=vendor.name,
-        device_type=vendor.device_type,
-        framework_module=vendor.framework_module,
-        collective_backend=vendor.distributed_backend,
+        device_type=device.device_type,
+        framework_module=device.module,
+        collective_backend=device.collective_backend,
         data_dirs={},
         checkpoint_dir=node_dir,
     )

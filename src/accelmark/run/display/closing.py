@@ -14,7 +14,7 @@ from rich.text import Text
 from accelmark.results.figures.definitions import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
-from accelmark.results.store.store import load_run
+from accelmark.results.store.loaded_run import load_run
 from accelmark.run.controller.session import Standing
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.terminal import plain_progress

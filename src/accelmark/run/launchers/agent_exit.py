@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.rank_output import tail
+from accelmark.run.agent.rank_exit import tail
 from accelmark.run.agent.task import EXIT_FILE
 from accelmark.run.launchers.launcher import NodeWork
 from accelmark.spec.errors import RunError

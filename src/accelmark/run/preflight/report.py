@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.datasets import dataset_specs, place_of
+from accelmark.datasets import dataset_specs, locate
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.display.observer import Watcher
 from accelmark.run.launchers.launcher import Launcher
@@ -66,6 +66,6 @@ def given_data(plan: Plan) -> list[Path]:
             continue
         for spec in specs:
             place = job.job.data_dirs.get(spec.name)
-            if place is not None and not (spec.sources and place == place_of(spec)):
+            if place is not None and not (spec.sources and place == locate(spec)):
                 found[place] = None
     return list(found)

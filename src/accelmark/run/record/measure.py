@@ -12,7 +12,7 @@ RESULT_FILE: Final = "result.json"
 
 def measure_round(round_dir: Path) -> RoundResult:
     """Compute a round's result and write ``result.json``."""
-    from accelmark.results.rounds.summary import write_round  # numerical libraries: not before they are needed
+    from accelmark.results.rounds.result import write_round
 
     return write_round(round_dir)
 
@@ -27,7 +27,7 @@ def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
     Raises:
         RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
     """
-    from accelmark.audit.judge import judge_case
-    from accelmark.results.rounds.summary import summarise  # numerical libraries: not before they are needed
+    from accelmark.audit.verdict import judge_case
+    from accelmark.results.rounds.summary import summarise
 
     return summarise(run_dir, judge_case, recompute=recompute)

@@ -1,0 +1,155 @@
+"""What differs between two results besides their figures: hardware, software, settings, source, findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from pydantic_core import from_json
+
+from accelmark.results.schema import CaseResult, RoundResult
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.spec.errors import RunError
+from accelmark.spec.model import Spec
+
+Area = Literal["hardware", "software", "settings", "source", "audit"]
+AREAS: Final[tuple[Area, ...]] = ("hardware", "software", "settings", "source", "audit")
+ABSENT: Final = "–"
+
+_SOFTWARE: Final = ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark")
+_HARDWARE: Final = ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib")
+_PASSING: Final = frozenset({
+    "uuid", "bus_id", "serial", "pid", "schema_version", "ACCELMARK_NODE_DIR", "ACCELMARK_RUN", "ACCELMARK_CACHE",
+})  # fmt: skip
+"""Parts of a host's description that differ between any two runs, or between two cards of one kind."""
+_NAMES: Final = {
+    "device_name": ("hardware", "device"),
+    "world_size": ("hardware", "ranks"),
+    "framework": ("software", "framework"),
+    "framework_version": ("software", "framework version"),
+    "model_class": ("source", "model class"),
+    "optimizer_class": ("source", "optimizer class"),
+    "parameter_hash": ("source", "structure of the model"),
+    "checkpoint_hash": ("source", "initial weights"),
+}
+
+Facts = dict[tuple[Area, str], str]
+
+
+class Differing(Spec):
+    """One thing that is not the same on both sides."""
+
+    area: Area
+    name: str
+    baseline: str
+    other: str
+
+
+def differing(baseline: Facts, other: Facts) -> tuple[Differing, ...]:
+    """Return what ``other`` has otherwise than ``baseline``, by area and name."""
+    names = sorted(baseline.keys() | other.keys(), key=lambda item: (AREAS.index(item[0]), item[1]))
+    return tuple(
+        Differing(area=area, name=name, baseline=before, other=after)
+        for area, name in names
+        if (before := baseline.get((area, name), ABSENT)) != (after := other.get((area, name), ABSENT))
+    )
+
+
+def facts_of(run: LoadedRun, case: CaseResult) -> Facts:
+    """Return all that is known of how a case was run; values that vary over rounds or hosts are listed together."""
+    rounds = run.rounds_of(case)
+    found: dict[tuple[Area, str], dict[str, None]] = {}
+    for area, name, value in (*_of_run(run, case), *(fact for result in rounds for fact in _of_round(result))):
+        found.setdefault((area, name), {})[value] = None
+    return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _of_run(run: LoadedRun, case: CaseResult) -> Iterable[tuple[Area, str, str]]:
+    yield "software", "AccelMark", run.summary.accelmark_version
+    yield "hardware", "scale", f"{case.key.nnodes}x{case.key.nproc}"
+    plan = _plan(run)
+    for name, title in (("source_sha256", "AccelMark's files"), ("vendor_sha256", "files of the vendor")):
+        if isinstance(plan.get(name), str):
+            yield "source", title, _short(plan[name])
+    jobs = plan.get("jobs")
+    for entry in jobs if isinstance(jobs, list) else ():
+        if not isinstance(entry, dict) or entry.get("directory") not in case.rounds:
+            continue
+        job = entry.get("job")
+        for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
+            folder = job.get(name) if isinstance(job, dict) else None
+            if isinstance(folder, dict) and isinstance(folder.get("sha256"), str):
+                yield "source", title, _short(folder["sha256"])
+
+
+def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
+    started = result.environment.started
+    yield "hardware", "vendor", result.vendor
+    yield "hardware", "chip", f"{result.chip.name} {result.chip.variant}".strip() if result.chip else ABSENT
+    yield "software", "framework of the key", result.key.framework
+    yield "source", "version of the case", str(result.case_version)
+    yield "settings", "precision", result.precision
+    for name, (area, title) in _NAMES.items():
+        if started.get(name) is not None:
+            yield area, title, _text(started[name])  # type: ignore[misc]
+    for library, version in sorted((started.get("library_versions") or {}).items()):
+        yield "software", f"library {library}", str(version)
+    for hook, where in sorted((started.get("hooks") or {}).items()):
+        yield "source", f"hook {hook}", str(where)
+    for host in result.environment.hosts:
+        yield from _of_host(host)
+    for name, setting in result.settings.items():
+        yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
+    for finding in result.findings:
+        if finding.severity != "info":
+            yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
+
+
+def _of_host(host: Mapping[str, Any]) -> Iterable[tuple[Area, str, str]]:
+    for name in _HARDWARE:
+        for path, value in _flat(name, host.get(name)):
+            yield "hardware", path, value
+    for name in _SOFTWARE:
+        for path, value in _flat(name, host.get(name)):
+            yield "software", path, value
+
+
+def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
+    if name in _PASSING or value is None:
+        return
+    if isinstance(value, dict):
+        for part, below in value.items():
+            for path, text in _flat(str(part), below):
+                yield f"{name} {path}".replace("_", " ") if not path.isupper() else path, text
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for item in value:
+            yield from _flat(name, item)
+    else:
+        yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return _short(value)
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | bool) else str(value)
+
+
+def _short(text: str) -> str:
+    """Shorten what is a SHA-256; everything else stays."""
+    return f"{text[:12]}…" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
+
+
+def _plan(run: LoadedRun) -> dict[str, Any]:
+    try:
+        loaded = from_json(run.files.read("plan.json"))
+    except (RunError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def differing_text(found: Sequence[Differing]) -> list[str]:
+    """Return each difference as a line for a terminal."""
+    return [f"{fact.area}: {fact.name}: {fact.baseline} -> {fact.other}" for fact in found]

@@ -1,0 +1,242 @@
+"""Export rounds to experiment trackers: TensorBoard event files and MLflow runs."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic_core import from_json
+
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.secret import secrets_in, without
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RoundContents:
+    """One round, flat."""
+
+    name: str
+    """Directory of the round, relative to the run."""
+    parameters: dict[str, str]
+    figures: dict[str, float]
+    """Those that were measured."""
+    curves: dict[str, tuple[tuple[int, float, float], ...]]
+    """Name -> (step, wall time in unix seconds, value)."""
+    tags: dict[str, str]
+
+
+def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
+    """Yield every round of a run that could be read."""
+    for case in run.summary.cases:
+        for name in case.rounds:
+            result = run.rounds.get(name)
+            if result is not None:
+                yield _contents(run, name, result, case.verdict)
+
+
+def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> RoundContents:
+    begin = _unix(result.started_at)
+    return RoundContents(
+        name=name,
+        parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
+        figures={figure.value: found.value for figure, found in result.figures.items() if found.value is not None},
+        curves={
+            curve: tuple((point.step, begin + point.time_s, point.value) for point in points if point.value is not None)
+            for curve, points in result.curves.items()
+        },
+        tags={
+            "accelmark.run": run.summary.run, "accelmark.key": str(result.key), "accelmark.round": str(result.round),
+            "accelmark.verdict": verdict, "accelmark.state": result.state, "accelmark.vendor": result.vendor,
+            "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
+            "accelmark.version": run.summary.accelmark_version,
+        },
+    )  # fmt: skip
+
+
+def _unix(text: str) -> float:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
+    """Write the rounds of a run below ``directory``; return the directory of each.
+
+    Raises:
+        RequestError: TensorBoard is not installed, or a round was written there before.
+        RunError: a file cannot be written.
+    """
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise RequestError("TensorBoard's files need accelmark[export]") from error
+    written: list[Path] = []
+    for contents in contents_of(run):
+        place = directory / run.summary.run / contents.name
+        if place.is_dir() and any(place.iterdir()):
+            raise RequestError(f"{place}: was written before, and points would stand twice: choose another directory")
+        try:
+            writer = EventFileWriter(str(place))
+            for event in _events(contents):
+                writer.add_event(event)
+            writer.close()
+        except OSError as error:
+            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
+        written.append(place)
+    return written
+
+
+def _events(contents: RoundContents) -> list[object]:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+    begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
+    events: list[object] = [
+        Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+        for name, points in contents.curves.items()
+        for step, at, value in points
+    ]
+    events += [
+        Event(
+            step=0, wall_time=begin, summary=Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
+        )
+        for name, value in contents.figures.items()
+    ]
+    rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
+    tensor = TensorProto(
+        dtype="DT_STRING",
+        string_val=[f"| setting | value |\n| --- | --- |\n{rows}".encode()],
+        tensor_shape=TensorShapeProto(dim=[]),
+    )
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    value = Summary.Value(tag="settings/text_summary", metadata=metadata, tensor=tensor)
+    events.append(Event(step=0, wall_time=begin, summary=Summary(value=[value])))
+    return events
+
+
+_MOST_METRICS: Final = 1000
+_MOST_PARAMETERS: Final = 100
+"""What one request to an MLflow server may hold."""
+_LONGEST_PARAMETER: Final = 6000
+_PATIENCE_S: Final = 10.0
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
+_ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
+
+
+def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
+    """Log every round of a run as an MLflow run; return their ids.
+
+    Args:
+        run: the run.
+        tracking_uri: where MLflow's server or store is (``http://…``, ``file:…``).
+        experiment: name of the experiment; made if it is not there.
+
+    Raises:
+        RequestError: MLflow is not installed.
+        RunError: the server or store refuses.
+    """
+    if tracking_uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for: MLflow 3 refuses else
+    try:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise RequestError("MLflow needs accelmark[export]") from error
+    _reach(tracking_uri)
+    try:
+        client = MlflowClient(tracking_uri=tracking_uri)
+        found = client.get_experiment_by_name(experiment)
+        experiment_id = found.experiment_id if found else client.create_experiment(experiment)
+        return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
+    except (MlflowException, OSError) as error:
+        raise RunError(f"MLflow at {tracking_uri}: {error}") from error
+
+
+def _reach(tracking_uri: str) -> None:
+    """Ask a server for anything: MLflow itself tries one that does not answer for minutes, and says nothing meanwhile.
+
+    Raises:
+        RunError: no answer came.
+        RequestError: it is no address.
+    """
+    try:
+        split = urlsplit(tracking_uri)
+    except ValueError as error:
+        raise RequestError(f"{tracking_uri!r} is no address: {error}") from error
+    if split.scheme not in ("http", "https"):
+        return
+    bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path, "", ""))
+    try:
+        with urllib.request.urlopen(bare, timeout=_PATIENCE_S):  # noqa: S310 - HTTP it is
+            return
+    except urllib.error.HTTPError:  # it answers; whether as MLflow does shows in a moment
+        return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):  # MLflow has settings of its own for certificates
+            return
+        raise RunError(f"MLflow at {bare}: does not answer: {reason}") from error
+
+
+def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:
+    from mlflow.entities import Metric, Param
+
+    name = f"{run.summary.run}/{contents.name}"
+    made = client.create_run(experiment_id, run_name=name, tags=contents.tags)
+    run_id = str(made.info.run_id)
+    parameters = [Param(_name(key), value[:_LONGEST_PARAMETER]) for key, value in contents.parameters.items()]
+    begin_ms = made.info.start_time
+    metrics = [Metric(_name(f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()]
+    for curve, points in contents.curves.items():
+        metrics += [Metric(_name(curve), value, int(at * 1000), step) for step, at, value in points]
+    for some in _batches(parameters, _MOST_PARAMETERS):
+        client.log_batch(run_id, params=some)
+    for some in _batches(metrics, _MOST_METRICS):
+        client.log_batch(run_id, metrics=some)
+    secrets = _secrets(run)
+    for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
+        if run.files.has(name):
+            text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
+            client.log_text(run_id, text, name.rpartition("/")[2])
+    succeeded = contents.tags["accelmark.state"] == "succeeded"
+    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    return run_id
+
+
+def _secrets(run: LoadedRun) -> set[str]:
+    """Return the secrets that a run's plan holds; a plan that cannot be read tells none."""
+    try:
+        return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
+    except ValueError:
+        return set()
+
+
+def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
+    for begin in range(0, len(items), most):
+        yield list(items[begin : begin + most])
+
+
+def _name(text: str) -> str:
+    return _UNSAFE.sub("_", text)
+
+
+def tracking_place(text: str) -> str:
+    """Return a tracking URI; a plain path becomes a local store."""
+    return text if "://" in text or text.startswith("file:") else Path(text).resolve().as_uri()

@@ -1,0 +1,98 @@
+"""Read the directory of a round: its job, its hosts and how they exited."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from accelmark.results.schema import JobState
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import JobSpec, NodeExit
+
+LedgerState = tuple[JobState, str | None]
+"""A state that the coordinator recorded, and its reason."""
+
+_NODE: Final = re.compile(r"^(?P<host>.+)_noderank(?P<noderank>\d+)$")
+_RANK: Final = re.compile(r"^rank(?P<rank>\d+)\.out\.log$")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeDir:
+    """The directory of a round on one host."""
+
+    path: Path
+    host: str
+    noderank: int
+    exit: NodeExit | None
+    problem: str | None
+    """Why ``exit`` is None."""
+
+    def rank_logs(self) -> list[tuple[int, Path]]:
+        """Return (global rank, path) of each rank's log."""
+        found = ((_RANK.match(path.name), path) for path in self.path.iterdir())
+        return sorted((int(match["rank"]), path) for match, path in found if match)
+
+
+def read_job(round_dir: Path) -> JobSpec:
+    """Read ``job.json``. Raises RunError naming the file when it is missing or invalid."""
+    path = round_dir / "job.json"
+    try:
+        return JobSpec.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path}: is not a valid job: {where or 'the file'}: {first['msg']}") from error
+
+
+def node_dirs(round_dir: Path) -> list[NodeDir]:
+    """Return the directories of a round's hosts, by node rank."""
+    if not round_dir.is_dir():
+        return []
+    found = ((_NODE.match(path.name), path) for path in round_dir.iterdir() if path.is_dir())
+    nodes = [_node_dir(path, match["host"], int(match["noderank"])) for match, path in found if match]
+    return sorted(nodes, key=lambda node: node.noderank)
+
+
+def _node_dir(path: Path, host: str, noderank: int) -> NodeDir:
+    file = path / "exit.json"
+    try:
+        return NodeDir(path, host, noderank, NodeExit.model_validate_json(file.read_bytes()), None)
+    except FileNotFoundError:
+        problem = f"{host}: the node agent wrote no {file.name}"
+    except (OSError, ValidationError) as error:
+        problem = f"{host}: {file.name} cannot be read: {type(error).__name__}"
+    return NodeDir(path, host, noderank, None, problem)
+
+
+def ledger_states(run_dir: Path) -> dict[str, LedgerState]:
+    """Return the last state of each job in the run's ``events.jsonl``; other and damaged lines are ignored."""
+    states: dict[str, LedgerState] = {}
+    try:
+        lines = (run_dir / "events.jsonl").read_bytes().splitlines()
+    except OSError:
+        return states
+    for line in lines:
+        try:
+            event = from_json(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("kind") == "state" and event.get("job") and event.get("state"):
+            states[str(event["job"])] = (event["state"], event.get("reason"))
+    return states
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; return an empty one where the file is missing or invalid."""
+    try:
+        loaded = from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

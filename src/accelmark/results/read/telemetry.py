@@ -1,0 +1,135 @@
+"""``telemetry.jsonl`` as columns: what the host and its devices did while a round ran."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
+
+from pydantic_core import from_json
+
+from accelmark.spec.errors import RunError
+
+_NAN: Final = float("nan")
+
+
+@final
+@dataclass(slots=True)
+class Samples:
+    """The samples of one host, in columns as long as ``t``; NaN where a value was not read."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    footer: dict[str, Any] | None = None
+    """None when the sampler did not end by itself."""
+    t: array[float] = field(default_factory=lambda: array("d"))
+    """Monotonic seconds, increasing."""
+    host: dict[str, array[float]] = field(default_factory=dict)
+    devices: dict[int, dict[str, array[float]]] = field(default_factory=dict)
+    throttle: dict[int, set[str]] = field(default_factory=dict)
+    """Device -> every throttle reason seen."""
+    notes: list[str] = field(default_factory=list)
+    """What the sampler remarked (a foreign process on a device, a tool that stopped answering)."""
+    malformed: int = 0
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between samples, as configured."""
+        return float(self.header.get("interval_s") or 1.0)
+
+    def reason(self, name: str) -> str:
+        """Tell why ``name`` was not read; device fields are looked up in the devices' own reasons first."""
+        for info in self.infos.values():
+            if name in (info.get("reasons") or {}):
+                return str(info["reasons"][name])
+        for told in (self.footer, self.header):
+            if told and name in (told.get("reasons") or {}):
+                return str(told["reasons"][name])
+        return f"telemetry read no {name}"
+
+    @property
+    def infos(self) -> dict[int, dict[str, Any]]:
+        """What the sampler knows of each device, by index."""
+        devices = self.header.get("devices") or ()
+        return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
+
+    def keep_devices(self, indices: Sequence[int] | None, num_ranks: int) -> None:
+        """Keep the devices that ranks ran on: ``indices``, else the first ``num_ranks`` where there are more."""
+        if indices is None and len(self.devices) > num_ranks:
+            indices = sorted(self.devices)[:num_ranks]
+        if indices is not None:
+            self.devices = {index: columns for index, columns in self.devices.items() if index in indices}
+
+    def times(self, columns: Mapping[str, array[float]]) -> Sequence[float]:
+        """Return when a device's columns were read: ``t`` less the age of its reading."""
+        ages = columns.get("age_s")
+        if ages is None:
+            return self.t
+        return array("d", [t - (age if age == age else 0.0) for t, age in zip(self.t, ages, strict=True)])
+
+
+def read_samples(path: Path) -> Samples:
+    """Read one host's ``telemetry.jsonl``; lines that are no sample are counted and passed over.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    samples = Samples()
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not _take(samples, line):
+                    samples.malformed += 1
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    return samples
+
+
+def _take(samples: Samples, line: bytes) -> bool:
+    try:
+        entry = from_json(line)
+    except ValueError:
+        return False
+    if not isinstance(entry, dict):
+        return False
+    if isinstance(entry.get("header"), dict):
+        samples.header = entry["header"]
+    elif isinstance(entry.get("footer"), dict):
+        samples.footer = entry["footer"]
+    elif isinstance(entry.get("note"), dict):
+        samples.notes.append(str(entry["note"].get("what")))
+    elif isinstance(entry.get("t"), int | float):
+        _append(samples, entry)
+    else:
+        return False
+    return True
+
+
+def _append(samples: Samples, entry: Mapping[str, Any]) -> None:
+    row = len(samples.t)
+    if row and entry["t"] <= samples.t[-1]:
+        return
+    samples.t.append(entry["t"])
+    _append_row(samples.host, entry.get("host") or {}, row)
+    for device in entry.get("devices") or ():
+        index = int(device.get("index", 0))
+        _append_row(samples.devices.setdefault(index, {}), device, row)
+        reasons = device.get("throttle")
+        if isinstance(reasons, list):
+            samples.throttle.setdefault(index, set()).update(str(reason) for reason in reasons)
+    for columns in (samples.host, *samples.devices.values()):
+        for column in columns.values():
+            if len(column) == row:
+                column.append(_NAN)
+
+
+def _append_row(columns: dict[str, array[float]], values: Mapping[str, Any], row: int) -> None:
+    for name, value in values.items():
+        if name == "index" or not isinstance(value, int | float | None) or isinstance(value, bool):
+            continue
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = array("d", [_NAN]) * row
+        if len(column) == row:
+            column.append(_NAN if value is None else value)

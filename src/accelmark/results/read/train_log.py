@@ -1,0 +1,136 @@
+"""What one rank's log says: its attempts, windows, evaluations, and how it ended."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from pydantic import ValidationError
+
+from accelmark.spec.events import Evaluation, Event, Finished, Inspected, Started, StepWindow
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
+
+
+@final
+@dataclass(slots=True)
+class Attempt:
+    """One life of a rank's process; a resumed round has several in one log. Times are monotonic milliseconds."""
+
+    begin_ms: float
+    """Start of the process, else its first event."""
+    last_ms: float
+    """Its last event."""
+    train_start_ms: float | None = None
+    train_end_ms: float | None = None
+    window_steps: array[float] = field(default_factory=lambda: array("d"))
+    """Optimizer steps done when each window closed."""
+    window_samples: array[float] = field(default_factory=lambda: array("d"))
+    """Samples over all ranks when each window closed."""
+    window_ms: array[float] = field(default_factory=lambda: array("d"))
+    """Monotonic time of each closing."""
+    window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
+    window_lengths: array[float] = field(default_factory=lambda: array("d"))
+    """Steps in each window."""
+    losses: array[float] = field(default_factory=lambda: array("d"))
+    """Loss of each step, NaN where it was not finite."""
+    evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
+    """With the monotonic time of the event."""
+
+    @property
+    def train_ms(self) -> float:
+        """Raw training time; up to the last event where the process did not get to its end."""
+        if self.train_start_ms is None:
+            return 0.0
+        end = self.last_ms if self.train_end_ms is None else self.train_end_ms
+        return max(end - self.train_start_ms, 0.0)
+
+    @property
+    def eval_s(self) -> float:
+        """Seconds spent in evaluation."""
+        return sum(evaluation.duration_s for _, evaluation in self.evaluations)
+
+
+@final
+@dataclass(slots=True)
+class TrainLog:
+    """Everything figures need of one rank."""
+
+    rank: int
+    report: ReadReport
+    attempts: list[Attempt] = field(default_factory=list)
+    step_ms: array[float] = field(default_factory=lambda: array("f"))
+    """Computation of each step of all attempts; single precision (7 digits) halves the memory of long runs."""
+    compute_ms: float = 0.0
+    """Sum of the steps' computation."""
+    data_wait_ms: float = 0.0
+    started: Started | None = None
+    finished: Finished | None = None
+    inspected: Inspected | None = None
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    invalid: int = 0
+    """Events whose value is not what its event carries."""
+
+
+def read_train_log(path: Path, rank: int) -> TrainLog:
+    """Read one rank's log. Raises RunError when the file cannot be read; bad lines are counted, never fatal."""
+    reader = PerfLogReader(path)
+    log = TrainLog(rank, reader.report)
+    for record in reader:
+        if not log.attempts or (record.event == Event.INIT_START and _has_begun(log)):
+            begin = record.value.get("process_start_mono_ms", record.mono_ms)
+            log.attempts.append(Attempt(float(begin), record.mono_ms))
+            log.finished = None
+        attempt = log.attempts[-1]
+        attempt.last_ms = max(attempt.last_ms, record.mono_ms)
+        try:
+            _take(log, attempt, record)
+        except (ValidationError, TypeError, ValueError):
+            log.invalid += 1
+    log.report = reader.report
+    return log
+
+
+def _has_begun(log: TrainLog) -> bool:
+    """Tell whether the current attempt has passed its own INIT_START: a second one is a new process."""
+    return log.started is not None or log.finished is not None or log.attempts[-1].train_start_ms is not None
+
+
+def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
+    match record.event:
+        case Event.STEP_END:
+            _take_window(log, attempt, record)
+        case Event.EVALUATE:
+            attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
+        case Event.TRAIN_START:
+            attempt.train_start_ms = record.mono_ms
+        case Event.TRAIN_END:
+            attempt.train_end_ms = record.mono_ms
+        case Event.INIT_END:
+            log.started = record.value_as(Started)
+        case Event.FINISHED:
+            log.finished = record.value_as(Finished)
+        case Event.INSPECTED:
+            log.inspected = record.value_as(Inspected)
+        case Event.WARNING:
+            log.warnings.append(str(record.value.get("message", dict(record.value))))
+        case Event.ERROR:
+            log.errors.append(str(record.value.get("message", dict(record.value))))
+        case _:
+            pass
+
+
+def _take_window(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
+    window = record.value_as(StepWindow)
+    log.step_ms.extend(window.step_ms)
+    log.compute_ms += sum(window.step_ms)
+    log.data_wait_ms += sum(window.data_wait_ms)
+    nan = float("nan")
+    attempt.losses.extend([nan if loss is None else loss for loss in window.losses])
+    attempt.window_steps.append(window.global_steps)
+    attempt.window_samples.append(window.num_trained_samples)
+    attempt.window_ms.append(record.mono_ms)
+    attempt.window_wall_ms.append(window.wall_ms)
+    attempt.window_lengths.append(len(window.losses))

@@ -1,0 +1,96 @@
+"""``MANIFEST.sha256``: the SHA-256 of every file of a run, as ``sha256sum`` writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from accelmark.results.store.files import write_atomic
+from accelmark.spec.errors import RunError
+from accelmark.spec.evidence import ALLOCATION_FILE, COORDINATOR_LOG
+
+MANIFEST_FILE: Final = "MANIFEST.sha256"
+_LEFT_OUT: Final = {"checkpoints", "__pycache__"}
+"""Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
+_COORDINATORS: Final = {COORDINATOR_LOG, ALLOCATION_FILE}
+"""The coordinator's own files, not covered: they change or go as it lets go of the hosts, after all is summed up."""
+
+
+def write_manifest(run_dir: Path) -> Path:
+    """Write ``MANIFEST.sha256`` over all files of a run, as ``sha256sum`` would; return its path."""
+    lines = [f"{_sha256(path)}  {path.relative_to(run_dir).as_posix()}\n" for path in sorted(_files(run_dir))]
+    manifest = run_dir / MANIFEST_FILE
+    write_atomic(manifest, "".join(lines))
+    return manifest
+
+
+def update_manifest(run_dir: Path, *names: str) -> None:
+    """Take the files ``names`` (relative to the run) into the manifest as they are now; other lines stay as they are.
+
+    So a page that is written anew does not vouch for a log that was edited meanwhile. Without a manifest, one is made.
+    """
+    manifest = run_dir / MANIFEST_FILE
+    if not manifest.is_file():
+        write_manifest(run_dir)
+        return
+    kept = [line for line in manifest.read_text(encoding="utf-8").splitlines() if line.partition("  ")[2] not in names]
+    lines = [*kept, *(f"{_sha256(run_dir / name)}  {name}" for name in names)]
+    write_atomic(manifest, "".join(f"{line}\n" for line in sorted(lines, key=lambda line: line.partition("  ")[2])))
+
+
+def check_manifest(run_dir: Path) -> list[str]:
+    """Return one sentence for each file that the manifest names and that is gone or was changed, or that it lacks.
+
+    Raises:
+        RunError: there is no readable manifest.
+    """
+    path = run_dir / MANIFEST_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    problems: list[str] = []
+    named: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        expected, separator, name = line.partition("  ")
+        named.add(name)
+        file = run_dir / name
+        if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
+            problems.append(f"{path}: line {number} is no line of a manifest")
+        elif name in _COORDINATORS:
+            continue  # a manifest that was written before these were left out
+        elif not file.is_file():
+            problems.append(f"{name}: is missing")
+        elif _sha256(file) != expected:
+            problems.append(f"{name}: was changed (its SHA-256 is not {expected[:12]}…)")
+    found = sorted(file.relative_to(run_dir).as_posix() for file in _files(run_dir))
+    problems += [f"{name}: was added (the manifest does not name it)" for name in found if name not in named]
+    return problems
+
+
+def covered_files(run_dir: Path) -> list[Path]:
+    """Return the files of a run that its manifest covers, by name."""
+    return sorted(_files(run_dir))
+
+
+def _files(run_dir: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(run_dir):
+        names[:] = [name for name in names if name not in _LEFT_OUT]
+        for file in files:
+            if Path(directory) == run_dir and file in _COORDINATORS:
+                continue
+            if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
+                path = Path(directory, file)
+                if path.is_file() and not path.is_symlink():
+                    yield path
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
