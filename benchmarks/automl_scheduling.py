@@ -5,8 +5,8 @@
 Trial lengths are drawn from the epochs of a measured run: each trial's speed is that of a measured trial, drawn with
 replacement, times ``--stretch`` (an epoch of a large data set takes minutes, not a second). The time that the search
 takes for a proposal is measured here, on a population of morphed ResNet-50s as large as it fits, one proposal at a
-time; a worker that would wait is given a random morph, as the controller does. Only the clock is simulated: ``Scheduler`` is the
-code that drives real runs.
+time; a worker that would wait is given a random morph, as the controller does. Only the clock is simulated:
+``Scheduler`` is the code that drives real runs.
 """
 
 from __future__ import annotations
