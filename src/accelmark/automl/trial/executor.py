@@ -22,16 +22,16 @@ from accelmark.automl.trial.module import load_weights
 from accelmark.automl.trial.reports import TrialReports
 from accelmark.automl.workers.messages import TrainedWeights, TrialEnd, TrialListener, TrialOrder, TrialResult
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.in_process import Tenancy
-from accelmark.frameworks.pytorch.platform import Ranks
+from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Event, Started
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
-from accelmark.train.rank import carry_out, take_peak
+from accelmark.train.loop.rank import record_peak_memory, run_training
 
 _EVALUATION_BATCH: Final = 512
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
@@ -47,7 +47,7 @@ _USEFUL: Final = ("finished", "cut")
 
 @final
 @dataclass(frozen=True, slots=True)
-class RankPlace:
+class RankContext:
     """This process's rank for all its trials.
 
     ``control``: the gloo group in which the ranks have met; None for a single rank. ``threads``: None: the rank's share
@@ -55,7 +55,7 @@ class RankPlace:
     """
 
     device_type: str
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: RankPlace = field(default_factory=RankPlace)
     control: dist.ProcessGroup | None = None
     threads: int | None = None
 
@@ -93,7 +93,7 @@ def trial_settings(order: TrialOrder, *, images: int, world_size: int, threads: 
     )
 
 
-def _job(order: TrialOrder, work: TrainJob, place: RankPlace) -> JobSpec:
+def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
     """Return the driver's job; the network is given in place of a case's folder, its digest as the folder's."""
     network, kind = order.network, place.device_type
     here = Path(__file__).parent
@@ -133,7 +133,7 @@ class _TrialStop:
 class TorchExecutor:
     """Trains trials one after another as one rank."""
 
-    def __init__(self, dataset: Dataset, place: RankPlace) -> None:
+    def __init__(self, dataset: Dataset, place: RankContext) -> None:
         self._data: Final = dataset
         self._place: Final = place
 
@@ -155,7 +155,7 @@ class _HeldOut:
 
 class _Trial:
     def __init__(
-        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener, dataset: Dataset, place: RankPlace
+        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener, dataset: Dataset, place: RankContext
     ) -> None:
         self._began: Final = time.monotonic()
         self._order: Final = order
@@ -176,8 +176,8 @@ class _Trial:
         account = Account(process_start=self._began, job=self._work)
         deadline = None if self._order.limit_s is None else self._began + self._order.limit_s
         stop = _TrialStop(self._listener, deadline)
-        carried = carry_out(self._work, self._open, reports, account, stop, reports)
-        take_peak(account, carried.backend)
+        carried = run_training(self._work, self._open, reports, account, stop, reports)
+        record_peak_memory(account, carried.backend)
         reports.event(Event.FINISHED, account.finished(carried.end))
         reports.close(in_step=carried.in_step)
         status = _STATUS.get(carried.end.reason, "crashed")
@@ -189,9 +189,9 @@ class _Trial:
         return self._result(status, held_out), reports.best_weights if status in _USEFUL else None
 
     def _open(self) -> PyTorchBackend:
-        tenancy = Tenancy(self._make_case, self._place.control)
+        in_process = InProcess(self._make_case, self._place.control)
         job = _job(self._order, self._work, self._place)
-        self._backend = PyTorchBackend(job, self._work, self._place.ranks, self._reports, tenancy)
+        self._backend = PyTorchBackend(job, self._work, self._place.ranks, self._reports, in_process)
         self._reports.mean = self._backend.mean
         return self._backend
 
@@ -257,7 +257,7 @@ class _NoListener:
         return False
 
 
-def warm_up(place: RankPlace) -> None:
+def warm_up(place: RankContext) -> None:
     """Train a tiny network, so that no trial's time is spent on what the first training loads and opens."""
     size, classes = 8, 2
     number = 4 * place.ranks.world_size

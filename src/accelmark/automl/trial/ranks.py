@@ -26,10 +26,10 @@ from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset, read_weights
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
-from accelmark.automl.trial.executor import RankPlace, TorchExecutor, device_type, warm_up
+from accelmark.automl.trial.executor import RankContext, TorchExecutor, device_type, warm_up
 from accelmark.automl.workers.messages import TrainedWeights, TrialExecutor, TrialListener, TrialOrder, TrialResult
-from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.errors import RunError
+from accelmark.spec.framework import RankPlace
 
 _START_S: Final = 300.0
 _POLL_S: Final = 0.2
@@ -45,7 +45,7 @@ def make_executor(
 ) -> TrialExecutor:
     """Return a warmed-up executor on this worker's devices; ``threads`` 0: each rank's share of the cores."""
     if devices == 1:
-        place = RankPlace(device_type(), threads=threads or None)
+        place = RankContext(device_type(), threads=threads or None)
         warm_up(place)
         return TorchExecutor(data, place)
     return RankGroup(dataset, network, devices=devices, threads=threads)
@@ -184,7 +184,7 @@ def main() -> int:
     rank, world, folder = int(description["rank"]), int(description["world"]), Path(description["folder"])
     network = Network.model_validate_json(description["network"])
     dataset = open_dataset(DatasetConfig.model_validate_json(description["dataset"]), network)
-    place = _place(Ranks(rank, rank, world, world), folder, int(description["threads"]) or None)
+    place = _place(RankPlace(rank, rank, world, world), folder, int(description["threads"]) or None)
     warm_up(place)
     listener = _PipeListener(out)
     listener.write(ready=True)
@@ -202,7 +202,7 @@ def main() -> int:
     return 0
 
 
-def _place(ranks: Ranks, folder: Path, threads: int | None) -> RankPlace:
+def _place(ranks: RankPlace, folder: Path, threads: int | None) -> RankContext:
     """Meet the other ranks once for all trials: gloo for control, and the device's own backend."""
     kind = device_type()
     own = dist.get_default_backend_for_device(kind)
@@ -211,7 +211,7 @@ def _place(ranks: Ranks, folder: Path, threads: int | None) -> RankPlace:
         torch.accelerator.set_device_index(ranks.local_rank)
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group(backend, init_method=rendezvous, rank=ranks.rank, world_size=ranks.world_size)
-    return RankPlace(kind, ranks, dist.new_group(backend="gloo"), threads)
+    return RankContext(kind, ranks, dist.new_group(backend="gloo"), threads)
 
 
 def _read_orders(listener: _PipeListener, orders: queue.Queue[str | None]) -> None:

@@ -9,12 +9,7 @@ from accelmark.results.figures.consumption import HostSamples
 from accelmark.results.schema import Point, TelemetrySeries
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from accelmark.results.figures.timeline import Column, Floats, Timeline
-
-    Indices = NDArray[np.int64]
+    from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 
 MOST_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60
