@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, final
@@ -119,36 +119,46 @@ class RunDirectory:
 
     def holder(self) -> ProcessId | None:
         """Return the running coordinator that has locked this run, or None."""
-        holder = ProcessId.read(self.path / HOLDER_FILE)
-        return holder if holder is not None and holder.alive else None
+        return holder_of(self.path)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the run for one coordinator; the lock ends with its process.
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the run; see :func:`lock_directory`."""
+        return lock_directory(self.path)
 
-        Raises:
-            RequestError: another coordinator has locked it.
-        """
-        path = self.path / HOLDER_FILE
-        with write_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+def holder_of(directory: Path) -> ProcessId | None:
+    """Return the running process that has locked the directory of a run or search, or None."""
+    holder = ProcessId.read(directory / HOLDER_FILE)
+    return holder if holder is not None and holder.alive else None
+
+
+@contextmanager
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock the directory of a run or search for one process; the lock ends with it.
+
+    Raises:
+        RequestError: another process has locked it.
+    """
+    path = directory / HOLDER_FILE
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = self.holder()
-                who = f"process {holder.pid}" if holder else "another process"
-                advice = f"see 'accelmark status {self.path}', or stop it with 'accelmark stop {self.path}'"
-                raise RequestError(f"{self.path}: is in progress, locked by {who}: {advice}") from error
-            identity = ProcessId.of(os.getpid())
-            assert identity is not None  # noqa: S101  a process can always see itself
-            with write_errors(path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
-            yield
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = holder_of(directory)
+            who = f"process {holder.pid}" if holder else "another process"
+            advice = f"see 'accelmark status {directory}', or stop it with 'accelmark stop {directory}'"
+            raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
+        identity = ProcessId.of(os.getpid())
+        assert identity is not None  # noqa: S101  a process can always see itself
+        with write_errors(path):
             os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
+            os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:
