@@ -14,8 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.compare import compare, figures_table
-from accelmark.cli.results import results
-from accelmark.cli.results_screen import show_rows
+from accelmark.cli.results import results, show_rows
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing

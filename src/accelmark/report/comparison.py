@@ -44,7 +44,7 @@ class Line:
     """``change`` with half its interval, which is symmetric."""
     word: str
     """One of the judgements, as a class of the style sheet."""
-    said: str
+    judgement: str
     rounds: str
 
 
@@ -146,7 +146,7 @@ def _line(found: Difference) -> Line:
         bare=scale.number(found.baseline),
         half=_half(found),
         word=found.judgement.replace(" ", "-"),
-        said=WORDS[found.judgement],
+        judgement=WORDS[found.judgement],
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 
