@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, final
 import typer
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.run.controller.assign import job_on_hosts, node_works
 from accelmark.run.controller.data import DataFetcher, data_dirs
+from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.controller.probe import remembered
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
-from accelmark.run.preflight.describe import preflight_commands
+from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.record.directory import RunDirectory, default_path
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, Problem, RequestError, SpecError
+from accelmark.spec.launcher import launcher_problems, parse_cluster
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.secret import secrets_in, shown
@@ -31,7 +32,7 @@ from accelmark.spec.yaml_file import read_value, read_yaml
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import PlannedJob
-    from accelmark.run.controller.session import Outcome
+    from accelmark.run.controller.session import RunOutcome
 
 COMMAND_LINE: Final = "command line"
 
@@ -131,7 +132,15 @@ def read_run_file(path: Path) -> RunSpec:
     for case in values.get("cases") or []:
         if isinstance(case, dict) and isinstance(case.get("data"), str):
             case["data"] = str(path.parent / Path(case["data"]).expanduser())
-    return parse(RunSpec, {"name": path.stem} | values, str(path))
+    cluster = values.get("cluster")
+    problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
+    try:
+        request = parse(RunSpec, {"name": path.stem} | values, str(path))
+    except SpecError as error:
+        raise SpecError([*error.problems, *problems]) from error
+    if problems:
+        raise SpecError(problems)
+    return request
 
 
 def run_name(key: str) -> str:
@@ -149,26 +158,26 @@ def execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_js
         print_plan(plan, path, as_json=as_json)
         return
     from accelmark.run.controller.session import start
-    from accelmark.run.preflight.report import ready
+    from accelmark.run.preflight.report import run_preflight
 
     plan = plan.model_copy(update={"offline": offline})
     if not as_json:
         for warning in plan.warnings:
             typer.secho(f"warning: {warning}", fg="yellow", err=True)
     with host_problems_as_table(as_json=as_json):
-        outcome = start(plan, path, DataFetcher(offline), as_json=as_json, ready=ready)
+        outcome = start(plan, path, DataFetcher(offline), as_json=as_json, preflight=run_preflight)
     finish(outcome, as_json=as_json)
 
 
 @contextmanager
 def host_problems_as_table(*, as_json: bool) -> Iterator[None]:
     """Where hosts are not ready, print one table of all their problems and exit; with ``as_json`` raise the error."""
-    from accelmark.run.preflight.facts import NotReadyError
+    from accelmark.run.preflight.facts import HostsNotReadyError
     from accelmark.run.preflight.report import print_table
 
     try:
         yield
-    except NotReadyError as error:
+    except HostsNotReadyError as error:
         if as_json:
             raise
         typer.secho("error: hosts are not ready", fg="red", err=True)
@@ -176,7 +185,7 @@ def host_problems_as_table(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from error
 
 
-def finish(outcome: Outcome, *, as_json: bool) -> None:
+def finish(outcome: RunOutcome, *, as_json: bool) -> None:
     """Write the report page, print the results, and exit with the exit code of the run."""
     page = _write_page(outcome.directory, as_json=as_json)
     if as_json:
@@ -194,12 +203,12 @@ def finish(outcome: Outcome, *, as_json: bool) -> None:
 def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started."""
     directory = RunDirectory(path.absolute(), plan)
-    launcher = launcher_for(plan, directory.path)
+    launcher = create_launcher(plan, directory.path)
     commands: Any = {}
     for job in plan.jobs:
-        works = node_works(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
-        commands[job.directory] = {work.host.name: launcher.describe(work) for work in works}
-    first: Any = launcher.first()
+        nodes = node_jobs(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
+        commands[job.directory] = {node.host.name: launcher.job_commands(node) for node in nodes}
+    first: Any = launcher.allocation_commands()
     checks: Any = preflight_commands(plan, launcher, plan.jobs)
     raw = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
@@ -241,8 +250,7 @@ def _cluster(given: ClusterSpec | Path, base: Path) -> ClusterSpec:
     if isinstance(given, ClusterSpec):
         return given
     path = base / given.expanduser()
-    values: Mapping[str, Any] = read_yaml(path)
-    return parse(ClusterSpec, {"name": path.stem} | dict(values), str(path))
+    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))
 
 
 def _write_page(run_dir: Path, *, as_json: bool) -> Path | None:

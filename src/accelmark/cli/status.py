@@ -15,7 +15,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
 
     from accelmark.run.controller import session
 
-    current = session.standing(run)
+    current = session.read_status(run)
     if as_json:
         jobs = {
             name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
@@ -23,6 +23,6 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         }
         typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.display.closing import print_standing
+    from accelmark.run.display.closing import print_status
 
-    print_standing(current)
+    print_status(current)
