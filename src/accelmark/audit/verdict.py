@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
@@ -41,6 +41,7 @@ RULES: Final[tuple[Rule, ...]] = (
     provenance.case_folder,
     provenance.preloaded_code,
     provenance.hooks,
+    reevaluation.reproduced,
 )
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import typer
 
 from accelmark.plan import Detected, Plan, build_plan
+from accelmark.plan.layering import host_capabilities
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.controller.probe import remembered
@@ -119,6 +120,7 @@ def detect_devices(vendor: str | None) -> Detected:
         chip=chips.pop() if len(chips) == 1 else None,
         num_devices=None if found.fallback else len(found.devices),
         ceilings=remembered(name, found.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
     )
 
 
@@ -274,6 +276,8 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
 def _print_settings(job: PlannedJob) -> None:
     for name, place in job.job.data_dirs.items():
         typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (will be fetched)"))
+    for file in job.layer_files:
+        typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
         replaced = "".join(f", overrides {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))

@@ -15,7 +15,7 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.results.store.files import make_directory, naming_the_disk, write_atomic
+from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.processes import ProcessId
 from accelmark.run.record.states import JobStatus, Ledger, RunEvent, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
@@ -45,14 +45,14 @@ class RunDirectory:
         """
         make_directory(path)
         path = path.resolve()
-        with naming_the_disk(path):
+        with write_errors(path):
             held = sorted(entry.name for entry in path.iterdir())
         if held:
             what = "holds a run already" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
             advice = f"go on with it by 'accelmark resume {path}', or choose another place with --out"
             raise RequestError(f"{path}: {what}: {advice}")
         try:
-            with naming_the_disk(path / HOLDER_FILE):
+            with write_errors(path / HOLDER_FILE):
                 os.close(os.open(path / HOLDER_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
@@ -128,7 +128,7 @@ class RunDirectory:
             RequestError: another coordinator holds it.
         """
         path = self.path / HOLDER_FILE
-        with naming_the_disk(path):
+        with write_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -140,7 +140,7 @@ class RunDirectory:
                 raise RequestError(f"{self.path}: is in progress, held by {who}: {advice}") from error
             identity = ProcessId.of(os.getpid())
             assert identity is not None  # noqa: S101  a process can always see itself
-            with naming_the_disk(path):
+            with write_errors(path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
             yield

@@ -7,7 +7,9 @@ import re
 from typing import Final
 
 _TOKEN: Final = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<sign>[-+*/()]))")
-_LONGEST: Final = 200
+_MAX_CHARACTERS: Final = 200
+_MAX_NESTING: Final = 20
+"""Parentheses and signs inside one another."""
 
 
 def calculate(text: str) -> float:
@@ -16,10 +18,10 @@ def calculate(text: str) -> float:
     Raises:
         ValueError: anything else stands in it, it divides by zero, or its value is not finite.
     """
-    if len(text) > _LONGEST:
-        raise ValueError(f"is longer than {_LONGEST} characters")
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
     tokens = _tokens(text)
-    value, rest = _sum(tokens)
+    value, rest = _sum(tokens, 0)
     if rest:
         raise ValueError(f"cannot be read from {rest[0]!r} on")
     if not math.isfinite(value):
@@ -39,35 +41,37 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-def _sum(tokens: list[str]) -> tuple[float, list[str]]:
-    value, rest = _product(tokens)
+def _sum(tokens: list[str], depth: int) -> tuple[float, list[str]]:
+    value, rest = _product(tokens, depth)
     while rest and rest[0] in "+-":
         sign = rest[0]
-        term, rest = _product(rest[1:])
+        term, rest = _product(rest[1:], depth)
         value = value + term if sign == "+" else value - term
     return value, rest
 
 
-def _product(tokens: list[str]) -> tuple[float, list[str]]:
-    value, rest = _atom(tokens)
+def _product(tokens: list[str], depth: int) -> tuple[float, list[str]]:
+    value, rest = _atom(tokens, depth)
     while rest and rest[0] in "*/":
         sign = rest[0]
-        factor, rest = _atom(rest[1:])
+        factor, rest = _atom(rest[1:], depth)
         if sign == "/" and factor == 0:
             raise ValueError("divides by zero")
         value = value * factor if sign == "*" else value / factor
     return value, rest
 
 
-def _atom(tokens: list[str]) -> tuple[float, list[str]]:
+def _atom(tokens: list[str], depth: int) -> tuple[float, list[str]]:
+    if depth > _MAX_NESTING:
+        raise ValueError(f"nests deeper than {_MAX_NESTING} levels")
     if not tokens:
         raise ValueError("ends where a number is expected")
     first, *rest = tokens
     if first in "+-":
-        value, rest = _atom(rest)
+        value, rest = _atom(rest, depth + 1)
         return (value if first == "+" else -value), rest
     if first == "(":
-        value, rest = _sum(rest)
+        value, rest = _sum(rest, depth + 1)
         if not rest or rest[0] != ")":
             raise ValueError("has a parenthesis that is not closed")
         return value, rest[1:]

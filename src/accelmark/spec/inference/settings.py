@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from accelmark.spec.arithmetic import calculate
+from accelmark.spec.inference.arithmetic import calculate
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
 

@@ -8,7 +8,7 @@ from typing import Final
 
 ENTRY_POINTS: Final = "accelmark.engines"
 """Group in which a package names its engines: ``name = package.module:Class``."""
-_OWN: Final = Path(__file__).parents[1] / "infer" / "engines"
+_OWN: Final = Path(__file__).parents[2] / "infer" / "engines"
 
 
 def own_engines() -> set[str]:
