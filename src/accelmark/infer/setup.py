@@ -24,8 +24,8 @@ from accelmark.infer.engines import engine_class as find_engine_class
 from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
 from accelmark.spec.catalog import folder_module, folders
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.infer_events import InferStarted
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, file_at
+from accelmark.spec.inference.events import InferStarted
 from accelmark.spec.job import JobSpec
 from accelmark.spec.work import InferJob
 
