@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from accelmark.results.read.reevaluation import PREFIX as REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import COORDINATOR_LOG
@@ -15,7 +16,8 @@ from accelmark.spec.launcher import run_files
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}
-"""Directories that the manifest does not cover: checkpoints are large, and no figure depends on them."""
+"""Directories that the manifest does not cover: checkpoints are large, and no figure depends on them. Nor does it cover
+evaluation jobs, which come later."""
 
 
 def write_manifest(run_dir: Path) -> Path:
@@ -84,7 +86,9 @@ def _excluded() -> set[str]:
 def _files(run_dir: Path) -> Iterator[Path]:
     excluded = _excluded()
     for directory, names, files in os.walk(run_dir):
-        names[:] = [name for name in names if name not in _EXCLUDED_DIRECTORIES]
+        names[:] = [
+            name for name in names if name not in _EXCLUDED_DIRECTORIES and not name.startswith(REEVALUATION_PREFIX)
+        ]
         for file in files:
             if Path(directory) == run_dir and file in excluded:
                 continue
