@@ -195,7 +195,7 @@ def finish(outcome: RunOutcome, *, as_json: bool) -> None:
         done = {"event": "summary", "directory": str(outcome.directory), "page": str(page) if page else None}
         typer.echo(json.dumps(done | {"exit_code": outcome.exit_code, "summary": summary}))
     else:
-        from accelmark.run.display.closing import print_summary
+        from accelmark.run.display.summary import print_summary
 
         print_summary(outcome.summary, outcome.directory, page)
     if outcome.exit_code != EXIT_OK:

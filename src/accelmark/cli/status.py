@@ -23,6 +23,6 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         }
         typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.display.closing import print_status
+    from accelmark.run.display.summary import print_status
 
     print_status(current)
