@@ -94,7 +94,7 @@ def test_a_blocked_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
     finally:
         subprocess.run(bed.enter(2, "ip", "route", "del", "prohibit", bed.address(1)), check=True)
     assert problem.host == "n2"
-    assert problem.what.startswith(f"does not reach n1 at {bed.address(1)} port 29501")
+    assert problem.what.startswith(f"cannot reach n1 at {bed.address(1)} port 29501")
 
 
 def test_an_engine_that_is_gone_and_a_disk_that_is_full_are_found(plan: MakePlan, bed: Bed) -> None:

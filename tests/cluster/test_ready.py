@@ -49,7 +49,7 @@ def test_a_firewall_before_the_master_port_is_found(plan: MakePlan, bed: Bed) ->
     finally:
         subprocess.run(bed.enter(1, "iptables", "--delete", *rule), check=True)
     assert [problem.host for problem in found] == ["n3"]
-    assert found[0].what == f"does not reach n1 at {bed.address(1)} port 29501: timed out"
+    assert found[0].what == f"cannot reach n1 at {bed.address(1)} port 29501: timed out"
 
 
 def test_a_taken_port_of_a_server_is_found(plan: MakePlan, bed: Bed) -> None:
@@ -160,7 +160,7 @@ def test_devices_are_looked_at_behind_a_container_engine(
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     python = str(bare / "bin" / "python")
-    assert seen(python) == ["devices of acme cannot be looked at before its image is there"]
+    assert seen(python) == ["devices of acme cannot be read before the image exists"]
     run = tmp_path / "run"
     spec = {"container": {**container, "mounts": [*mounts(), *mounted_tests()]}, "python": python}
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image

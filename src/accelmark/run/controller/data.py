@@ -22,18 +22,18 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
 
 Tell = Callable[[str], None]
-"""Told in a few words what is going on."""
+"""Receives progress in a few words."""
 
 
 def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
-    """Return where each of a case's data sets is, or will be once it was fetched.
+    """Return the directory of each data set of a case, which may still have to be fetched.
 
     Args:
         case: the case.
-        given: the directory that a person named, or None.
+        given: the directory that the user gave, or None.
 
     Raises:
-        DataError: a person has to name a directory, and did not.
+        DataError: the user has to give a directory.
     """
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
@@ -41,19 +41,19 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
 @final
 @dataclass(frozen=True, slots=True)
 class DataFetcher:
-    """Fetches into the cache what is missing there, and checks every file once a run.
+    """Fetches missing data into the cache, and verifies every file once per run.
 
-    A directory that a person named is checked and never written to.
+    A directory given by the user is verified and never written to.
     """
 
     offline: bool = False
     _checked: dict[Path, DataRecord] = field(default_factory=dict)
 
     def __call__(self, job: JobSpec, tell: Tell) -> dict[str, DataRecord]:
-        """Bring and check the data of ``job``, and return what was found.
+        """Fetch and verify the data of ``job``, and return a record of each data set.
 
         Raises:
-            DataError: it is not there, not right or cannot be had; the message says what to do.
+            DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}
