@@ -215,12 +215,12 @@ class Coordinator:
         agents = [self._launcher.agent(node) for node in node_jobs(self._directory, job, spec, self._launcher)]
         loop = asyncio.get_running_loop()
 
-        def tell(what: str) -> None:
+        def report(what: str) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._observer.preparing, job, what)
 
         def fetch() -> None:
-            found = self._fetch(spec, tell)
+            found = self._fetch(spec, report)
             if found is not None:
                 records = {name: record.model_dump(mode="json") for name, record in found.items()}
                 write_atomic(round_dir / DATA_FILE, json.dumps(records, indent=2))

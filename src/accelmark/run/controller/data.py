@@ -21,7 +21,7 @@ from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 """Receives progress in a few words."""
 
 
@@ -49,7 +49,7 @@ class DataFetcher:
     offline: bool = False
     _checked: dict[Path, DataRecord] = field(default_factory=dict)
 
-    def __call__(self, job: JobSpec, tell: Tell) -> dict[str, DataRecord]:
+    def __call__(self, job: JobSpec, report: ReportProgress) -> dict[str, DataRecord]:
         """Fetch and verify the data of ``job``, and return a record of each data set.
 
         Raises:
@@ -66,29 +66,29 @@ class DataFetcher:
                 continue
             own = None if _in_cache(spec, place) else place
             is_small = job.open or case.size == "mini"
-            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(tell))
+            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(report))
             self._checked[place] = found[spec.name] = _record(spec, place)
         return found
 
 
 def _record(spec: DatasetSpec, place: Path) -> DataRecord:
     try:
-        seen = fingerprint(spec, place)
+        found = fingerprint(spec, place)
     except OSError as error:
         raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
-    return DataRecord(path=str(place), fingerprint=seen, declared=spec.fingerprint if spec.files else None)
+    return DataRecord(path=str(place), fingerprint=found, declared=spec.fingerprint if spec.files else None)
 
 
 def _in_cache(spec: DatasetSpec, place: Path) -> bool:
     return bool(spec.sources) and locate(spec) == place
 
 
-def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
-    def told(what: str, done: int, total: int | None) -> None:
+def _progress(report: ReportProgress) -> Callable[[str, int, int | None], None]:
+    def report_bytes(what: str, done: int, total: int | None) -> None:
         share = f" {percent(done / total)} of {_mib(total)}" if total else f" {_mib(done)}"
-        tell(f"{what}{share}")
+        report(f"{what}{share}")
 
-    return told
+    return report_bytes
 
 
 def _mib(size: int) -> str:

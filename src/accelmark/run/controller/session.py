@@ -218,7 +218,7 @@ def _end_lost_jobs(directory: RunDirectory) -> bool:
 def _handle_signals(cancellation: Cancellation, shown: RunObserver) -> None:
     """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
 
-    def asked(name: str) -> None:
+    def on_signal(name: str) -> None:
         cancellation.request(f"was interrupted by {name}")
         if cancellation.count == 1:
             shown.note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
@@ -226,8 +226,8 @@ def _handle_signals(cancellation: Cancellation, shown: RunObserver) -> None:
             os._exit(EXIT_CANCELLED)
 
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, asked, "Ctrl-C")
-    loop.add_signal_handler(signal.SIGTERM, asked, "a request to stop")
+    loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
+    loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
 
 
 def _exit_code(summary: Summary, cancellation: Cancellation) -> int:

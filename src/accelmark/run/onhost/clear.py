@@ -38,14 +38,14 @@ def running_agents(run: str) -> list[str]:
 def main(run: str, node: str) -> int:
     """Remove the attempt; returns the exit code."""
     deadline = time.monotonic() + TIMEOUT_S
-    asked: set[str] = set()
+    stopped: set[str] = set()
     while True:
         left = running_agents(run)
         if not left:
             break
         for place in left:
-            if place not in asked:
-                asked.add(place)
+            if place not in stopped:
+                stopped.add(place)
                 os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
         if time.monotonic() > deadline:
             sys.stderr.write("an earlier attempt does not end: %s\n" % left[0])
@@ -56,7 +56,7 @@ def main(run: str, node: str) -> int:
         while os.path.exists("%s.attempt%d" % (node, number)):
             number += 1
         os.rename(node, "%s.attempt%d" % (node, number))
-    sys.stdout.write("%d\n" % len(asked))
+    sys.stdout.write("%d\n" % len(stopped))
     return 0
 
 

@@ -20,8 +20,8 @@ POLL_S = 0.3
 HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
-HEARTBEAT = "coordinator.seen"
-HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now", HEARTBEAT)
+HEARTBEAT = "coordinator.heartbeat"
+HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
 
 
 class Follower:
@@ -137,7 +137,7 @@ def listen(directory: str, timeout: float) -> bool:
     if not requests:
         sys.exit(0)
     touch(os.path.join(directory, HEARTBEAT))
-    for letter, name in ((b"s", "stop.asked"), (b"k", "stop.now")):
+    for letter, name in ((b"s", "stop.requested"), (b"k", "stop.now")):
         if letter in requests:
             touch(os.path.join(directory, name))
     return True

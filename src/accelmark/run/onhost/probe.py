@@ -105,8 +105,8 @@ def lacking(modules: list[str]) -> list[str]:
 
 def main() -> None:
     """Answer one request."""
-    asked = json.loads(sys.stdin.readline())
-    work = asked["work_directory"]
+    request = json.loads(sys.stdin.readline())
+    work = request["work_directory"]
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),
@@ -119,12 +119,12 @@ def main() -> None:
         "memory_mib": memory_mib(),
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
-        "busy_ports": [port for port in asked["ports"] if not port_is_free(port)],
-        "missing_directories": [path for path in asked["directories"] if not os.path.isdir(path)],
-        "missing_files": [path for path in asked["files"] if not os.path.isfile(path)],
-        "lacking_modules": lacking(asked["modules"]),
-        "engine_problem": engine(asked["engine"]) if asked["engine"] else None,
-        "held_by": holder(asked["lock"]) if asked["lock"] else None,
+        "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
+        "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
+        "missing_files": [path for path in request["files"] if not os.path.isfile(path)],
+        "lacking_modules": lacking(request["modules"]),
+        "engine_problem": engine(request["engine"]) if request["engine"] else None,
+        "held_by": holder(request["lock"]) if request["lock"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -25,18 +25,18 @@ def content_of(digest: str, size: int) -> bytes:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file beside its path, and rename it."""
+    """Write a file under another name, and rename it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    beside = "%s.%d.part" % (path, os.getpid())
+    partial = "%s.%d.part" % (path, os.getpid())
     try:
-        with open(beside, "wb") as file:
+        with open(partial, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(partial, path)
     finally:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        if os.path.exists(partial):
+            os.unlink(partial)
 
 
 def receive_wheel(path: str, digest: str, size: int) -> None:

@@ -119,9 +119,9 @@ class NodeStream:
                     file.seek(offset)
                     file.write(content)
             elif offset == 0 and size < _LARGEST_FRAME:
-                beside = path.with_name(f".{name}.part")
-                beside.write_bytes(content)
-                beside.replace(path)
+                partial = path.with_name(f".{name}.part")
+                partial.write_bytes(content)
+                partial.replace(path)
             else:
                 with path.open("r+b") as file:
                     file.seek(offset)
