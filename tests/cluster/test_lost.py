@@ -35,7 +35,7 @@ def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, 
     bed.link(2, "down")
     try:
         wait_for(lambda: [status.state for status in statuses(run)] == ["lost", "running"], "the other case", 90)
-        assert alive(bed, 2, "toy0"), "nobody could end it, since the host was out of reach"
+        assert alive(bed, 2, "toy0"), "an unreachable host"
     finally:
         bed.link(2, "up")
     wait_for(lambda: not alive(bed, 2, "toy0"), "the end of what was given up", 90)
@@ -45,7 +45,7 @@ def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, 
     done(process)
     first, second = statuses(run)
     assert (first.state, second.state) == ("lost", "cancelled")
-    assert "what still runs there is ended when the host is back" in (first.reason or "")
+    assert "processes still running there are ended once it can be reached" in (first.reason or "")
 
 
 def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

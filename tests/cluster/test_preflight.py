@@ -81,7 +81,7 @@ def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed:
     run = tmp_path / "run"
     code, _, err = done(drive("start", run, "--look", plan=made))
     assert (code, run.exists()) == (1, False), err
-    assert f"n1: the key file {keys[0]} is no private key" in err
+    assert f"n1: the key file {keys[0]} is not a readable private key" in err
     assert f"n2: the key file {keys[1]} cannot be read (No such file or directory)" in err
     assert "1000000000 are needed" in err
 
@@ -162,7 +162,7 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
     log = next(run.glob("*/round1/*/start_pytorch_task.log"))
     variable, argument, path = json.loads(log.read_text())
     assert (variable, argument) == (evil, evil)
-    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the code that was brought is found, and first"
+    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the delivered code comes first"
     assert "telemetry recorder" not in (log.parent / "exit.json").read_text()
     assert not list(bed.root.rglob("pwned"))
 

@@ -56,7 +56,7 @@ def test_a_service_port_in_use_is_reported(plan: MakePlan, bed: Bed) -> None:
     hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2222, 2223]} for n in (1, 2)]
     with squatter(bed, 2, 2223):
         found = look(plan((), num_hosts=2, on={"hosts": hosts}))
-    assert [(problem.host, problem.what) for problem in found] == [("n2", "port 2223 is taken")]
+    assert [(problem.host, problem.what) for problem in found] == [("n2", "port 2223 is in use")]
 
 
 def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -196,4 +196,4 @@ def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePla
 
 
 def taken() -> str:
-    return "n1: port 29501 is in use (see who has it: ss -ltnp sport = :29501; or set master_port)"
+    return "n1: port 29501 is in use (find the process: ss -ltnp sport = :29501; or set master_port)"

@@ -87,7 +87,7 @@ def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path
     with socket.create_server(("", plan.cluster.master_port)):
         code, _, err = done(drive("start", run, "--look", plan=plan))
         assert (code, run.exists()) == (1, False)
-    # All nodes are this machine: the port of n1 is taken.
+    # All nodes are this machine: the port of n1 is in use.
     assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
     code, out, err = done(drive("start", run, "--look", plan=plan))
