@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.dataset import Dataset, FolderImages, imagenet_identity, open_dataset, read_arrays, read_weights
+from accelmark.automl.dataset import Dataset, imagenet_identity, open_dataset, read_weights
 from accelmark.automl.model.seeds import resnet50, small
+from accelmark.datasets.images import FolderImages, read_arrays
 from accelmark.spec.errors import DataError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 

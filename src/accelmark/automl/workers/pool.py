@@ -8,23 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, check_capacity
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
-from accelmark.automl.workers.messages import (
-    EpochEnded,
-    Message,
-    Progress,
-    TrainedWeights,
-    TrialEnded,
-    TrialOrder,
-    TrialResult,
-    WorkerLost,
-    WorkerReady,
-    WorkerReport,
-)
+from accelmark.automl.workers import messages
 from accelmark.automl.workers.worker import TrialWorker
 from accelmark.spec.errors import RunError
 
@@ -49,8 +39,9 @@ class FuturesPool(ABC):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.reports: dict[int, WorkerReport] = {}
+        self.reports: dict[int, messages.WorkerReport] = {}
         self._pending: dict[Future[Any], _Call] = {}
+        self._training: set[int] = set()
 
     @abstractmethod
     def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
@@ -73,11 +64,12 @@ class FuturesPool(ABC):
             self.replace(worker)
         while len(self.reports) < self.size:
             for message in self.listen(_START_S):
-                if isinstance(message, WorkerLost):
+                if isinstance(message, messages.WorkerLost):
                     raise RunError(f"worker {message.worker} cannot start: {message.reason}")
 
-    def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
+    def start(self, worker: int, order: messages.TrialOrder, weights: messages.TrainedWeights) -> None:
         """Give an idle worker a trial."""
+        self._training.add(worker)
         self._call(worker, "run", order.model_dump_json(), weights)
         self._call(worker, "drain", _DRAIN_S)
 
@@ -89,10 +81,11 @@ class FuturesPool(ABC):
         """Kill a worker and start a new one."""
         for future in [future for future, call in self._pending.items() if call.worker == worker]:
             del self._pending[future]
+        self._training.discard(worker)
         self._restart(worker)
         self._call(worker, "report")
 
-    def listen(self, timeout_s: float) -> Sequence[Message]:
+    def listen(self, timeout_s: float) -> Sequence[messages.Message]:
         """Return messages; waits at most ``timeout_s`` for the first."""
         if not self._pending:
             time.sleep(min(timeout_s, _IDLE_S))  # leaves the processor to the search for the next network
@@ -101,44 +94,44 @@ class FuturesPool(ABC):
         ordered = sorted(done, key=lambda future: self._pending[future].method == "run")
         return [message for future in ordered for message in self._messages(future)]
 
-    def _messages(self, future: Future[Any]) -> list[Message]:
+    def _messages(self, future: Future[Any]) -> list[messages.Message]:
         call = self._pending.pop(future, None)
         if call is None:
             return []
         worker = call.worker
+        if call.method == "run":
+            self._training.discard(worker)
         try:
             value = future.result()
         except Exception as error:  # noqa: BLE001 - any failure means that the worker is lost
-            if call.method == "drain" and _Call(worker, "run") in self._pending.values():
+            if call.method == "drain" and worker in self._training:
                 return []  # the result's future fails too and is reported
             status: Literal["lost", "out-of-memory"] = (
                 "out-of-memory" if type(error).__name__ == "OutOfMemoryError" else "lost"
             )
-            return [WorkerLost(worker, status, _last_line(str(error)))]
+            return [messages.WorkerLost(worker, status, _last_line(str(error)))]
         match call.method:
             case "report":
-                self.reports[worker] = WorkerReport.model_validate_json(value)
-                return [WorkerReady(worker)]
+                self.reports[worker] = messages.WorkerReport.model_validate_json(value)
+                return [messages.WorkerReady(worker)]
             case "drain":
-                if _Call(worker, "run") in self._pending.values():
+                if worker in self._training:
                     self._call(worker, "drain", _DRAIN_S)
                 return _progress(worker, value)
-        last = [one for one, call in self._pending.items() if call == _Call(worker, "drain")]
-        for one in last:
+        drains = [one for one, other in self._pending.items() if other == _Call(worker, "drain")]
+        for one in drains:
             del self._pending[one]
-        messages: list[Message] = []
-        try:
-            for one in (*last, self._submit(worker, "drain", _DRAIN_S)):
-                messages += _progress(worker, one.result(_LAST_DRAIN_S))
-        except Exception:  # noqa: BLE001 - the worker was lost after its trial; the result is known
-            messages = list(messages)
-        return [*messages, TrialEnded(worker, TrialResult.model_validate_json(value[0]), value[1])]
+        found: list[messages.Message] = []
+        with suppress(Exception):  # the worker may be lost after its trial; the result is known
+            for one in (*drains, self._submit(worker, "drain", _DRAIN_S)):
+                found += _progress(worker, one.result(_LAST_DRAIN_S))
+        return [*found, messages.TrialEnded(worker, messages.TrialResult.model_validate_json(value[0]), value[1])]
 
 
-def _progress(worker: int, value: tuple[int, list[str]]) -> list[Message]:
+def _progress(worker: int, value: tuple[int, list[str]]) -> list[messages.Message]:
     images, reports = value
-    epochs = [EpochEnded(worker, EpochReport.model_validate_json(report)) for report in reports]
-    return [Progress(worker, images), *epochs]
+    epochs = [messages.EpochEnded(worker, EpochReport.model_validate_json(report)) for report in reports]
+    return [messages.Progress(worker, images), *epochs]
 
 
 def _last_line(text: str) -> str:
