@@ -36,7 +36,7 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.automl.search.searchers import SearchName
-from accelmark.automl.workers.pool import ThreadPool
+from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.datasets.images import read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 

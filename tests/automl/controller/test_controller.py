@@ -19,7 +19,7 @@ from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring.summary import summarise, verify_search
 from accelmark.automl.search import population
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.automl.workers.pool import ThreadPool
+from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError

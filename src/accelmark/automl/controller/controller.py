@@ -32,6 +32,7 @@ from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
 from accelmark.automl.workers import messages
+from accelmark.automl.workers.pool import WorkerPool
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -63,7 +64,7 @@ class SearchController:
         self,
         directory: SearchDirectory,
         config: AutomlConfig,
-        workers: messages.WorkerPool,
+        workers: WorkerPool,
         *,
         observer: Observer | None = None,
     ) -> None:

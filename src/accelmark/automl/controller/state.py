@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from accelmark.automl.controller import journal
 from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
-from accelmark.automl.scoring.score import Scoreboard, Utilisation, utilisation
+from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
+from accelmark.results.rounds.search import SearchUtilisation
 
 
 @dataclass
@@ -120,7 +121,7 @@ class SearchState:
             failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
         )
 
-    def utilisation(self) -> Utilisation:
+    def utilisation(self) -> SearchUtilisation:
         """Return the use of the workers' time until the last trial ended, all attempts included."""
         records = list(self.attempts.values())
         ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in self.epochs)]
