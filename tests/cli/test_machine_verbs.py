@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from accelmark.cli.doctor import doctor, report
+from accelmark.cli.execute import Overrides, plan_request
 from accelmark.cli.monitor import monitor
-from accelmark.cli.request import Overrides, plan_for
 from accelmark.cli.vendors import vendors
 from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import PLUGINS_VARIABLE
@@ -62,7 +62,7 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
     (earlier,) = (tmp_path / "logs").glob("telemetry-*Z.jsonl")
     assert earlier.read_text().count('{"t"') >= first["samples"]
-    assert "no monitor writes" in _call("monitor", "stop", "-l", logs).output
+    assert "no monitor is running" in _call("monitor", "stop", "-l", logs).output
     assert "not running" in _call("monitor", "status", "-l", logs).output
 
 
@@ -133,8 +133,12 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
     assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
     assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
     request = parse(RunSpec, {"cases": [{"key": "resnet_mini"}]}, "here")
-    plan = plan_for(request, Overrides(vendor="acme", synthetic=True), where="here", beside=tmp_path)
-    assert [what for what in plan.warnings if "telemetry.tool.timeout" in what and "no device is going" in what]
+    plan = plan_request(request, Overrides(vendor="acme", synthetic=True), where="here", base=tmp_path)
+    assert [
+        what
+        for what in plan.warnings
+        if "telemetry.tool.timeout" in what and what.startswith("no telemetry of devices: ")
+    ]
 
 
 def test_doctor_tells_what_would_run_and_why_not() -> None:
@@ -144,7 +148,7 @@ def test_doctor_tells_what_would_run_and_why_not() -> None:
     assert "probe" in verdicts["MFU on cpu"]["why"]
     assert seen["machine"]["cpu"]["model"]
     text = "\n".join(report(look_around()))
-    for heading in ("Devices", "Frameworks", "Engines", "What would work"):
+    for heading in ("Devices", "Frameworks", "Engines", "What can run"):
         assert heading in text
 
 
