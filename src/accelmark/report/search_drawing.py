@@ -73,8 +73,10 @@ def draw_network(network: Network, title: str) -> str:
         y1, y2 = (top + 1) * _ROW, (bottom + 0.5) * _ROW
         dash = ' stroke-dasharray="3 2"' if skip.merge == "concat" else ""
         parts.append(f'<path class="skip-arc" d="M{_WIDTH} {y1:.0f}H{x}V{y2:.0f}H{_WIDTH}"{dash}/>')
-    picture = _shape_words(network.input_shape)
-    lines = [("image", picture), *((text, _shape_words(shapes[names[-1]])) for text, names in rows)]
+    lines = [
+        ("image", _shape_words(network.input_shape)),
+        *((text, _shape_words(shapes[names[-1]])) for text, names in rows),
+    ]
     for row, (text, shape) in enumerate(lines):
         y = row * _ROW
         parts.append(f'<rect class="layer" x="2" y="{y + 2}" width="{_WIDTH - 4}" height="{_ROW - 4}" rx="3"/>')
@@ -117,12 +119,12 @@ def draw_family(individuals: Sequence[Individual], values: Mapping[int, float], 
         known = values.get(one.id)
         share = 0.0 if known is None or highest <= lowest else (known - lowest) / (highest - lowest)
         words = f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}"
-        told = "no value" if known is None else f"validation accuracy {known:.4f}"
+        value = "no value" if known is None else f"validation accuracy {known:.4f}"
         kind = "unknown" if known is None else ("best" if known == highest else "known")
         fill = "none" if known is None else f"color-mix(in srgb, var(--accent) {15 + 85 * share:.0f}%, var(--paper))"
         ink = "var(--paper)" if share > 0.5 else "var(--ink)"
         parts.append(
-            f'<a href="#network-{one.id}"><title>{escape(words)}; {told}</title>'
+            f'<a href="#network-{one.id}"><title>{escape(words)}; {value}</title>'
             f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="11" style="fill:{fill}"/>'
             f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" style="fill:{ink}">{one.id}</text></a>'
         )

@@ -193,7 +193,7 @@ def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
     """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
     limit = (config.get("dataset") or {}).get("limit")
     parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
-    parts += [f"counted by {report.counting}", *([f"{limit:,} pictures"] if isinstance(limit, int) else [])]
+    parts += [f"counted by {report.counting}", *([f"{limit:,} images"] if isinstance(limit, int) else [])]
     return ", ".join(parts)
 
 
