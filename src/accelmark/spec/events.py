@@ -65,6 +65,9 @@ class StepWindow(Spec):
     """Waiting for each step's batches."""
     wall_ms: float
     """From the window's opening to its closing, evaluation left out."""
+    span_ms: float | None = None
+    """From the start of the window's first step to the end of its last, by the clock of ``step_ms``: gaps between steps
+    included. Unlike ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
 
 
 class Evaluation(Spec):

@@ -78,6 +78,7 @@ class Window:
         """Return the figures of a closed window, waiting for its last step where it is still being computed."""
         losses = closed.losses()
         step_ms = tuple(round(self._clock.elapsed_ms(start, end), 4) for start, end in closed.marks)
+        span_ms = self._clock.elapsed_ms(closed.marks[0][0], closed.marks[-1][1])
         self._clock.release([mark for pair in closed.marks for mark in pair])
         standing = closed.standing
         # Unchecked: every value is a number that was made right here, and a window closes between two steps.
@@ -91,6 +92,7 @@ class Window:
             step_ms=step_ms,
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
             wall_ms=round(closed.wall_ms, 4),
+            span_ms=round(span_ms, 4),
         )
 
 
