@@ -171,7 +171,7 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     done(process)
     first, second = status_of(run)
     assert (first.state, second.state) == ("lost", "cancelled"), (first, second)
-    assert "the node agent ended without a last word" in (first.reason or "")
+    assert "node agent exited without writing exit.json" in (first.reason or "")
     left = subprocess.run([*podman, "ps", "--all", "--quiet"], capture_output=True, check=True)
     assert left.stdout == b""
 

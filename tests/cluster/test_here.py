@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.sandbox_of import enclosure_for
-from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.run.sandboxes.job_sandbox import job_sandbox
+from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, podman_environment
 from tests.cluster.conftest import done, drive, status_of, stepping
@@ -113,10 +113,10 @@ def test_a_container_here_gets_what_the_cluster_file_and_the_vendor_say_and_no_m
 def test_a_container_is_privileged_only_where_the_cluster_file_asks_for_it(recipe: Path) -> None:
     """Told by the command alone: a machine that is a container itself may not be able to start one."""
     job = make_plan(()).jobs[0].job
-    inside = Inside("accelmark.run.agent.agent", (), "box", {})
+    inside = ModuleCommand("accelmark.run.agent", (), "box", {})
     for privileged in (False, True):
         plan = fakes_here("podman", privileged=privileged)
-        sandbox = enclosure_for(plan, job, PurePosixPath("/code"), recipe.parents[1]).sandbox
+        sandbox = job_sandbox(plan, job, PurePosixPath("/code"), recipe.parents[1]).sandbox
         assert ("--privileged" in sandbox.command("python3", inside)) is privileged
 
 

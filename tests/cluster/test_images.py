@@ -100,7 +100,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
         return status.reason or ""
 
     other = reason("other", image="other:2", image_file=str(archive))
-    expected = f"n1: {archive} holds no image other:2 (container.image): what it holds was loaded as localhost/boxed:1"
+    expected = f"n1: {archive} contains localhost/boxed:1, not other:2 (container.image)"
     assert other == expected
     corrupt = tmp_path / "corrupt.tar"
     corrupt.write_bytes(archive.read_bytes()[:200_000])
@@ -113,7 +113,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     nowhere = fakes_in(cluster, image="127.0.0.1:1/nowhere:1")
     code, _, err = done(drive("start", tmp_path / "nowhere", "--look", plan=nowhere))
     assert (code, (tmp_path / "nowhere").exists()) == (1, False)
-    assert "n1: the image 127.0.0.1:1/nowhere:1 is not there, and not found to be pulled: Error: " in err
+    assert "n1: the image 127.0.0.1:1/nowhere:1 is absent, and was not found in its registry: Error: " in err
 
 
 def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(
@@ -121,7 +121,7 @@ def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts
 ) -> None:
     code, _, err = done(drive("start", tmp_path / "run", plan=fakes_in(cluster, "1.13")))
     assert (code, (tmp_path / "run").exists()) == (2, False)
-    assert "there is no images/pytorch_1.13/Dockerfile (those that are: pytorch)" in err
+    assert "has no images/pytorch_1.13/Dockerfile (it has: pytorch)" in err
 
 
 def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None:

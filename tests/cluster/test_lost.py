@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 def alive(bed: Bed, number: int, case: str) -> bool:
     """Tell whether an agent of a case lives on a host."""
     return any(
-        line.startswith(f"n{number}: ") and "accelmark.run.agent.agent" in line and f"/{case}-" in line
+        line.startswith(f"n{number}: ") and "accelmark.run.agent" in line and f"/{case}-" in line
         for line in bed.processes().values()
     )
 

@@ -15,8 +15,8 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers.ssh.wheel import wheel
-from accelmark.run.preflight.facts import NotReadyError
-from accelmark.run.preflight.report import refuse
+from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.report import require_ready
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.skeleton import mounts, write_rootfs
@@ -112,9 +112,9 @@ def test_hosts_with_other_drivers_are_refused_where_strict(plan: MakePlan, bed: 
     made = plan((), num_hosts=2)
     found = look(made)
     wheel.cache_clear()
-    refuse(found, made)
-    with pytest.raises(NotReadyError, match=r"n2: has driver 2\.0, n1 has 1\.0"):
-        refuse(found, made.model_copy(update={"strict": True}))
+    require_ready(found, made)
+    with pytest.raises(HostsNotReadyError, match=r"n2: has driver 2\.0, n1 has 1\.0"):
+        require_ready(found, made.model_copy(update={"strict": True}))
 
 
 def test_a_key_that_asks_for_more_cards_than_a_host_has_is_refused(plan: MakePlan, bed: Bed, plugins: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_run_that_is_refused_leaves_nothing_and_resume_looks_again(plan: MakeP
     process = drive("start", run, "--look", plan=plan(("steps=100000", "first=hang"), num_hosts=2))
     wait_for(lambda: stepping(run), "a step that came home")
     for pid, line in bed.processes().items():
-        if "accelmark.run.agent.agent" in line and " sh -c " not in line:
+        if "accelmark.run.agent" in line and " sh -c " not in line:
             os.kill(pid, signal.SIGKILL)
     done(process)
     assert [status.state for status in statuses(run)] == ["lost"]

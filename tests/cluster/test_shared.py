@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
+from accelmark.run.launchers.host import HostError
 from accelmark.run.launchers.ssh import stream
-from accelmark.run.launchers.ssh.connection import HostError
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for
@@ -44,5 +44,5 @@ def test_hosts_write_to_the_run_itself_also_when_it_is_resumed(plan: MakePlan, b
 
 def test_what_a_host_writes_elsewhere_is_not_called_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_SETTLE_S", 0.3)
-    with pytest.raises(HostError, match=r"n1: what it wrote to .*agent\.json is not seen here: shared_directory"):
-        asyncio.run(stream.seen_here("n1", tmp_path / "agent.json", "0" * 64))
+    with pytest.raises(HostError, match=r"n1: .*agent\.json, which it wrote, is not visible here: shared_directory"):
+        asyncio.run(stream.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from accelmark.audit.verify import verify_run
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
@@ -101,15 +101,15 @@ def test_a_run_directory_that_nodes_do_not_see_is_found(plugins: Path, tmp_path:
     run.mkdir()
 
     async def body() -> list[str]:
-        launcher = launcher_for(plan, run)
+        launcher = create_launcher(plan, run)
         try:
             return [str(problem) for problem in await Preflight(RunDirectory(run, plan), launcher, plan.jobs).run()]
         finally:
             await launcher.close()
 
     found = [what for what in asyncio.run(body()) if "is busy: load" not in what]
-    hint = "put the run directory on a file system that all nodes see (--out)"
-    assert found == [f"n1: does not see {run} of this machine ({hint})"]
+    hint = "choose a run directory on a file system that all nodes share (--out)"
+    assert found == [f"n1: cannot see {run} of this machine ({hint})"]
 
 
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(

@@ -9,7 +9,7 @@ import yaml
 
 from accelmark.compat.flagperf import Converted, convert
 from accelmark.run.sandboxes.container import ContainerSandbox
-from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
@@ -131,7 +131,7 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "hosts stand twice")],
+    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "duplicate hosts")],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):
@@ -185,7 +185,7 @@ def engine_command(converted: Converted) -> list[str]:
     assert cluster.vendor is not None
     sandbox = ContainerSandbox(cluster.container, load_vendor(cluster.vendor), "image", PurePosixPath("/code"))
     return sandbox.command(
-        "python3", Inside(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
+        "python3", ModuleCommand(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
     )
 
 

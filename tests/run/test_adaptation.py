@@ -15,10 +15,10 @@ import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.adaptation import carry_out
-from accelmark.run.agent.error_lines import telling_lines
-from accelmark.run.controller.assign import job_on_hosts, requirements_of
-from accelmark.run.launchers.sandbox_of import model_files
+from accelmark.run.agent.error_lines import error_lines
+from accelmark.run.controller.node_jobs import job_on_hosts, requirements_of
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.sandboxes.job_sandbox import model_files
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
@@ -172,9 +172,9 @@ def test_pips_own_chatter_is_not_what_went_wrong() -> None:
   note: This error originates from a subprocess, and is likely not a problem with pip.
 ERROR: Failed building wheel for acme-kernel
 """
-    assert telling_lines(said) == "kernel.cpp:3:10: error: 'x' was not declared in this scope"
-    assert telling_lines("one\nlast words\n") == "last words"
-    assert telling_lines("") == ""
+    assert error_lines(said) == "kernel.cpp:3:10: error: 'x' was not declared in this scope"
+    assert error_lines("one\nlast words\n") == "last words"
+    assert error_lines("") == ""
 
 
 PURE = "from setuptools import setup\nsetup(name='acme-kernels', version='0.1', {what})\n"

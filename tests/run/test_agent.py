@@ -31,7 +31,7 @@ def node_dir(task: AgentTask) -> Path:
 def start(task: AgentTask) -> Agent:
     where = node_dir(task)
     return subprocess.Popen(
-        [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
+        [sys.executable, "-m", "accelmark.run.agent", str(where)],
         env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
         start_new_session=True,
     )
@@ -195,14 +195,14 @@ def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> 
     where = str(node_dir(task))
     body = (
         "import subprocess, sys, time;"
-        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent.agent', sys.argv[1]], start_new_session=True);"
+        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent', sys.argv[1]], start_new_session=True);"
         "time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", body, where], env=os.environ | {RUN_MARKER: task.run})
     wait_for(lambda: said(task, "STEP_END"), "a step")
     parent.kill()
     parent.wait()
-    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "the agent's last word")
+    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "exit.json")
     end = NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
     assert end.state == "succeeded"
 

@@ -13,15 +13,16 @@ from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
-    NotReadyError,
+    HostsNotReadyError,
     judge_devices,
     judge_host,
     judge_together,
 )
-from accelmark.run.preflight.report import refuse
+from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan
 
+WORK = "/var/tmp/accelmark"
 CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]})
 
 
@@ -40,7 +41,7 @@ def whats(problems: list[HostProblem], severity: str) -> list[str]:
 
 
 def test_a_host_in_order_has_no_problem() -> None:
-    assert judge_host("a", facts(), CLUSTER, 0.0) == []
+    assert judge_host("a", facts(), CLUSTER, 0.0, WORK) == []
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,11 @@ def test_a_host_in_order_has_no_problem() -> None:
     ],
 )
 def test_what_is_wrong_with_a_host_is_an_error(changed: dict[str, object], what: str) -> None:
-    assert whats(judge_host("a", facts(**changed), CLUSTER, 0.0), "error") == [what]
+    assert whats(judge_host("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
-    found = judge_host("a", facts(load1=7.0), CLUSTER, -42.0)
+    found = judge_host("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
 
 
@@ -76,9 +77,9 @@ def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) ->
     found = judge_together({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
     assert [str(problem) for problem in found] == ["b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"]
     make: Callable[..., Plan] = make_plan
-    refuse(found, make(()))
-    with pytest.raises(NotReadyError, match=r"has driver 2\.0"):
-        refuse(found, make((), strict=True))
+    require_ready(found, make(()))
+    with pytest.raises(HostsNotReadyError, match=r"has driver 2\.0"):
+        require_ready(found, make((), strict=True))
 
 
 def test_one_machine_under_two_names_is_an_error() -> None:
@@ -90,9 +91,8 @@ def test_one_machine_under_two_names_is_an_error() -> None:
     ("changed", "what"),
     [
         ({"hosts": [{"address": "-oProxyCommand=x"}]}, "begins with a dash"),
-        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "hosts stand twice: a"),
-        ({"launcher": "local"}, "several hosts need launcher"),
-        ({"environment": {"A=B": "x"}}, "not names of variables"),
+        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "duplicate hosts: a"),
+        ({"environment": {"A=B": "x"}}, "not valid variable names"),
         ({"container": {"engine": "podman", "image_file": "x.tar"}}, "image_file needs image"),
         ({"hosts": []}, "at least 1 item"),
     ],

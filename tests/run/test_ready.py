@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
@@ -38,7 +38,7 @@ class Source:
 def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     run.mkdir()
     directory = RunDirectory(run, plan)
-    found = asyncio.run(Preflight(directory, launcher_for(plan, run), plan.jobs, given).run())
+    found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs, given).run())
     return [problem.what for problem in found if "is busy: load" not in problem.what]
 
 

@@ -139,7 +139,7 @@ def test_a_job_that_ended_without_a_coordinator_is_not_done_again(tmp_path: Path
     wait_for(lambda: stepping(run), "a step")
     process.kill()
     process.communicate()
-    wait_for(lambda: list(run.glob("*/*/*/exit.json")), "the agent's last word")
+    wait_for(lambda: list(run.glob("*/*/*/exit.json")), "exit.json")
     code, *_ = done(drive("resume", run))
     assert (code, [(status.state, status.attempt) for status in statuses(run)]) == (0, [("succeeded", 1)])
 
@@ -151,7 +151,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
     os.kill(agent_of(run).pid, signal.SIGKILL)
     code, *_ = done(process)
     assert (code, states(run)) == (1, ["lost", "succeeded"])
-    assert "the node agent ended without a last word" in (statuses(run)[0].reason or "")
+    assert "node agent exited without writing exit.json" in (statuses(run)[0].reason or "")
     assert left_running(run) == []
 
     code, out, err = done(drive("resume", run))
@@ -186,7 +186,7 @@ def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkeypatch:
     cluster = ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": [{"address": "localhost"}]})
     for _ in range(2):
         code, _, err = done(drive("start", tmp_path / "run", "--look", plan=make_plan((), cluster=cluster)))
-        assert (code, err) == (1, "error: Slurm gives no allocation: salloc is not on the PATH\n")
+        assert (code, err) == (1, "error: Slurm granted no allocation: salloc is not on the PATH\n")
         assert not (tmp_path / "run").exists()
 
 
@@ -229,7 +229,7 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
-    seen = session.standing(run)
+    seen = session.read_status(run)
     assert seen.coordinator == process.pid
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
     (progress,) = seen.progress.values()
@@ -237,7 +237,7 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     assert progress.step >= 1
     process.kill()
     process.communicate()
-    assert session.standing(run).coordinator is None
+    assert session.read_status(run).coordinator is None
     session.stop(run, at_once=True)
 
 

@@ -69,7 +69,7 @@ def test_files_of_a_wheel_that_were_changed_added_or_removed_are_listed(site: Pa
         changed.write_bytes(kept)
         added.unlink()
         removed.write_bytes(b"")
-    assert record["modified"] == ["accelmark/py.typed", "accelmark/train/loop/ends.py", "accelmark/train/faster.py"]
+    assert record["modified"] == ["accelmark/py.typed", "accelmark/train/faster.py", "accelmark/train/loop/ends.py"]
     assert record["sha256"] != before
 
 

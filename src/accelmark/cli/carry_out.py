@@ -18,7 +18,7 @@ from accelmark.run.record.directory import default_path
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.run.controller.session import Outcome
+    from accelmark.run.controller.session import RunOutcome
 
 
 def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
@@ -30,26 +30,26 @@ def carry_out(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_
         preview(plan, path, as_json=as_json)
         return
     from accelmark.run.controller.session import start
-    from accelmark.run.preflight.report import ready
+    from accelmark.run.preflight.report import run_preflight
 
     plan = plan.model_copy(update={"offline": offline})
     if not as_json:
         for warning in plan.warnings:
             typer.secho(f"warning: {warning}", fg="yellow", err=True)
     with told_in_a_table(as_json=as_json):
-        outcome = start(plan, path, DataFetcher(offline), as_json=as_json, ready=ready)
+        outcome = start(plan, path, DataFetcher(offline), as_json=as_json, preflight=run_preflight)
     conclude(outcome, as_json=as_json)
 
 
 @contextmanager
 def told_in_a_table(*, as_json: bool) -> Iterator[None]:
     """End the command with one table of every problem of every host where hosts are not ready; programs get a list."""
-    from accelmark.run.preflight.facts import NotReadyError
+    from accelmark.run.preflight.facts import HostsNotReadyError
     from accelmark.run.preflight.report import print_table
 
     try:
         yield
-    except NotReadyError as error:
+    except HostsNotReadyError as error:
         if as_json:
             raise
         typer.secho("error: hosts are not ready", fg="red", err=True)
@@ -57,7 +57,7 @@ def told_in_a_table(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(error.exit_code) from error
 
 
-def conclude(outcome: Outcome, *, as_json: bool) -> None:
+def conclude(outcome: RunOutcome, *, as_json: bool) -> None:
     """Write the page, print what the run came to, and end with its exit code."""
     page = _page(outcome.directory, as_json=as_json)
     if as_json:

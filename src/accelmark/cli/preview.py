@@ -12,11 +12,11 @@ import typer
 
 from accelmark.plan import Plan
 from accelmark.plan.plan import PlannedJob
-from accelmark.run.controller.assign import job_on_hosts, node_works
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import abridged
-from accelmark.run.preflight.describe import preflight_commands
+from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.secret import secrets_in, shown
 
@@ -24,9 +24,9 @@ from accelmark.spec.secret import secrets_in, shown
 def preview(plan: Plan, path: Path, *, as_json: bool) -> None:
     """Print what carrying out ``plan`` at ``path`` would do, without secrets; nothing is written or started."""
     directory = RunDirectory(path.absolute(), plan)
-    launcher = launcher_for(plan, directory.path)
+    launcher = create_launcher(plan, directory.path)
     commands = {job.directory: _commands(directory, job, launcher) for job in plan.jobs}
-    first, looks = launcher.first(), preflight_commands(plan, launcher, plan.jobs)
+    first, looks = launcher.allocation_commands(), preflight_commands(plan, launcher, plan.jobs)
     raw = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
@@ -61,7 +61,7 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
 
 def _commands(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> dict[str, list[list[str]]]:
     spec = job_on_hosts(directory, job, go_on=False)
-    return {work.host.name: launcher.describe(work) for work in node_works(directory, job, spec, launcher)}
+    return {node.host.name: launcher.job_commands(node) for node in node_jobs(directory, job, spec, launcher)}
 
 
 def _settings(job: PlannedJob) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from accelmark.run.controller.probe import remembered
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.launcher import launcher_problems, parse_cluster
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.yaml_file import read_value, read_yaml
@@ -127,12 +128,19 @@ def read_run_file(path: Path) -> RunSpec:
     for case in values.get("cases") or []:
         if isinstance(case, dict) and isinstance(case.get("data"), str):
             case["data"] = str(path.parent / Path(case["data"]).expanduser())
-    return parse(RunSpec, {"name": path.stem} | values, str(path))
+    cluster = values.get("cluster")
+    problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
+    try:
+        request = parse(RunSpec, {"name": path.stem} | values, str(path))
+    except SpecError as error:
+        raise SpecError([*error.problems, *problems]) from error
+    if problems:
+        raise SpecError(problems)
+    return request
 
 
 def _cluster(given: ClusterSpec | Path, beside: Path) -> ClusterSpec:
     if isinstance(given, ClusterSpec):
         return given
     path = beside / given.expanduser()
-    values: Mapping[str, Any] = read_yaml(path)
-    return parse(ClusterSpec, {"name": path.stem} | dict(values), str(path))
+    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))

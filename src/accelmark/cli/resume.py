@@ -20,7 +20,7 @@ def resume(
     from accelmark.cli.carry_out import conclude, told_in_a_table
     from accelmark.run.controller import session
     from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.preflight.report import ready
+    from accelmark.run.preflight.report import run_preflight
 
     with told_in_a_table(as_json=as_json):
         outcome = session.resume(
@@ -29,6 +29,6 @@ def resume(
             redo_failed=redo_failed,
             from_scratch=from_scratch,
             as_json=as_json,
-            ready=ready,
+            preflight=run_preflight,
         )
     conclude(outcome, as_json=as_json)

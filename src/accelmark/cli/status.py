@@ -15,7 +15,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
 
     from accelmark.run.controller import session
 
-    seen = session.standing(run)
+    seen = session.read_status(run)
     if as_json:
         jobs = {
             name: asdict(where) | {"progress": asdict(seen.progress[name]) if name in seen.progress else None}
@@ -23,6 +23,6 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         }
         typer.echo(json.dumps({"run": str(seen.directory.path), "coordinator": seen.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.display.closing import print_standing
+    from accelmark.run.display.closing import print_status
 
-    print_standing(seen)
+    print_status(seen)

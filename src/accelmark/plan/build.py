@@ -9,8 +9,8 @@ from typing import Any, final
 
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.cluster import host_problems
 from accelmark.plan.data import DataDirs
-from accelmark.plan.here import check_hosts
 from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
 from accelmark.plan.layering import case_layer, vendor_layers
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
@@ -22,6 +22,7 @@ from accelmark.spec.engines import known_engines
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import JobSpec, Provenance
 from accelmark.spec.key import CaseKey
+from accelmark.spec.launcher import LauncherSpec, load_launcher
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.vendor import Chip, VendorSpec
@@ -80,7 +81,8 @@ def build_plan(
         data_dirs=data_dirs,
         where=where,
         command_line=command_line or {},
-        problems=check_hosts(cluster),
+        launcher=load_launcher(cluster.launcher),
+        problems=host_problems(cluster),
     )
     for case_request in request.cases:
         planner.add(case_request)
@@ -114,6 +116,7 @@ class _Planner:
 
     is_open: bool
     cluster: ClusterSpec
+    launcher: LauncherSpec
     detected: Detected
     vendor: VendorSpec
     vendor_folder: Folder
@@ -199,7 +202,7 @@ class _Planner:
         if name is None or name in known:
             return
         close = nearest(name, known)
-        if self.cluster.launcher == "local" and self.cluster.container is None:
+        if self.launcher.is_localhost and self.cluster.container is None:
             raise SpecError([Problem(self.where, "compiler", f"unknown engine {name!r}", close)])
         self.warnings.append(f"{key}: no engine {name!r} is known here ({close}): the hosts must have it")
 
@@ -269,7 +272,7 @@ class _Planner:
         if without and len(without) < len(used):
             what = f"{', '.join(without)} has no service_ports, but other hosts of the job have"
             problems.append(Problem(self.where, written, what, "give every host at least one, or none any"))
-        here = self.cluster.launcher == "local" and self.vendor.name == self.detected.vendor
+        here = self.launcher.is_localhost and self.vendor.name == self.detected.vendor
         devices = self.detected.num_devices if here else None
         if devices is not None and key.nproc > devices:
             what = f"asks for {key.nproc} devices a host, this one has {devices}"

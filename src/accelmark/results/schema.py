@@ -79,23 +79,25 @@ Severity = Literal["info", "warning", "open", "error"]
 
 
 class Finding(Spec):
-    """One fact of the audit."""
+    """One finding of the audit."""
 
     severity: Severity
-    """``error`` makes a result invalid; ``open`` takes it out of comparison; a warning is told and changes nothing."""
+    """``error`` makes a result INVALID, ``open`` makes it OPEN; ``warning`` and ``info`` do not change the verdict."""
     rule: str
     expected: str
+    """Empty where ``actual`` needs no comparison."""
     actual: str
     round: int | None = None
-    """The round it is about; null for all of them."""
+    """The round that it applies to; null for all rounds."""
 
     def __str__(self) -> str:
         return self.about(() if self.round is None else (self.round,))
 
     def about(self, rounds: Sequence[int]) -> str:
-        """Say it of these rounds; of all of them where none is given."""
+        """Return the text for these rounds, or for all where none is given."""
         where = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}: " if rounds else ""
-        return f"{where}{self.actual} (expected: {self.expected}) [{self.rule}]"
+        expected = f" (expected: {self.expected})" if self.expected else ""
+        return f"{where}{self.actual}{expected} [{self.rule}]"
 
 
 def finding(severity: Severity, rule: str, expected: str, actual: str, round_number: int | None = None) -> Finding:

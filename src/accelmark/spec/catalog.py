@@ -1,4 +1,4 @@
-"""Find cases, vendors and frameworks: in this tree, in installed packages, and in directories of ACCELMARK_PLUGINS."""
+"""Find plug-ins (cases, vendors, frameworks, launchers): here, in installed packages, and in ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -24,21 +24,33 @@ from accelmark.spec.model import parse
 from accelmark.spec.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors", "frameworks"]
-KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+Kind = Literal["cases", "vendors", "frameworks", "launchers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+"""Kinds of plug-ins that jobs need on their hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``frameworks/`` folders of their own."""
+"""Directories (separated as in ``PATH``) with folders ``cases/``, ``vendors/``, ``frameworks/``, ``launchers/``."""
 
-_ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "frameworks": "framework.yaml"}
+_PACKAGE: Final = {
+    "cases": "accelmark.cases",
+    "vendors": "accelmark.vendors",
+    "frameworks": "accelmark.frameworks",
+    "launchers": "accelmark.run.launchers",
+}
+_FILE: Final = {
+    "cases": "case.yaml",
+    "vendors": "vendor.yaml",
+    "frameworks": "framework.yaml",
+    "launchers": "launcher.yaml",
+}
+_SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that are not part of a case, a vendor, a framework or AccelMark."""
+"""Folders that belong to no plug-in and not to AccelMark."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The folder of a case, vendor or framework, and where it was found."""
+    """The folder of a plug-in, and where it was found."""
 
     name: str
     path: Path
@@ -111,7 +123,8 @@ def look_again() -> None:
 
 
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
-    yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
+    package = _PACKAGE[kind]
+    yield from _below(_SOURCE.joinpath(*package.split(".")), kind, package, "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
         spec = importlib.util.find_spec(entry.module)
@@ -133,7 +146,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one case, vendor or framework.
+    """Return the folder of one plug-in.
 
     Raises:
         RequestError: there is none; the nearest name is suggested.

@@ -9,15 +9,22 @@ from typing import Any, Final, final
 
 from pydantic import TypeAdapter, ValidationError
 
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.inference import RESERVED_KEYS, InferCaseSpec, InferSettings, Note
+from accelmark.spec.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
 from accelmark.spec.job import Provenance
+from accelmark.spec.launcher import option_names
 from accelmark.spec.layers import Layer, nest
 from accelmark.spec.model import problems_of
 
 _OPTIONS: Final = "engine_options."
 _FP16: Final = {True: "fp16", False: "fp32"}
 _FIELDS: Final = InferSettings.model_fields
+
+
+def reserved_keys() -> frozenset[str]:
+    """Return the names that no configuration may use: the run-time ones and those of a cluster file."""
+    return RUN_TIME_KEYS | frozenset(ClusterSpec.model_fields) | option_names()
 
 
 @final
@@ -42,7 +49,7 @@ class _Stack:
         self.notes: list[Note] = []
         self.layers: list[str] = []
         self.where = where
-        for key in sorted(set(case.parameters) & (set(_FIELDS) | RESERVED_KEYS)):
+        for key in sorted(set(case.parameters) & (set(_FIELDS) | reserved_keys())):
             what = "is a name of the configurations or of the framework's own"
             self.problems.append(Problem(where, f"parameters.{key}", what, "rename the parameter"))
         for key, value in self.read(Layer.of(where, case.configurations), "configurations.").items():
@@ -87,7 +94,7 @@ class _Stack:
             name = key.removeprefix(_OPTIONS).removeprefix("parameters.")
             if name in self.parameters:
                 what, hint = "is a parameter of the case, which nothing may override", "take it out"
-            elif name in RESERVED_KEYS:
+            elif name in reserved_keys():
                 what, hint = "is a name that the framework sets itself", "rename or remove it"
             else:
                 continue

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.arithmetic import calculate
-from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
 
@@ -19,8 +18,6 @@ EngineOption = Scalar | tuple[Scalar, ...]
 
 RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
 """Names that the framework sets itself."""
-RESERVED_KEYS: Final = RUN_TIME_KEYS | frozenset(ClusterSpec.model_fields)
-"""Names that no configuration may use: the run-time ones and those of a cluster file."""
 
 
 def _count(value: object) -> object:

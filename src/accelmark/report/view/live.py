@@ -47,7 +47,7 @@ def live_run(name: str, path: Path) -> LiveRun:
     try:
         if is_search(path):
             return _live_search(name, path)
-        seen = session.standing(path)
+        seen = session.read_status(path)
     except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
     units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}

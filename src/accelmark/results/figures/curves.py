@@ -9,8 +9,7 @@ from accelmark.results.figures.consumption import HostSamples
 from accelmark.results.schema import Point, TelemetrySeries
 
 if TYPE_CHECKING:
-    from accelmark.automl.data.pictures import Indices
-    from accelmark.results.figures.timeline import Column, Floats, Timeline
+    from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 
 MOST_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60

@@ -10,13 +10,12 @@ from typing import Final
 
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
-from accelmark.spec.evidence import ALLOCATION_FILE, COORDINATOR_LOG
+from accelmark.spec.evidence import COORDINATOR_LOG
+from accelmark.spec.launcher import run_files
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _LEFT_OUT: Final = {"checkpoints", "__pycache__"}
 """Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
-_COORDINATORS: Final = {COORDINATOR_LOG, ALLOCATION_FILE}
-"""The coordinator's own files, not covered: they change or go as it lets go of the hosts, after all is summed up."""
 
 
 def write_manifest(run_dir: Path) -> Path:
@@ -54,14 +53,15 @@ def check_manifest(run_dir: Path) -> list[str]:
         raise RunError(f"{path}: cannot be read: {error}") from error
     problems: list[str] = []
     named: set[str] = set()
+    excluded = _excluded()
     for number, line in enumerate(lines, start=1):
         expected, separator, name = line.partition("  ")
         named.add(name)
         file = run_dir / name
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
             problems.append(f"{path}: line {number} is no line of a manifest")
-        elif name in _COORDINATORS:
-            continue  # a manifest that was written before these were left out
+        elif name in excluded:
+            continue  # a manifest that was written before these were excluded
         elif not file.is_file():
             problems.append(f"{name}: is missing")
         elif _sha256(file) != expected:
@@ -76,11 +76,17 @@ def covered_files(run_dir: Path) -> list[Path]:
     return sorted(_files(run_dir))
 
 
+def _excluded() -> set[str]:
+    """Return the files of the coordinator and its launcher, which change after the manifest is written."""
+    return {COORDINATOR_LOG} | run_files()
+
+
 def _files(run_dir: Path) -> Iterator[Path]:
+    excluded = _excluded()
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _LEFT_OUT]
         for file in files:
-            if Path(directory) == run_dir and file in _COORDINATORS:
+            if Path(directory) == run_dir and file in excluded:
                 continue
             if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
                 path = Path(directory, file)

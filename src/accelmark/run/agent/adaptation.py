@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.environment import keep_ours_first
-from accelmark.run.agent.error_lines import telling_lines
+from accelmark.run.agent.error_lines import error_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
 from accelmark.spec.framework import RANK_VARIABLES, FrameworkSpec
@@ -234,4 +234,4 @@ def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, s
 
 def _said(node_dir: Path, offset: int = 0) -> str:
     text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
-    return telling_lines(text) or f"it said nothing (see {LOG_FILE})"
+    return error_lines(text) or f"it said nothing (see {LOG_FILE})"

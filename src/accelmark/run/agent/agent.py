@@ -1,6 +1,6 @@
 """The node agent: supervises one job on one host, and leaves nothing behind.
 
-``python -m accelmark.run.agent.agent NODE_DIR`` reads ``agent.json`` there, starts the telemetry recorder and the
+``python -m accelmark.run.agent NODE_DIR`` reads ``agent.json`` there, starts the telemetry recorder and the
 ranks, ends them when a limit is broken or it is asked to (SIGTERM; a second one means at once), and writes
 ``exit.json`` last. It runs in its own session and survives the loss of whoever started it.
 """
@@ -8,7 +8,6 @@ ranks, ends them when a limit is broken or it is asked to (SIGTERM; a second one
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import selectors
@@ -30,10 +29,10 @@ from accelmark.run.agent.background_load import OtherWork
 from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
 from accelmark.run.agent.host_setup import HostInUseError, clear_caches, hold, route
 from accelmark.run.agent.limits import Breach, LimitWatch, size_of
-from accelmark.run.agent.processes import ProcessId, become_subreaper, descendants, signal_all
+from accelmark.run.agent.processes import descendants, signal_all
 from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.sysinfo import system_information
-from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
+from accelmark.run.agent.task import RANKS_FILE, STOP_FILES, AgentTask
 from accelmark.run.record.states import utc_now
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError
@@ -301,28 +300,3 @@ class Agent:
 def _ending_of(breach: Breach) -> Termination:
     rank_state, node_state = _BREACHES[breach.kind]
     return Termination(rank_state, node_state, breach.reason)  # type: ignore[arg-type]
-
-
-def main(arguments: list[str]) -> int:
-    """Run the agent for the node directory in ``arguments``; returns its exit code."""
-    node_dir = Path(arguments[0]).absolute()
-    with contextlib.suppress(PermissionError):
-        os.setsid()
-    become_subreaper()
-    agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
-    agent.listen()
-    lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    identity = ProcessId.of(os.getpid())
-    assert identity is not None  # noqa: S101  a process can always see itself
-    write_atomic(node_dir / IDENTITY_FILE, identity.model_dump_json())
-    reserve = node_dir / _RESERVE_FILE
-    reserve.write_bytes(os.urandom(_RESERVE_BYTES))
-    ended = agent.run()
-    reserve.unlink(missing_ok=True)
-    write_atomic(node_dir / EXIT_FILE, ended.model_dump_json(indent=2))
-    return 0 if ended.state == "succeeded" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What a program that failed said, cut down to the lines that tell a person why."""
+"""Extract from a failed program's output the lines that name the error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_LINES: Final = 3
 _LONGEST: Final = 300
 
 
-def telling_lines(text: str) -> str:
+def error_lines(text: str) -> str:
     """Return the first lines of ``text`` that name an error, a compiler's before others; else its last line."""
     lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _COMPILER.search(line)]

@@ -1,4 +1,7 @@
-"""Processes on this machine: who one is beyond its number, whose child it is, and ending all of a tree."""
+"""Processes on this machine: identity, descendants, signals.
+
+``python -m accelmark.run.agent.processes NODE_DIR`` kills what a dead agent left behind and prints the number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -169,3 +173,7 @@ def sweep(node_dir: Path, patience_s: float = 5.0) -> int:
         signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
     return len(swept)
+
+
+if __name__ == "__main__":
+    print(sweep(Path(sys.argv[1])))

@@ -1,7 +1,12 @@
-"""Seeing to it that a job's data is where its plan says, and is what its case wants."""
+"""Fetch and verify the data of jobs.
+
+``python -m accelmark.run.controller.data JOB [--offline]`` does so on a host and prints the records as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +16,7 @@ from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_case
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
@@ -88,3 +93,19 @@ def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
 
 def _mib(size: int) -> str:
     return quantity(size / 2**20, "MiB", 3)
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch and verify the data of the job in ``arguments``; returns the exit code."""
+    job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
+    try:
+        found = DataFetcher("--offline" in arguments)(job, lambda _: None)
+    except AccelmarkError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    print(json.dumps({name: record.model_dump(mode="json") for name, record in found.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ from accelmark.results.figures.definitions import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store.loaded_run import load_run
-from accelmark.run.controller.session import Standing
+from accelmark.run.controller.session import RunStatus
 from accelmark.run.display.live import SIGNS, job_name
 from accelmark.run.display.terminal import plain_progress
 from accelmark.spec.errors import RunError
@@ -124,7 +124,7 @@ def _near(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def print_standing(seen: Standing, console: Console | None = None) -> None:
+def print_status(seen: RunStatus, console: Console | None = None) -> None:
     """Print one line for each round, and who coordinates the run."""
     console = console or Console(highlight=False)
     for job in seen.directory.plan.jobs:

@@ -1,4 +1,4 @@
-"""Who is told while a run goes on: a terminal, plain lines, JSON lines, a test."""
+"""The interface through which a coordinator reports progress."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from accelmark.run.display.progress import Progress
 from accelmark.run.record.states import JobStatus
 
 
-class Watcher(Protocol):
-    """Is told of everything that a person would want to see."""
+class Observer(Protocol):
+    """Receives everything that a user may want to see."""
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """Tell that a job changed its state."""
+        """Report that a job changed its state."""
         ...
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Tell what is being done for a job before it runs (a download, say); up to ten times a second."""
+        """Report a step of preparing a job (a download, say); up to ten times a second."""
         ...
 
     def progress(self, job: PlannedJob, progress: Progress) -> None:
-        """Tell how far a running job is; about once a second."""
+        """Report the progress of a running job; about once a second."""
         ...
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Tell what a round came to."""
+        """Report the result of a round."""
         ...
 
     def note(self, text: str) -> None:
-        """Tell something else that a person has to know."""
+        """Report anything else that the user has to know."""
         ...
 
 
 @final
-class Silence:
-    """Tells nobody."""
+class NullObserver:
+    """Ignores all reports."""
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Ignore it."""

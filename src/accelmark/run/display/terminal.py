@@ -16,7 +16,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
-from accelmark.run.display.observer import Watcher
+from accelmark.run.display.observer import Observer
 from accelmark.run.display.progress import Progress
 from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.number_format import digits, duration, percent, quantity
@@ -26,8 +26,8 @@ _DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
 
 
-class Display(Watcher, Protocol):
-    """A watcher that has to be opened and closed."""
+class Display(Observer, Protocol):
+    """An observer that is opened and closed."""
 
     def __enter__(self) -> Display:
         """Begin to show."""

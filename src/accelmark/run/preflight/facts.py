@@ -35,7 +35,7 @@ class HostProblem:
         return f"{self.host}: {self.what}" + (f" ({self.hint})" if self.hint else "")
 
 
-class NotReadyError(SpecError):
+class HostsNotReadyError(SpecError):
     """Hosts are not ready for what is asked of them."""
 
     exit_code = EXIT_FAILED
@@ -80,7 +80,7 @@ class HostFacts(Spec):
 
 
 def judge_host(
-    name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float, work: str | None = None
+    name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float, work: str
 ) -> list[HostProblem]:
     """Return what is wrong with one host by itself.
 
@@ -89,9 +89,8 @@ def judge_host(
         facts: what was found there.
         cluster: what is asked of it.
         clock_offset_s: its clock minus this machine's.
-        work: the directory that was looked at; null: the cluster's.
+        work: the work directory.
     """
-    work = work or str(cluster.work_directory)
     found: list[HostProblem] = []
 
     def error(what: str, hint: str = "") -> None:
@@ -145,13 +144,17 @@ def judge_devices(name: str, devices: Sequence[DeviceFacts], vendor: str, needed
 
 
 def judge_together(
-    facts: Mapping[str, HostFacts], devices: Mapping[str, Sequence[DeviceFacts]], cluster: ClusterSpec
+    facts: Mapping[str, HostFacts],
+    devices: Mapping[str, Sequence[DeviceFacts]],
+    cluster: ClusterSpec,
+    *,
+    one_host_per_machine: bool = True,
 ) -> list[HostProblem]:
     """Return what is wrong between hosts: the same machine twice, other drivers, devices or Pythons."""
     found: list[HostProblem] = []
     machines: dict[tuple[str, str], str] = {}
     for name, fact in facts.items():
-        if cluster.launcher == "slurm":  # which knows its nodes, and may have several on one machine
+        if not one_host_per_machine:
             break
         other = machines.setdefault((fact.boot_id, fact.hostname), name)
         if other != name:

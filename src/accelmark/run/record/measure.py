@@ -1,4 +1,4 @@
-"""The one door from carrying out a run to what it came to: the results room counts, the audit judges."""
+"""The one door from carrying out a run to what it came to: the results room counts, the audit.verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
     Raises:
         RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
     """
-    from accelmark.audit.verdict import judge_case
+    from accelmark.audit.verdict import audit_case
     from accelmark.results.rounds.summary import summarise
 
-    return summarise(run_dir, judge_case, recompute=recompute)
+    return summarise(run_dir, audit_case, recompute=recompute)

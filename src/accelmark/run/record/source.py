@@ -1,4 +1,4 @@
-"""Which AccelMark runs: from a wheel, from a git checkout, and with what changed."""
+"""Record which AccelMark runs (wheel, git checkout, modified files), and detect changes since a run was planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import accelmark
-from accelmark.spec.catalog import tree_hash
+from accelmark.plan.plan import Plan
+from accelmark.spec.catalog import find, tree_hash
+from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.evidence import SourceRecord
 
 _GIT_PATIENCE_S: Final = 20.0
@@ -75,3 +77,30 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def require_unchanged(plan: Plan, where: str) -> None:
+    """Check that cases, vendor and AccelMark are those that the run was planned with.
+
+    Raises:
+        SpecError: with everything that has changed, since a resumed run must not mix results of different code.
+    """
+    hint = "start a new run"
+    problems: list[Problem] = []
+    folders = {ref.path: ref.sha256 for job in plan.jobs for ref in (job.job.case, job.job.extern) if ref is not None}
+    for path, sha256 in folders.items():
+        if not path.is_dir():
+            problems.append(Problem(where, str(path), "is gone since the run was planned", hint))
+        elif tree_hash(path) != sha256:
+            problems.append(Problem(where, str(path), "has changed since the run was planned", hint))
+    try:
+        vendor = find("vendors", plan.vendor).path
+    except AccelmarkError as error:
+        problems.append(Problem(where, plan.vendor, str(error)))
+    else:
+        if tree_hash(vendor) != plan.vendor_sha256:
+            problems.append(Problem(where, str(vendor), "has changed since the run was planned", hint))
+    if tree_hash(Path(accelmark.__file__).parent) != plan.source_sha256:
+        problems.append(Problem(where, "AccelMark", "has changed since the run was planned", hint))
+    if problems:
+        raise SpecError(problems)

@@ -1,4 +1,4 @@
-"""From a planned job to what each host's agent is asked to do."""
+"""Build the job file and the agents' tasks of a planned job."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.agent.services import server_variables
-from accelmark.run.agent.task import AgentTask, Limits, TelemetryTask, VisibleDevices
-from accelmark.run.launchers.launcher import Launcher, NodeWork
+from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import find, load_framework, load_vendor
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
+from accelmark.spec.launcher import load_launcher
 
 JOB_FILE: Final = "job.json"
 REQUIREMENTS_FILE: Final = "requirements.txt"
 
 
 def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> JobSpec:
-    """Return the job as its ranks read it: paths filled in; it goes on from checkpoints where asked and there are any.
+    """Return the job with its paths, as its ranks read it.
 
     Args:
         directory: the run.
         job: the planned job.
-        go_on: whether an earlier attempt was cut off, whose checkpoints may be used.
+        go_on: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
     checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
-    elsewhere = directory.plan.cluster.launcher == "ssh"  # then they are on the hosts, if there are any
-    has_any = elsewhere or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    on_hosts = not load_launcher(directory.plan.cluster.launcher).shares_filesystem  # checkpoints, if there are any
+    has_any = on_hosts or (checkpoints.is_dir() and any(checkpoints.iterdir()))
     changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
-    if (
-        directory.plan.cluster.container is not None
-    ):  # packages that are installed here are not inside: only folders are
+    if directory.plan.cluster.container is not None:  # installed packages are not in the image, mounted folders are
         ours = "accelmark."
         for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
             if ref is not None and ref.package is not None and not ref.package.startswith(ours):
@@ -42,8 +40,8 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
     return job.job.model_copy(update=changed)
 
 
-def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeWork]:
-    """Return the work of each host of a job."""
+def node_jobs(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher: Launcher) -> list[NodeJob]:
+    """Return a job's part on each of its hosts."""
     hosts = {host.name: host for host in directory.plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     master = launcher.master_address(mine[0])
@@ -51,7 +49,7 @@ def node_works(directory: RunDirectory, job: PlannedJob, spec: JobSpec, launcher
         Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
     ]
     return [
-        NodeWork(
+        NodeJob(
             host=hosts[node.host],
             node_dir=directory.node_dir(job, node),
             job=spec,
@@ -88,8 +86,7 @@ def _task(
         master_port=plan.cluster.master_port,
         environment={
             **vendor.environment,
-            **launcher.environment(),
-            **server_variables(servers),
+            **_flagperf_variables(servers),
             **plan.cluster.environment,
         },
         threads=job.job.work.threads,
@@ -106,6 +103,16 @@ def _task(
     )
 
 
+def _flagperf_variables(servers: Sequence[Server]) -> dict[str, str]:
+    """Return FlagPerf's variables with the addresses and ports of all servers, by noderank; empty without servers."""
+    if not servers:
+        return {}
+    return {
+        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
+        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
+    }
+
+
 def _adaptation_folder(plan: Plan, job: JobSpec) -> Path:
     return _vendor_folder(plan) / "cases" / f"{job.key.model}-{job.key.framework}"
 
@@ -115,6 +122,6 @@ def _vendor_folder(plan: Plan) -> Path:
 
 
 def requirements_of(adaptation: Path | None, case: Path) -> Path | None:
-    """Return the file of packages that counts: the one in the vendor's folder for a case replaces the case's own."""
+    """Return the requirements file: the one in the vendor's folder for a case replaces the case's own."""
     folders = (adaptation, case) if adaptation is not None else (case,)
     return next((file for folder in folders if (file := folder / REQUIREMENTS_FILE).is_file()), None)

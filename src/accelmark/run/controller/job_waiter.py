@@ -1,4 +1,4 @@
-"""Following one job on all its hosts to one end: a node that fails ends the others, a request to stop ends all."""
+"""Wait for a job on all of its hosts: the first failure ends the other nodes, and so does a stop request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
-from accelmark.run.launchers.launcher import Link
+from accelmark.run.launchers.launcher import AgentHandle
 from accelmark.spec.job import NodeExit
 
 
 @final
 class StopRequest:
-    """How often it was asked to end: once means cleanly, twice at once."""
+    """Counts requests to stop a run: the first stops it cleanly, the second at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -25,14 +25,14 @@ class StopRequest:
         return self.count > 0
 
     def ask(self, reason: str | None = None) -> None:
-        """Ask for the end, or more urgently."""
+        """Request a stop, or a more urgent one."""
         self.count += 1
         if reason is not None and self.count == 1:
             self.reason = reason
         self._changed.set()
 
     async def more_than(self, count: int) -> int:
-        """Wait until it was asked more often than ``count`` times; returns how often."""
+        """Wait until there were more than ``count`` requests; returns their number."""
         while self.count <= count:
             self._changed.clear()
             await self._changed.wait()
@@ -41,10 +41,10 @@ class StopRequest:
 
 @final
 @dataclass(slots=True)
-class Following:
-    """The end of a job as it takes shape."""
+class JobWaiter:
+    """Waits for the node agents of one job."""
 
-    links: Sequence[Link]
+    agents: Sequence[AgentHandle]
     stop: StopRequest
     tick: Callable[[], None]
     """Called about once a second."""
@@ -52,9 +52,9 @@ class Following:
     _ends: dict[int, NodeExit] = field(default_factory=dict)
     _order: list[int] = field(default_factory=list)
 
-    async def to_the_end(self) -> tuple[NodeState, str | None]:
-        """Wait for all nodes; returns the job's state and the reason with its first cause."""
-        waits = {asyncio.create_task(link.wait()): link for link in self.links}
+    async def wait(self) -> tuple[NodeState, str | None]:
+        """Wait for all nodes; returns the job's state and its first cause."""
+        waits = {asyncio.create_task(agent.wait()): agent for agent in self.agents}
         asked = asyncio.create_task(self.stop.more_than(0))
         ticking = asyncio.create_task(self._tick())
         pending: set[asyncio.Task[NodeExit]] = set(waits)
@@ -78,22 +78,22 @@ class Following:
             ticking.cancel()
             await asyncio.gather(asked, ticking, return_exceptions=True)
         self.tick()
-        return self._verdict()
+        return self._outcome()
 
     def _note(self, end: NodeExit) -> None:
         self._ends[end.noderank] = end
         self._order.append(end.noderank)
 
-    async def _stop(self, links: Sequence[Link], *, at_once: bool) -> None:
-        await asyncio.gather(*(link.stop(at_once=at_once) for link in links))
+    async def _stop(self, agents: Sequence[AgentHandle], *, at_once: bool) -> None:
+        await asyncio.gather(*(agent.stop(at_once=at_once) for agent in agents))
 
     async def _tick(self) -> None:
         while True:
             self.tick()
             await asyncio.sleep(self.interval_s)
 
-    def _verdict(self) -> tuple[NodeState, str | None]:
+    def _outcome(self) -> tuple[NodeState, str | None]:
         state, reason = classify_job(tuple(self._ends.values()), self._order)
         if state == "cancelled" and self.stop:
-            return state, f"{self.stop.reason}; what was measured until then is kept, and marked partial"
+            return state, f"{self.stop.reason}; measurements up to then are kept and marked partial"
         return state, reason
