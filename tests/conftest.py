@@ -63,11 +63,11 @@ timing: window
 """
 
 LAUNCH = """
-from accelmark.spec.framework import Launch, rank_variables
+from accelmark.spec.framework import Launch, RankPlace
 
 
 def launch(place):
-    variables = rank_variables(place.noderank, 0, place.nnodes, 1)
+    variables = RankPlace(place.noderank, 0, place.nnodes, 1).variables()
     return Launch(place.rank_command, variables | {"BARE_SERVERS": " ".join(map(str, place.servers))})
 """
 

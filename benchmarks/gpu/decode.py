@@ -57,7 +57,7 @@ def measure(*, tiny: bool) -> dict[str, Any]:
     )
     torch.set_default_dtype(torch.bfloat16)
     with device:
-        model = LlamaForCausalLM(config).eval()
+        model = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
     weights = sum(parameter.numel() for parameter in model.parameters())
     bandwidth = probe_memory(device, 2.0)["copy"].value
     bound_s = None if bandwidth is None else 2 * weights / bandwidth / 1e9
@@ -91,7 +91,7 @@ def _decode(
         forward = torch.compile(model.forward, mode="default" if device.type == "cpu" else "reduce-overhead")
 
     def step() -> None:
-        cache.reset()
+        cache.reset()  # type: ignore[no-untyped-call]
         forward(token, position_ids=positions, past_key_values=cache, use_cache=True)
 
     try:

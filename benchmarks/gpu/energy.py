@@ -52,7 +52,7 @@ def compare(samples: Samples) -> dict[str, Any]:
 def measure(duration_s: float) -> dict[str, Any]:
     """Load the device and sample it; null with the reason where it has no energy counter."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
 
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)

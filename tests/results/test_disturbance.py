@@ -13,7 +13,7 @@ from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.job import NodeExit
-from accelmark.train.loop.cpu_wait import CoreWait
+from accelmark.train.loop.cpu_wait import CpuWait
 
 
 def ended(core_wait_s: float | None) -> InferFinished:
@@ -55,7 +55,7 @@ def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
 
 def test_a_quiet_round_is_not_and_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
     assert list(contention_findings((), {0: ended(0.4), 1: ended(None)})) == []
-    assert CoreWait(tmp_path / "none").longest_s() is None
+    assert CpuWait(tmp_path / "none").longest_s() is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
@@ -65,8 +65,8 @@ def test_work_of_others_on_the_same_core_shows_as_waiting() -> None:
     busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     asked = (
         f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
-        "from accelmark.train.loop.cpu_wait import CoreWait\n"
-        "wait, began = CoreWait(), time.monotonic()\n"
+        "from accelmark.train.loop.cpu_wait import CpuWait\n"
+        "wait, began = CpuWait(), time.monotonic()\n"
         "while time.monotonic() - began < 1.5: pass\n"
         "print(wait.longest_s())"
     )

@@ -18,7 +18,7 @@ from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
-from accelmark.train.rank import run_rank
+from accelmark.train.loop.rank import run_rank
 from tests.made_run import Made, make_run
 from tests.train.jobs import make_job, node_dir_of
 

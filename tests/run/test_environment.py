@@ -46,7 +46,7 @@ def test_what_is_installed_does_not_hide_what_the_path_offers(
 @pytest.mark.parametrize(
     "said",
     [
-        "/opt/my env/bin/python3.11: Error while finding module specification for 'accelmark.train.rank' "
+        "/opt/my env/bin/python3.11: Error while finding module specification for 'accelmark.train.loop.rank' "
         "(ModuleNotFoundError: No module named 'accelmark')",
         "/usr/bin/python3: No module named accelmark",
         "python: can't open file '/nowhere/rank.py': [Errno 2] No such file or directory",

@@ -30,7 +30,7 @@ from accelmark.spec.inference import InferPrecision, InferStep, planned_steps
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
 from accelmark.spec.work import InferJob
-from accelmark.train.loop.cpu_wait import CoreWait
+from accelmark.train.loop.cpu_wait import CpuWait
 
 _FRESH_BATCHES: Final = 12
 """Batches that the repeat check may use."""
@@ -89,7 +89,7 @@ class SevenSteps:
         self.work_dir = node_dir / "engine"
         self.emit = emit
         self.started = started
-        self.core_wait = CoreWait()
+        self.cpu_wait = CpuWait()
         self.found = _Findings()
         self.place = setup.Place.of(job, infer.settings)
         self.step = InferStep.INITIALISE
@@ -319,7 +319,7 @@ class SevenSteps:
                 "compile_time": found.compile_s,
                 "valid": not reasons,
                 "invalid_reasons": reasons,
-                "core_wait_s": self.core_wait.longest_s(),
+                "core_wait_s": self.cpu_wait.longest_s(),
             }
         )
 

@@ -44,13 +44,14 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from accelmark.frameworks.pytorch.platform import Ranks, device_name, join_ranks, open_device
+    from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
     from accelmark.probe.group import probe_group
     from accelmark.spec.ceilings import Ceilings, Rate
+    from accelmark.spec.framework import RankPlace
     from accelmark.spec.work import ProbeJob
 
-    ranks = Ranks.from_environment()
+    ranks = RankPlace.from_environment()
     device = open_device(job, ranks)
     join_ranks(job, ranks, device, needed=False)
     request = job.work

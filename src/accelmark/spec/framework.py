@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, final
+from dataclasses import astuple, dataclass, field
+from typing import Final, Literal, Protocol, Self, final
 
 from pydantic import Field
 
@@ -52,12 +53,6 @@ class FrameworkSpec(Spec):
     def ranks_per_host(self, num_devices: int) -> int:
         """Return the number of ranks on a host where a job uses ``num_devices`` devices."""
         return num_devices if self.processes == "device" else 1
-
-    def window_reason(self) -> str | None:
-        """Return why figures of single steps are missing; None where they are measured."""
-        if self.timing == "step":
-            return None
-        return f"{self.title} cannot mark the end of a single step on the device: only windows of steps are timed"
 
 
 class Server(Spec):
@@ -144,7 +139,23 @@ class FrameworkLaunch(Protocol):
         ...
 
 
-def rank_variables(rank: int, local_rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
-    """Return the variables from which a rank learns its place."""
-    values = (rank, local_rank, world_size, local_world_size)
-    return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
+@final
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place in its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read :data:`RANK_VARIABLES`; without them this is the only rank."""
+        return cls(
+            *(int(os.environ.get(name, default)) for name, default in zip(RANK_VARIABLES, astuple(cls()), strict=True))
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables from which a rank learns its place."""
+        return dict(zip(RANK_VARIABLES, map(str, astuple(self)), strict=True))

@@ -117,7 +117,7 @@ class TrainSettings(Spec):
     """Precision of the matrix work: tf32 and fp32 keep fp32 weights, bf16 and fp16 autocast over them."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
-    """torch.compile's mode. A host that cannot compile trains the model as it is, and the result says so."""
+    """Mode of the framework's compiler. A host that cannot compile trains without it, with a warning."""
     channels_last: bool = False
     activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
     """What the backward pass recomputes of each block: ``full`` all of it; ``selective`` all but matrix products and

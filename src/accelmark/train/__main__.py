@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     from accelmark.spec.perflog import PerfLogWriter
     from accelmark.train.loop.account import Account
     from accelmark.train.loop.ends import End
-    from accelmark.train.rank import LastWord, run_rank
+    from accelmark.train.loop.rank import FinishedEvent, run_rank
 
     path = Path(arguments[0])
     log = PerfLogWriter(rank)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         return run_rank(parse(JobSpec, values, str(path)), log, _START, StopRequest())
     except AccelmarkError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
-        LastWord(log, Account(process_start=_START)).say(End("error", str(error)))
+        FinishedEvent(log, Account(process_start=_START)).write(End("error", str(error)))
         return error.exit_code
 
 

@@ -24,12 +24,12 @@ from accelmark.automl.trial.order import EpochReport, Listener, TrialEnd, TrialO
 from accelmark.automl.trial.reports import TrialReports
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.case import Place
-from accelmark.frameworks.pytorch.in_process import Tenancy
-from accelmark.frameworks.pytorch.platform import Ranks
+from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.events import EndReason, Event, Started
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.account import Account
-from accelmark.train.rank import carry_out, take_peak
+from accelmark.train.loop.rank import record_peak_memory, run_training
 
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 _STATUS: Final[Mapping[EndReason, TrialEnd]] = {
@@ -52,7 +52,7 @@ class Seat:
     """
 
     device_type: str
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: RankPlace = field(default_factory=RankPlace)
     control: dist.ProcessGroup | None = None
     threads: int | None = None
 
@@ -130,8 +130,8 @@ class _Trial:
         account = Account(process_start=self._began, job=self._work)
         deadline = None if self._order.limit_s is None else self._began + self._order.limit_s
         stop = _TrialStop(self._listener, deadline)
-        carried = carry_out(self._work, self._open, reports, account, stop, reports)
-        take_peak(account, carried.backend)
+        carried = run_training(self._work, self._open, reports, account, stop, reports)
+        record_peak_memory(account, carried.backend)
         reports.event(Event.FINISHED, account.finished(carried.end))
         reports.close(in_step=carried.in_step)
         status = _STATUS.get(carried.end.reason, "crashed")
@@ -144,8 +144,8 @@ class _Trial:
         return self._result(status, held_out), reports.best_weights if status in _USEFUL else None
 
     def _open(self) -> PyTorchBackend:
-        tenancy = Tenancy(self._make_case, self._seat.control)
-        self._backend = PyTorchBackend(self._job, self._work, self._seat.ranks, self._reports, tenancy)
+        in_process = InProcess(self._make_case, self._seat.control)
+        self._backend = PyTorchBackend(self._job, self._work, self._seat.ranks, self._reports, in_process)
         self._reports.mean = self._backend.mean
         return self._backend
 

@@ -22,7 +22,7 @@ from accelmark.automl.data import open_dataset
 from accelmark.automl.graph import Network
 from accelmark.automl.trial.executor import Seat, TorchExecutor, device_type, warm_up
 from accelmark.automl.trial.order import EpochReport, TrialOrder
-from accelmark.frameworks.pytorch.platform import Ranks
+from accelmark.spec.framework import RankPlace
 
 CANCEL: Final = "cancel"
 
@@ -56,7 +56,7 @@ def main() -> int:
     rank, world, folder = int(hello["rank"]), int(hello["world"]), Path(hello["folder"])
     network = Network.model_validate_json(hello["network"])
     dataset = open_dataset(DatasetConfig.model_validate_json(hello["dataset"]), network)
-    seat = _seat(Ranks(rank, rank, world, world), folder, int(hello["threads"]) or None)
+    seat = _seat(RankPlace(rank, rank, world, world), folder, int(hello["threads"]) or None)
     warm_up(seat)
     voice = _Voice(out)
     voice.say(ready=True)
@@ -77,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def _seat(ranks: Ranks, folder: Path, threads: int | None) -> Seat:
+def _seat(ranks: RankPlace, folder: Path, threads: int | None) -> Seat:
     """Meet the other ranks, once for all trials: gloo for what is exchanged about control, the device's own beside."""
     kind = device_type()
     own = dist.get_default_backend_for_device(kind)

@@ -17,6 +17,8 @@ FLOPS_TOLERANCE: Final = 0.05
 """How far the counted FLOPs may be from the case's formula before it is told."""
 
 
+_WINDOWS_ONLY: Final = "the framework times windows of steps, not single steps"
+
 _SIGNS: Final = {"at_least": "≥", "at_most": "≤"}
 
 
@@ -57,6 +59,7 @@ def time_figures(timeline: Timeline, work: Work) -> Figures:
     began = timeline.init_s is not None
     training_s = timeline.train_s - timeline.eval_s
     why = work.why_none
+    why_steps = _WINDOWS_ONLY if timeline.num_steps and not len(timeline.step_ms) else why
     units = work.units or None
     per_second = ratio(units, training_s, why)
     figures: Figures = {
@@ -64,14 +67,14 @@ def time_figures(timeline: Timeline, work: Work) -> Figures:
         FigureName.INIT_TIME: value(timeline.init_s, "training did not begin"),
         FigureName.RAW_TRAIN_TIME: value(timeline.train_s if began else None, "training did not begin"),
         FigureName.TRAIN_NO_EVAL_TIME: value(training_s if began else None, "training did not begin"),
-        FigureName.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why),
+        FigureName.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
         FigureName.THROUGHPUT_WHOLE: ratio(units, timeline.train_s, why),
         FigureName.THROUGHPUT_TRAIN: per_second,
-        FigureName.THROUGHPUT_CORE: ratio(units, timeline.compute_s, why),
+        FigureName.THROUGHPUT_CORE: ratio(units, timeline.compute_s, why_steps),
         FigureName.THROUGHPUT_PER_DEVICE: ratio(per_second.value, work.num_devices, why),
         FigureName.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
     }
-    return figures | _step_figures(timeline, why)
+    return figures | _step_figures(timeline, why_steps)
 
 
 def _step_figures(timeline: Timeline, why: str) -> Figures:
