@@ -314,7 +314,7 @@ def _environment(result: RoundResult) -> Iterable[tuple[str, str]]:
             yield title, f"{value:,}" if isinstance(value, int) else str(value)
     hooks = started.get("hooks") or {}
     yield "Hooks of the vendor", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
-    if compiled := environment.compiled:
+    if compiled := result.environment.compiled:
         yield "Compiled", f"{compiled['graphs']} graphs, {compiled['graph_breaks']} graph breaks"
     libraries = started.get("library_versions") or {}
     if libraries:
