@@ -34,8 +34,8 @@ from accelmark.infer.export import export_onnx
 from accelmark.infer.failures import Situation
 from accelmark.infer.measure import measure
 from accelmark.infer.registry import engine_class
-from accelmark.spec.infer_events import WarmUp
 from accelmark.spec.inference import InferSettings
+from accelmark.spec.inference.events import WarmUp
 
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
 BATCHES = (1, 8)

@@ -95,10 +95,12 @@ def test_a_directory_of_another_layout_is_refused_with_what_was_expected(bench: 
 
 
 def test_every_setting_and_file_that_the_page_names_exists() -> None:
-    from accelmark.spec.layers import driver_defaults
+    from accelmark.spec.layers import setting_defaults
+    from accelmark.spec.settings import TrainSettings
 
     text = PAGE.read_text(encoding="utf-8")
-    known = {*driver_defaults(), *(key.split(".")[0] for key in driver_defaults()), "model"}
+    settings = setting_defaults(TrainSettings)
+    known = {*settings, *(key.split(".")[0] for key in settings), "model"}
     table = text[text.index("| Setting | Meaning |") : text.index("What is not under `mutable`")]
     named = [name for row in table.splitlines()[2:] if row for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert set(named) <= known

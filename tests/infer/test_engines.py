@@ -11,8 +11,8 @@ from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import EngineMissingError, PrecisionError
 from accelmark.infer.registry import engine_class
 from accelmark.infer.setup import build_case
-from accelmark.spec.engines import own_engines
 from accelmark.spec.errors import RunError
+from accelmark.spec.inference.engines import own_engines
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:

@@ -309,7 +309,7 @@ def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
         text = Asked(found, "/").text
         problems = json.loads(Asked(found, "/results.json").text)["problems"]
     assert "/run/good" in text
-    assert problems == ["bad\\xff: its name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]
+    assert problems == ["bad\\xff: the name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

@@ -141,7 +141,7 @@ def test_inside_a_container_a_packages_folder_stands_for_it_and_named_models_are
     settings = InferSettings(batch_size=1, no_validation=True, exist_onnx_path="/models/a.onnx", compiler="eager")
     infer = InferJob(unit="image", metric="top1", tolerance=0.1, reference=None, settings=settings, parameters={})
     (planned,) = plan.jobs
-    job = planned.job.model_copy(update={"extern": extern, "infer": infer})
+    job = planned.job.model_copy(update={"extern": extern, "work": infer})
     directory = RunDirectory.create(tmp_path / "run", plan)
     there = job_on_hosts(directory, planned.model_copy(update={"job": job}), go_on=False)
     assert there.extern is not None

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, final
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import find, load_case, load_vendor, tree_hash
@@ -39,6 +40,8 @@ class RoundEvidence:
     """INSPECTED merged over all ranks; None where no rank inspected a vendor's code."""
     data: Mapping[str, DataRecord] | None = None
     """None where the run stored no record of its data."""
+    reevaluation: Reevaluation | None = None
+    """What the evaluation job of the round found; None where there was none."""
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
 
@@ -118,6 +121,7 @@ def _round(round_dir: Path, result: RoundResult) -> RoundEvidence:
         started=_parse(Started, result.environment.started) if is_train else None,
         inspected=_parse(Inspected, result.environment.inspected) if is_train else None,
         data=data,
+        reevaluation=read_reevaluation(round_dir) if is_train else None,
         adaptations=tuple(record for record in records if record is not None),
     )
 

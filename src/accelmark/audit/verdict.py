@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
@@ -41,6 +41,7 @@ RULES: Final[tuple[Rule, ...]] = (
     provenance.case_folder,
     provenance.preloaded_code,
     provenance.hooks,
+    reevaluation.reproduced,
 )
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
@@ -49,6 +50,12 @@ _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
 def audit_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> CaseVerdict:
     """Audit the rounds of one key (directory relative to the run -> result); ``num_planned`` of them were planned."""
     return verdict_on(gather_evidence(run_dir, rounds, num_planned))
+
+
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """Return INVALID with an error among the findings, else OPEN with an open one, else VALID."""
+    severities = {finding.severity for finding in findings}
+    return "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
 
 
 def verdict_on(evidence: Evidence) -> CaseVerdict:
@@ -60,8 +67,7 @@ def verdict_on(evidence: Evidence) -> CaseVerdict:
         for finding in entry.result.findings
     ]
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    severities = {finding.severity for finding in found}
-    verdict: Verdict = "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+    verdict = verdict_of(found)
     reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
     return CaseVerdict(
         verdict=verdict, reasons=tuple(reasons), findings=tuple(found), adaptation=provenance.adaptation_cost(evidence)

@@ -61,7 +61,7 @@ def _print(pair: Pair) -> None:
     from rich.console import Console
 
     from accelmark.report.comparison import scale_text, summary_line
-    from accelmark.results.compare.context import differing_text
+    from accelmark.results.compare.context import context_lines
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -73,7 +73,7 @@ def _print(pair: Pair) -> None:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     console.print(figures_table(pair, narrow=console.width < _WIDE))
     console.print(summary_line(pair), markup=False)
-    for text in differing_text(pair.differing):
+    for text in context_lines(pair.differing):
         console.print(_text(f"  {text}"))
     for text in pair.one_sided:
         console.print(_text(f"  one side only: {text}"))
@@ -98,7 +98,7 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
     table.add_column("figure", overflow="fold")
     for heading in ("baseline", "compared", *(["diff. ± 95 %"] if narrow else ["difference", "95 % interval"])):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("judgement", no_wrap=True)
+    table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
     for line in lines_of(pair):
         said = "one round" if line.word == "unknown" and narrow else line.said

@@ -12,7 +12,8 @@ from accelmark.cli.trial import trial
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
-from accelmark.spec.layers import driver_defaults, flatten, may_change
+from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.settings import TrainSettings
 from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
@@ -109,7 +110,7 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
         except AccelmarkError as error:
             yield Check("missing", f"{where}: {error}", "correct it")
             continue
-        known = {*driver_defaults(), *flatten(train.settings)} if train else set()
+        known = {*setting_defaults(TrainSettings), *flatten(train.settings)} if train else set()
         unknown = [key for key in values if key not in known]
         fixed = [key for key in values if train and key in known and not may_change(key, train.mutable)]
         for key in unknown:

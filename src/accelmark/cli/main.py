@@ -16,6 +16,7 @@ from accelmark.cli.cases import cases
 from accelmark.cli.check import app as check
 from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
+from accelmark.cli.evaluate import evaluate
 from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
@@ -46,7 +47,7 @@ app = typer.Typer(
 _VERBS: Final = (
     *(train, infer, probe, run),
     *(resume, status, stop),
-    *(report, compare, results, view, verify, bundle, export),
+    *(report, compare, results, view, verify, evaluate, bundle, export),
     *(cases, vendors, doctor, monitor),
 )
 for _verb in _VERBS:

@@ -67,6 +67,8 @@ def _commands(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> d
 def _settings(job: PlannedJob) -> None:
     for name, place in job.job.data_dirs.items():
         typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (to be fetched)"))
+    for file in job.layer_files:
+        typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
         replaced = "".join(f", instead of {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))

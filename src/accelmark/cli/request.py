@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.plan import Detected, Plan, build_plan
+from accelmark.plan.layering import host_capabilities
 from accelmark.run.controller.data import data_dirs
 from accelmark.run.controller.probe import remembered
 from accelmark.spec.catalog import find, load_vendor
@@ -115,6 +116,7 @@ def detected(vendor: str | None) -> Detected:
         chip=chips.pop() if len(chips) == 1 else None,
         num_devices=None if found.fallback else len(found.devices),
         ceilings=remembered(name, found.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
     )
 
 

@@ -136,24 +136,24 @@ def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 
 
 def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
-    from accelmark.results.compare.sql import ask
+    from accelmark.results.compare.sql import run_query
     from accelmark.spec.errors import RequestError
 
-    answer = ask(rows, sql)
+    answer = run_query(rows, sql)
     if as_json:
         _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
     elif output_format is Format.CSV:
         from accelmark.results.compare.table import to_csv
 
-        _emit(to_csv(answer.heads, answer.rows), output)
+        _emit(to_csv(answer.columns, answer.rows), output)
     elif output_format is Format.MARKDOWN:
         from accelmark.report.tables import plain_markdown
 
-        _emit(plain_markdown(answer.heads, answer.rows), output)
+        _emit(plain_markdown(answer.columns, answer.rows), output)
     elif output_format is Format.PARQUET or output is not None:
         raise RequestError("the answer to SQL is written as CSV or Markdown: --format csv or markdown")
     else:
-        show_table(answer.heads, answer.rows)
+        show_table(answer.columns, answer.rows)
 
 
 def _emit(text: str, output: Path | None) -> None:

@@ -16,7 +16,7 @@ from accelmark.infer.answers import check_apart, check_declared, check_outputs
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import Situation, WrongShapeError, explained
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.inference.events import ForwardWindow, InferEvaluation, Phase, WarmUp
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]

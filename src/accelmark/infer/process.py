@@ -10,7 +10,7 @@ from typing import Final
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import InferFinished
+from accelmark.spec.inference.events import InferFinished
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import parse
 from accelmark.spec.perflog import PerfLogWriter

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from accelmark.infer import engines
 from accelmark.infer.engine import Engine
-from accelmark.spec.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
 from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.inference.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
 
 
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:

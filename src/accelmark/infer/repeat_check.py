@@ -19,7 +19,7 @@ import torch
 from accelmark.infer.answers import check_declared
 from accelmark.infer.case import InferBatch
 from accelmark.infer.measure import Forward
-from accelmark.spec.infer_events import RepeatCheck
+from accelmark.spec.inference.events import RepeatCheck
 
 LIMIT: Final = 1.1
 """Fresh over same beyond which outputs seem to be cached."""

@@ -17,8 +17,8 @@ from accelmark.infer.loadgen import Expected, LoadGenLog, run_loadgen
 from accelmark.infer.measure import Emit, Forward
 from accelmark.infer.served import Items, Query, Served
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import ScenarioResult
 from accelmark.spec.inference import InferSettings, ScenarioName
+from accelmark.spec.inference.events import ScenarioResult
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """What MLPerf's rules ask of a run."""

@@ -26,8 +26,8 @@ from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
 from accelmark.infer.registry import engine_class as find_engine_class
 from accelmark.spec.catalog import folders
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.infer_events import InferStarted
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, file_at
+from accelmark.spec.inference.events import InferStarted
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.work import InferJob
 

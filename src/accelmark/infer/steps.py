@@ -25,8 +25,8 @@ from accelmark.infer.traces import engine_traces, file_hash, model_traces
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.inference import InferPrecision, InferStep, planned_steps
+from accelmark.spec.inference.events import InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Scalar
 from accelmark.spec.work import InferJob

@@ -9,7 +9,7 @@ from typing import Final, final
 from accelmark.report.case_view import GROUPS
 from accelmark.report.templating import fill, inline
 from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
-from accelmark.results.compare.context import AREAS, Area, Differing
+from accelmark.results.compare.context import AREAS, Area, ContextDifference
 from accelmark.results.figures.definitions import FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
@@ -43,7 +43,7 @@ class Line:
     half: str
     """``change`` with half its interval, which is symmetric."""
     word: str
-    """One of the judgements, as a class of the style sheet."""
+    """One of the effects, as a class of the style sheet."""
     said: str
     rounds: str
 
@@ -59,7 +59,7 @@ class PairView:
     scales: tuple[str, str]
     verdict_line: str
     groups: tuple[tuple[str, tuple[Line, ...]], ...]
-    areas: tuple[tuple[str, tuple[Differing, ...]], ...]
+    areas: tuple[tuple[str, tuple[ContextDifference, ...]], ...]
 
 
 def pair_views(comparison: Comparison) -> tuple[PairView, ...]:
@@ -88,7 +88,7 @@ def lines_of(pair: Pair) -> list[Line]:
 
 def summary_line(pair: Pair) -> str:
     """Return how many figures differ by more than noise, as one sentence."""
-    counts = {word: sum(found.judgement == word for found in pair.differences) for word in WORDS}
+    counts = {word: sum(found.effect == word for found in pair.differences) for word in WORDS}
     judged = sum(counts.values()) - counts["unknown"]
     if not judged:
         return "A single round has no spread: no difference here can be told from noise. Repeat the case."
@@ -145,8 +145,8 @@ def _line(found: Difference) -> Line:
         interval=_interval(found),
         bare=scale.number(found.baseline),
         half=_half(found),
-        word=found.judgement.replace(" ", "-"),
-        said=WORDS[found.judgement],
+        word=found.effect.replace(" ", "-"),
+        said=WORDS[found.effect],
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 

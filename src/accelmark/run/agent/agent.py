@@ -23,7 +23,7 @@ from typing import Final, final
 from pydantic import ValidationError
 
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.secret_list import SECRETS_FILE, keep_hidden, secrets_of
+from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, carry_out
 from accelmark.run.agent.background_load import OtherWork
 from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
@@ -118,7 +118,7 @@ class Agent:
         """Leave word, not to be read, of the secrets that a rank may print: a bundle leaves them out of its logs."""
         found = secrets_of(self._environment)
         if found or (self._dir / SECRETS_FILE).exists():
-            keep_hidden(self._dir / SECRETS_FILE, found)
+            write_secret_hashes(self._dir / SECRETS_FILE, found)
 
     def _prepare_grounds(self) -> None:
         if self._task.clear_caches and (problem := clear_caches()) is not None:

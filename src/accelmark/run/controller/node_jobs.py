@@ -78,7 +78,7 @@ def _task(
         noderank=node.noderank,
         nnodes=len(job.nodes),
         nproc=node.nproc,
-        ranks_per_host=load_framework(job.job.key.framework).ranks_per_host(node.nproc),
+        ranks_per_host=load_framework(job.job.framework).ranks_per_host(node.nproc),
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
         framework=job.job.framework,

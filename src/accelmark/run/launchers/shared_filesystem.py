@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
-from accelmark.results.store.files import make_directory, naming_the_disk, write_atomic
+from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.environment import agent_commands
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
@@ -167,7 +167,7 @@ class CommandAgent:
             RunError: its program is not installed, or the log cannot be written.
         """
         argv, log = self._command(), self._node.node_dir / AGENT_LOG
-        with naming_the_disk(log), log.open("ab") as output:
+        with write_errors(log), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
                     list(argv),

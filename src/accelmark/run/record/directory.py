@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, final
@@ -15,7 +15,7 @@ from typing import Final, Self, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.results.store.files import make_directory, naming_the_disk, write_atomic
+from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.processes import ProcessId
 from accelmark.run.record.states import JobStatus, Ledger, RunEvent, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
@@ -45,14 +45,14 @@ class RunDirectory:
         """
         make_directory(path)
         path = path.resolve()
-        with naming_the_disk(path):
+        with write_errors(path):
             held = sorted(entry.name for entry in path.iterdir())
         if held:
             what = "holds a run already" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
             advice = f"go on with it by 'accelmark resume {path}', or choose another place with --out"
             raise RequestError(f"{path}: {what}: {advice}")
         try:
-            with naming_the_disk(path / HOLDER_FILE):
+            with write_errors(path / HOLDER_FILE):
                 os.close(os.open(path / HOLDER_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
@@ -117,36 +117,46 @@ class RunDirectory:
 
     def holder(self) -> ProcessId | None:
         """Return the living coordinator that holds this run, or None."""
-        holder = ProcessId.read(self.path / HOLDER_FILE)
-        return holder if holder is not None and holder.alive else None
+        return holder_of(self.path)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the run: only one coordinator at a time does, and a killed one holds nothing.
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the run; see :func:`hold`."""
+        return hold(self.path)
 
-        Raises:
-            RequestError: another coordinator holds it.
-        """
-        path = self.path / HOLDER_FILE
-        with naming_the_disk(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+def holder_of(directory: Path) -> ProcessId | None:
+    """Return the living process that holds the run or search in a directory, or None."""
+    holder = ProcessId.read(directory / HOLDER_FILE)
+    return holder if holder is not None and holder.alive else None
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Hold the run or search in a directory; the end of the process releases it.
+
+    Raises:
+        RequestError: another process holds it.
+    """
+    path = directory / HOLDER_FILE
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = self.holder()
-                who = f"process {holder.pid}" if holder else "another process"
-                advice = f"see 'accelmark status {self.path}', or end it with 'accelmark stop {self.path}'"
-                raise RequestError(f"{self.path}: is in progress, held by {who}: {advice}") from error
-            identity = ProcessId.of(os.getpid())
-            assert identity is not None  # noqa: S101  a process can always see itself
-            with naming_the_disk(path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
-            yield
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = holder_of(directory)
+            who = f"process {holder.pid}" if holder else "another process"
+            advice = f"see 'accelmark status {directory}', or end it with 'accelmark stop {directory}'"
+            raise RequestError(f"{directory}: is in progress, held by {who}: {advice}") from error
+        identity = ProcessId.of(os.getpid())
+        assert identity is not None  # noqa: S101  a process can always see itself
+        with write_errors(path):
             os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
+            os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:

@@ -12,7 +12,7 @@ from typing import Final, Literal, final
 from pydantic import ValidationError
 
 from accelmark.results.schema import JobState
-from accelmark.results.store.files import naming_the_disk
+from accelmark.results.store.files import write_errors
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 
@@ -113,7 +113,7 @@ class Ledger:
     def __init__(self, path: Path, jobs: Iterable[str]) -> None:
         self._path = path
         self.jobs: dict[str, JobStatus] = statuses(jobs, read_events(path))
-        with naming_the_disk(path):
+        with write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._end_torn_line()
 
@@ -141,7 +141,7 @@ class Ledger:
 
     def _append(self, event: RunEvent) -> None:
         line = event.model_dump_json(exclude_none=True).encode() + b"\n"
-        with naming_the_disk(self._path):
+        with write_errors(self._path):
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, final
 
-from accelmark.results.store.files import make_directory, naming_the_disk
+from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.cluster import ContainerSpec
@@ -123,7 +123,7 @@ async def ensure_image(recipe: ImageRecipe, host: str, run: RunCommand, director
         return
     code, output = await run(recipe.make)
     make_directory(directory)
-    with naming_the_disk(directory / IMAGE_LOG):
+    with write_errors(directory / IMAGE_LOG):
         (directory / IMAGE_LOG).write_text(output, encoding="utf-8", errors="replace")
     if code != 0:
         why = error_lines(output) or f"exit code {code}"

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from accelmark.spec.catalog import find, folder_module
@@ -77,7 +78,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         return open_backend(job, train, log)
 
     if isinstance(work, EvaluateJob):
-        outcome = run_work(backend, lambda opened: _evaluate(work, opened, log), log, account)
+        outcome = run_work(backend, lambda opened: _evaluate(work, job.checkpoint_dir, opened, log), log, account)
     else:
         outcome = run_training(train, backend, log, account, stop)
     stop.finish()
@@ -143,15 +144,15 @@ def run_work(
     return RankOutcome(end, backend, in_step, code)
 
 
-def _evaluate(work: EvaluateJob, backend: Backend, log: EventLog) -> End:
+def _evaluate(work: EvaluateJob, checkpoints: Path, backend: Backend, log: EventLog) -> End:
     if work.weights is not None:
         start = time.monotonic()
-        metrics = backend.evaluate(work.weights)
+        metrics = backend.evaluate(checkpoints / work.weights)
         duration_s = time.monotonic() - start
         value = Evaluated(weights=work.weights.name, metrics=dict(metrics), duration_s=duration_s)
         log.event(Event.EVALUATED, value)
     if work.checkpoint is not None:
-        replay = backend.replay(work.checkpoint, work.num_steps)
+        replay = backend.replay(checkpoints / work.checkpoint, work.num_steps)
         replayed = Replayed(
             checkpoint=work.checkpoint.name,
             first_step=replay.first_step,

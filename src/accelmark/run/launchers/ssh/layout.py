@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import final
@@ -69,11 +70,13 @@ class Layout:
     def job(self, node: NodeJob) -> JobSpec:
         """Return the job with the paths of a host."""
         job = node.job
+        # An evaluation job reads the checkpoints of its round, which is next to it.
+        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
         return job.model_copy(
             update={
                 "case": on_host(job.case, "cases", self.code),
                 "extern": on_host(job.extern, "vendors", self.code) if job.extern is not None else None,
-                "checkpoint_dir": Path(self.node_dir(node).parent / "checkpoints"),
+                "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
             }
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from accelmark.results.store.files import make_directory, naming_the_disk
+from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.launchers.host import HostError
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.onhost import command
@@ -112,7 +112,7 @@ class NodeStream:
             raise HostError(self.host.name, f"sent an invalid frame: {name!r} of {size} bytes")
         content = await process.stdout.readexactly(size) if size else b""
         path = self.local / name
-        with naming_the_disk(path):
+        with write_errors(path):
             if name.endswith(_GROWING):
                 with path.open("r+b" if path.exists() else "w+b") as file:
                     file.truncate(offset)
