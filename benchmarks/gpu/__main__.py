@@ -78,7 +78,7 @@ def main() -> int:
 
 def measured(session: Any, item: Any) -> dict[str, Any]:
     """Measure one item, and return its entry; an item that does not fit is left out with the reason."""
-    from benchmarks.gpu.session import ItemError
+    from benchmarks.gpu.session import ItemError, LeftOutError
 
     if item.memory_gib > session.device.memory_gib and not session.tiny:
         reason = f"needs {item.memory_gib:g} GiB of device memory, there are {session.device.memory_gib:.0f}"
@@ -93,6 +93,8 @@ def measured(session: Any, item: Any) -> dict[str, Any]:
     session.commands.clear()
     try:
         entry = {"state": "succeeded", **item.measure(session, item.name)}
+    except LeftOutError as error:
+        entry = {"state": "left out", "reason": str(error)}
     except (ItemError, OSError, ValueError, KeyError, TypeError) as error:
         entry = {"state": "failed", "reason": f"{type(error).__name__}: {error}"[:1500]}
     return {**entry, "commands": list(session.commands), "took_s": round(time.monotonic() - began, 1)}

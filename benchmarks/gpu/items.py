@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 from benchmarks.gpu import recovery
 from benchmarks.gpu.images import make_images
-from benchmarks.gpu.session import ItemError, Session
+from benchmarks.gpu.session import ItemError, LeftOutError, Session
 from benchmarks.gpu.training import LLAMA, LLAMA_1B, LLAMA_3B, RESNET, TINY_RESNET, Workload, train
 
 Measure = Callable[[Session, str], dict[str, Any]]
@@ -48,9 +48,11 @@ def mini(case: str, data: str) -> Measure:
 
     def measure(session: Session, name: str) -> dict[str, Any]:
         if session.tiny:
-            return train(session, name, Workload(case, {"end.max_epochs": None, "end.max_steps": 6}))
+            return train(
+                session, name, Workload(case, {"end.max_epochs": None, "end.max_steps": 6, "log_every_steps": 2})
+            )
         if session.data is not None and not (session.data / data).is_dir():
-            raise ItemError(f"{session.data / data} does not exist; see benchmarks/gpu/README.md")
+            raise LeftOutError(f"{session.data / data} does not exist; see benchmarks/gpu/README.md")
         named = data if session.data is not None else None
         real = Workload(case, {"loader.synthetic": False}, rounds=3, data=named, is_open=False)
         return train(session, name, real)
@@ -95,6 +97,8 @@ def inference(compiler: str, batch_size: int) -> Measure:
     """Return the measurement of an engine on ResNet-50 with made-up images."""
 
     def measure(session: Session, name: str) -> dict[str, Any]:
+        if compiler == "tensorrt" and importlib.util.find_spec("tensorrt") is None:
+            raise LeftOutError("tensorrt is not installed here")
         case, precision = ("resnet_mini", "fp32") if session.tiny else ("resnet50", "bf16")
         batches = 3 if session.tiny else 64
         changed = {"max_batches": batches, "warmup_batches": 2, "repeat": 1}
@@ -132,9 +136,9 @@ def jax_mini(session: Session, name: str) -> dict[str, Any]:
     from accelmark.spec.catalog import find
 
     if importlib.util.find_spec("jax") is None:
-        raise ItemError("jax is not installed here")
+        raise LeftOutError("jax is not installed here")
     if not (find("cases", "resnet_mini", "benchmarks").path / "jax.py").is_file():
-        raise ItemError("the case resnet_mini has no framework jax")
+        raise LeftOutError("the case resnet_mini has no framework jax")
     return train(session, name, Workload("resnet_mini", {"end.max_epochs": None, "end.max_steps": 60}, framework="jax"))
 
 

@@ -22,7 +22,11 @@ _BUNDLED: Final = ("*.json", "*.jsonl", "*.log", "*.txt", "*.html")
 
 
 class ItemError(Exception):
-    """An item could not be measured; the message says why."""
+    """An item failed; the message says why."""
+
+
+class LeftOutError(Exception):
+    """An item cannot be measured here; the message says what it needs."""
 
 
 @final
