@@ -91,6 +91,7 @@ def measured(session: Any, item: Any) -> dict[str, Any]:
         }
     began = time.monotonic()
     session.commands.clear()
+    session.clear(item.name)
     try:
         entry = {"state": "succeeded", **item.measure(session, item.name)}
     except LeftOutError as error:

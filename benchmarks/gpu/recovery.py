@@ -12,10 +12,9 @@ from typing import Any, Final
 from benchmarks.gpu.session import ItemError, Session
 from benchmarks.gpu.training import PERFLOG, TINY_LLAMA, Workload, events_of, llama, train
 
-_STEPS: Final = 60
+_STEPS: Final = 600
 _SMALL: Final = {
     **TINY_LLAMA,
-    "end.max_steps": _STEPS,
     "log_every_steps": 2,
     "checkpoint.every_steps": 1000,
     "schedule.warmup_steps": 5,
@@ -35,8 +34,8 @@ def resume(session: Session, name: str, *, parallelism: str) -> dict[str, Any]:
     # Slow enough to be interrupted: a step is a few milliseconds.
     size = {} if session.tiny else llama(1024, 2816, 8, 512)
     steps = _STEPS if session.tiny else 2000
-    settings = {**_SMALL, **size, "parallelism": parallelism, "end.max_steps": steps}
-    train(session, f"{name}_whole", Workload("llama2_7b", settings))
+    settings = {**_SMALL, "parallelism": parallelism}
+    train(session, f"{name}_whole", Workload("llama2_7b", settings, fixed={**size, "end.max_steps": steps}))
     whole = losses_of(session, f"{name}_whole")
     directory = session.work / f"{name}_part"
     request = json.loads((session.work / f"{name}_whole.run.json").read_text(encoding="utf-8"))
@@ -45,12 +44,13 @@ def resume(session: Session, name: str, *, parallelism: str) -> dict[str, Any]:
     process = session.start(f"{name}_part", "accelmark", "run", str(run_file), "--out", str(directory))
     while process.poll() is None and session.left_s() > 20 and not _has_stepped(session, f"{name}_part"):
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGTERM)
     code = session.wait(process, min(60.0, session.left_s()))
     before = len(losses_of(session, f"{name}_part"))
     if code != 130 or before >= steps:
         raise ItemError(f"the run ended with exit code {code} after {before} of {steps} steps; expected 130, sooner")
-    session.python(f"{name}_resumed", "accelmark", "resume", str(directory), "--redo-failed", expect=(0, 1))
+    session.python(f"{name}_resumed", "accelmark", "resume", str(directory), "--failed", expect=(0, 1))
     after = losses_of(session, f"{name}_part")
     if len(after) != steps:
         raise ItemError(f"the resumed run has losses of {len(after)} steps; expected {steps}")
@@ -65,7 +65,8 @@ def _has_stepped(session: Session, name: str) -> bool:
 
 def fp16(session: Session, name: str) -> dict[str, Any]:
     """Train with fp16 and its loss scaler; every loss has to be finite and the last below the first."""
-    entry = train(session, name, Workload("llama2_7b", {**_SMALL, "precision": "fp16", "parallelism": "ddp"}))
+    settings = {**_SMALL, "precision": "fp16", "parallelism": "ddp"}
+    entry = train(session, name, Workload("llama2_7b", settings, fixed={"end.max_steps": 30}))
     losses = losses_of(session, name)
     if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
         raise ItemError(f"the loss went from {losses[0]} to {losses[-1]}")
@@ -75,9 +76,9 @@ def fp16(session: Session, name: str) -> dict[str, Any]:
 def out_of_memory(session: Session, name: str) -> dict[str, Any]:
     """Ask for a batch that no device holds; the run has to fail with a message that says what to change."""
     size = _TOO_MANY_IMAGES if session.tiny else 16384
-    settings = {"end.max_epochs": None, "end.max_steps": 3, "batch_size": size}
+    settings = {"end.max_epochs": None, "end.max_steps": 3}
     try:
-        train(session, name, Workload("resnet50", settings))
+        train(session, name, Workload("resnet50", settings, fixed={"batch_size": size}))
     except ItemError as error:
         message = str(error)
     else:

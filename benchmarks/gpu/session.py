@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,14 @@ class Session:
     data: Path | None = None
     """Directory with fashion_mnist/ and shakespeare/ (see README.md)."""
     commands: list[str] = field(default_factory=list)
+
+    def clear(self, name: str) -> None:
+        """Remove what an earlier attempt at an item left."""
+        for path in self.work.glob(f"{name}*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def left_s(self) -> float:
         """Return the seconds that are left of the budget."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -67,12 +67,15 @@ class Workload:
     data: str | None = None
     is_open: bool = True
     framework: str = "pytorch"
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are not replaced with ``--tiny``."""
 
     def settings_for(self, session: Session) -> dict[str, Any]:
         """Return the settings, at toy size with ``--tiny``."""
         settings = dict(self.settings)
         if session.tiny and self.is_open:
             settings |= {"resnet50": TINY_RESNET, "llama2_7b": TINY_LLAMA}.get(self.case, {})
+        settings |= self.fixed
         return settings if self.data is not None else {"loader.synthetic": True, **settings}
 
 

@@ -13,6 +13,8 @@ from accelmark.probe.stopwatch import synchronize
 from accelmark.spec.ceilings import Rate
 
 SIZES_MIB: Final = (1, 16, 64, 256)
+ACCELERATOR_SIZES_MIB: Final = (1, 16, 64, 256, 1024, 4096)
+"""Links between accelerators reach their full rate with gigabytes only, which are what FSDP2 and DDP exchange."""
 
 
 def probe_group(device: torch.device, budget_s: float) -> dict[str, Rate]:
@@ -24,10 +26,19 @@ def probe_group(device: torch.device, budget_s: float) -> dict[str, Rate]:
         alone = Rate(value=None, unit="GB/s", reason="one rank has nobody to talk to")
         return {"all_reduce": alone, "point_to_point": alone}
     ranks = dist.get_world_size()
-    share = budget_s / 2 / len(SIZES_MIB)
-    reduced = [_all_reduce(mib, ranks, device, share) for mib in SIZES_MIB]
-    sent = [_point_to_point(mib, ranks, device, share) for mib in SIZES_MIB]
+    sizes = SIZES_MIB if device.type == "cpu" else _fitting(device)
+    share = budget_s / 2 / len(sizes)
+    reduced = [_all_reduce(mib, ranks, device, share) for mib in sizes]
+    sent = [_point_to_point(mib, ranks, device, share) for mib in sizes]
     return {"all_reduce": _best(reduced), "point_to_point": _best(sent)}
+
+
+def _fitting(device: torch.device) -> tuple[int, ...]:
+    """Return the sizes of which every rank can hold two buffers: ranks have to agree on them."""
+    free, _ = torch.get_device_module(device).mem_get_info(device)
+    least = torch.tensor(float(free), device=device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return tuple(mib for mib in ACCELERATOR_SIZES_MIB if mib <= SIZES_MIB[-1] or 2 * mib * 2**20 < float(least))
 
 
 def _all_reduce(mib: int, ranks: int, device: torch.device, budget_s: float) -> Rate:

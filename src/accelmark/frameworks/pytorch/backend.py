@@ -130,7 +130,7 @@ class PyTorchBackend:
             seen.hooks, seen.case, seen.hooks_class = hooks, case, hooks_class
         self._batches = self._open_data(case)
         seed_everything(shared_seed)
-        model = case.build_model()
+        model = self._build_model(case, hooks)
         weights = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         if ranks.rank == 0:
@@ -195,6 +195,23 @@ class PyTorchBackend:
                 "optimizer step over all ranks; lower batch_size or gradient_accumulation_steps"
             )
         return batches
+
+    def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
+        """Build the model with its weights; without them where FSDP2 will take them from rank 0.
+
+        A vendor's hooks may read weights, so that with them every rank builds all of the model.
+        """
+        hooks.scatters_weights = self._settings.parallelism == "fsdp2" and self.world_size > 1 and type(hooks) is Hooks
+        if hooks.scatters_weights and self._ranks.rank != 0:
+            try:
+                with torch.device("meta"):
+                    return case.build_model()
+            except (RuntimeError, NotImplementedError) as error:
+                message = (
+                    f"the model cannot be built on the meta device ({_first_line(error)}): this rank builds all of it"
+                )
+                self._log.event(Event.WARNING, {"message": message})
+        return case.build_model()
 
     def _build(self, hooks: Hooks, model: nn.Module, standard: Standard, *, is_changed: bool) -> Started:
         """Carry the model through the hooks in their order; the events tell how long each took."""
