@@ -62,8 +62,8 @@ def main() -> int:
         return 2
     output = options.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
-    work = output / f"work{options.call}"
-    session = Session(device, output, work, began + options.budget_s, options.tiny, options.data)
+    root = output / f"work{options.call}"
+    session = Session(device, output, root, began + options.budget_s, options.tiny, options.data)
     record = CallFile(session, options.call)
     items = [item for item in CALLS[options.call] if not options.only or item.name in options.only]
     for item in items:
@@ -90,8 +90,7 @@ def measured(session: Any, item: Any) -> dict[str, Any]:
             "reason": f"takes about {about_s:.0f} s, {session.left_s():.0f} are left: call again",
         }
     began = time.monotonic()
-    session.commands.clear()
-    session.clear(item.name)
+    session.begin(item.name)
     try:
         entry = {"state": "succeeded", **item.measure(session, item.name)}
     except LeftOutError as error:

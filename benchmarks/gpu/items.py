@@ -84,7 +84,7 @@ def from_jpegs(num_workers: int) -> Measure:
     """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes."""
 
     def measure(session: Session, name: str) -> dict[str, Any]:
-        made = make_images(session.work / "imagenet", images_per_class=8 if session.tiny else 320)
+        made = make_images(session.root / "imagenet", images_per_class=8 if session.tiny else 320)
         size = {**TINY_RESNET, "loader.num_workers": 1} if session.tiny else {"batch_size": 256}
         changed = {"end.max_epochs": None, "end.max_steps": 9 if session.tiny else 80, "model.num_classes": 8}
         settings = {**RESNET, "loader.num_workers": num_workers, **size, **changed, "evaluate.every_epochs": None}

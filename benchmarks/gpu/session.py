@@ -52,22 +52,23 @@ class Session:
     device: Device
     output: Path
     """The files to keep: one JSON file and one archive of logs per call."""
-    work: Path
-    """Run directories and logs of commands."""
+    root: Path
+    """Run directories and logs of commands, a directory per item."""
     deadline: float
     """On the clock of ``time.monotonic``."""
     tiny: bool
     data: Path | None = None
     """Directory with fashion_mnist/ and shakespeare/ (see README.md)."""
     commands: list[str] = field(default_factory=list)
+    work: Path = field(init=False)
+    """The directory of the item that is measured."""
 
-    def clear(self, name: str) -> None:
-        """Remove what an earlier attempt at an item left."""
-        for path in self.work.glob(f"{name}*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    def begin(self, item: str) -> None:
+        """Give an item an empty directory to work in."""
+        self.commands.clear()
+        self.work = self.root / item
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
 
     def left_s(self) -> float:
         """Return the seconds that are left of the budget."""
@@ -90,7 +91,6 @@ class Session:
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``python -m ...`` in a process group of its own, its output in files named after ``name``."""
-        self.work.mkdir(parents=True, exist_ok=True)
         self.commands.append(" ".join(arguments))
         with (self.work / f"{name}.stdout.txt").open("wb") as out, (self.work / f"{name}.stderr.txt").open("wb") as err:
             return subprocess.Popen([sys.executable, "-m", *arguments], stdout=out, stderr=err, start_new_session=True)
@@ -150,7 +150,7 @@ def bundle_logs(session: Session, call: int) -> Path:
     path = session.output / f"logs{call}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for pattern in _BUNDLED:
-            for file in sorted(session.work.rglob(pattern)):
+            for file in sorted(session.root.rglob(pattern)):
                 if file.is_file() and file.stat().st_size <= _MOST_BUNDLED_BYTES:
-                    archive.add(file, file.relative_to(session.work))
+                    archive.add(file, file.relative_to(session.root))
     return path

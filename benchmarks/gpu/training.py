@@ -93,7 +93,6 @@ def train(session: Session, name: str, workload: Workload, *, data: Path | None 
     case: dict[str, Any] = {"key": key, "settings": workload.settings_for(session)}
     case |= {} if data is None else {"data": str(data.absolute())}
     request = {"name": f"gpu-{name}", "open": workload.is_open, "telemetry_interval_s": 0.5, "cases": [case]}
-    session.work.mkdir(parents=True, exist_ok=True)
     run_file.write_text(json.dumps(request, indent=1), encoding="utf-8")
     arguments = ["accelmark", "run", str(run_file), "--out", str(directory)]
     # A run whose verdict is INVALID ends with 1 and still has figures.

@@ -26,7 +26,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = accelmark(root, "new", "case", "spirals")
     assert made.returncode == 0, made.stderr
     checked = accelmark(root, "check", "case", "spirals")
-    assert "spirals trains three steps on made-up data" in checked.stdout, checked.stdout + checked.stderr
+    assert "spirals trains three steps on synthetic data" in checked.stdout, checked.stdout + checked.stderr
     for name, content in files:
         (root / name).write_text(content, encoding="utf-8")
     subprocess.run([sys.executable, str(root / "make_spirals.py"), str(root / "data" / "spirals")], check=True)
@@ -58,7 +58,7 @@ def test_what_is_still_to_be_written_is_told(bench: Path) -> None:
     told = accelmark(bench, "check", "case", "spirals", "--no-run")
     assert told.returncode == 0
     assert "case.yaml describes Three spirals, version 1" in told.stdout
-    assert "class Case has every method" in told.stdout
+    assert "class Case has all required methods" in told.stdout
 
 
 def test_the_case_is_listed(bench: Path) -> None:

@@ -17,7 +17,7 @@ from accelmark.automl.controller.state import SearchState
 from accelmark.automl.dataset import read_weights
 from accelmark.automl.model.network import Network, load_network
 from accelmark.automl.model.weights import Array, Weights
-from accelmark.run.record.directory import default_path, hold, holder_of
+from accelmark.run.record.directory import default_path, holder_of, lock_directory
 from accelmark.spec.errors import RequestError, RunError
 
 _STOP: Final = "stop"
@@ -85,7 +85,7 @@ class SearchDirectory:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the search; raises RequestError where another controller does."""
-        return hold(self.path)
+        return lock_directory(self.path)
 
 
 def find_search(name: str, root: Path) -> SearchDirectory:

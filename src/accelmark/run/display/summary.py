@@ -1,4 +1,4 @@
-"""The last words of a command: what a run came to, or where it stands."""
+"""Print the summary of a finished run, or the status of one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.controller.session import RunStatus
+from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
-from accelmark.run.display.terminal import plain_progress
 from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import percent
 
 _VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
 _NOTHING: Final = "-"
-_ALWAYS: Final = 3
+_NUM_FIXED: Final = 3
 """Columns of the table that are always shown."""
 _SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
 _TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
 
 
 def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
-    """Print the table of what a run came to, with why anything is invalid, and where its page is."""
+    """Print the results of a run, the reasons why any is invalid, and the path of its page."""
     console = console or Console(highlight=False)
     console.print()
     console.print(_table(summary.cases))
@@ -45,16 +45,16 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     for problem in summary.problems:
         console.print(Text(f"  {problem}", style="red"))
     console.print()
-    console.print(Text(f"Run   {_near(run_dir)}"), soft_wrap=True)
+    console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
     if page is not None:
-        console.print(Text(f"Page  {_near(page)}", style="bold"), soft_wrap=True)
+        console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
 
 
 def _table(cases: Sequence[CaseResult]) -> Table:
-    """Lay the cases out; a column that tells nothing of any case is left out, and leaves its room to the names."""
+    """Return the table of results; columns without values are left out."""
     rows = [_row(case) for case in cases]
     headings = ("", "case", "verdict", "target", "throughput", "time", "power")
-    shown = [at for at in range(len(headings)) if at < _ALWAYS or any(row[at].plain != _NOTHING for row in rows)]
+    shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
     table = Table(box=None, header_style="dim", pad_edge=False)
     for at in shown:
         heading = headings[at]
@@ -74,7 +74,7 @@ def _curves(run_dir: Path) -> list[ScalingCurve]:
 
 
 def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
-    """Return a line for each case that was run at several scales: what part of the ideal speed-up each reaches."""
+    """Return a line for each case that was run at several scales: its share of linear speed-up."""
     lines = [Text()] if curves else []
     for curve in curves:
         line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
@@ -119,26 +119,26 @@ def _figure(case: CaseResult, name: FigureName) -> str:
     return f"{format_figure(name, spread.mean, case.unit)}{wide}"
 
 
-def _near(path: Path) -> str:
-    """Return ``path`` relative to the current directory where it lies below it."""
+def _relative(path: Path) -> str:
+    """Return ``path``, relative to the current directory where it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def print_status(seen: RunStatus, console: Console | None = None) -> None:
-    """Print one line for each round, and who coordinates the run."""
+def print_status(run: RunStatus, console: Console | None = None) -> None:
+    """Print one line for each round, and the coordinator's process ID."""
     console = console or Console(highlight=False)
-    for job in seen.directory.plan.jobs:
-        status = seen.statuses[job.directory]
+    for job in run.directory.plan.jobs:
+        status = run.statuses[job.directory]
         sign, style = SIGNS[status.state]
         line = Text.assemble((f"{sign} ", style), job_name(job), "  ", (status.state, style))
-        if job.directory in seen.progress:
-            line.append(f"  {plain_progress(seen.progress[job.directory], job)}")
+        if job.directory in run.progress:
+            line.append(f"  {plain_progress(run.progress[job.directory], job)}")
         elif status.reason:
             line.append(f": {status.reason}", style="dim")
         console.print(line, soft_wrap=True)
-    ended = all(status.ended for status in seen.statuses.values())
-    if seen.coordinator is not None:
-        console.print(Text(f"Coordinated by process {seen.coordinator}.", style="dim"))
+    ended = all(status.ended for status in run.statuses.values())
+    if run.coordinator is not None:
+        console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))
     elif not ended:
-        advice = f"Nobody coordinates it: 'accelmark resume {_near(seen.directory.path)}' goes on with it."
+        advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
         console.print(Text(advice, style="yellow"), soft_wrap=True)

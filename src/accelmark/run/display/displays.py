@@ -1,4 +1,4 @@
-"""Telling people: a live display on a terminal, plain lines elsewhere, JSON lines for programs."""
+"""Displays of a run: live on a terminal, plain lines elsewhere, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Self, final
 
 from rich.console import Console
 from rich.live import Live
@@ -16,27 +16,14 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
-from accelmark.run.display.observer import Observer
-from accelmark.run.display.progress import Progress
+from accelmark.run.display.observer import RunObserver
+from accelmark.run.display.progress import JobProgress
 from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.number_format import digits, duration, percent, quantity
 
 _PLAIN_EVERY_S: Final = 10.0
 _DRAWN_EVERY_S: Final = 0.25
 _MOST_LOSSES: Final = 4096
-
-
-class Display(Observer, Protocol):
-    """An observer that is opened and closed."""
-
-    def __enter__(self) -> Display:
-        """Begin to show."""
-        ...
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
-        ...
-
 
 _HEADLINES: Final = (
     FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
@@ -45,10 +32,10 @@ _HEADLINES: Final = (
 
 
 @contextmanager
-def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[Display]:
-    """Show a run in the way that suits where the output goes."""
+def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[RunObserver]:
+    """Show a run on standard output."""
     console = Console(highlight=False, soft_wrap=True)
-    shown: Display
+    shown: RunObserver
     if as_json:
         shown = JsonDisplay(run)
     elif console.is_terminal and not console.is_dumb_terminal:
@@ -60,7 +47,7 @@ def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json:
 
 
 def headline(result: RoundResult) -> str:
-    """Return what a round came to in a line: converged or not, metric, throughput, time, power."""
+    """Return the result of a round in one line: converged or not, metric, throughput, time, MFU."""
     parts = []
     if result.converged is not None:
         parts.append("converged" if result.converged else "not converged")
@@ -80,8 +67,8 @@ def headline(result: RoundResult) -> str:
 
 
 @final
-class LiveDisplay:
-    """A few lines at the bottom of a terminal, drawn anew about once a second."""
+class LiveDisplay(RunObserver):
+    """Draws a few lines at the bottom of a terminal, about once a second."""
 
     def __init__(self, plan: Plan, run: str, statuses: dict[str, JobStatus]) -> None:
         self._board = Board(plan, run, statuses)
@@ -90,7 +77,7 @@ class LiveDisplay:
         self._since = time.monotonic()
         self._drawn = float("-inf")
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> Self:
         self._live.start()
         self._draw()
         return self
@@ -104,17 +91,17 @@ class LiveDisplay:
         self._board.statuses[job.directory] = status
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
-            self._board.progress, self._board.losses, self._board.preparing = Progress(), [], ""
+            self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
         self._draw()
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Draw what is being done, at most a few times a second."""
+        """Draw the step, at most a few times a second."""
         self._board.preparing = what
         if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
             self._draw()
 
-    def progress(self, job: PlannedJob, progress: Progress) -> None:
-        """Draw how far the job is."""
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Draw the job's progress."""
         losses = self._board.losses
         if progress.loss is not None and progress.step != self._board.progress.step:
             losses.append(progress.loss)
@@ -123,7 +110,7 @@ class LiveDisplay:
         self._draw()
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Draw what the round came to."""
+        """Draw the round's result."""
         self._board.headlines[job.directory] = headline(result)
         self._draw()
 
@@ -139,18 +126,12 @@ class LiveDisplay:
 
 
 @final
-class PlainDisplay:
-    """One line for each change of state, and one about every ten seconds while a job runs."""
+class PlainDisplay(RunObserver):
+    """Prints a line for each change of state, and about every ten seconds while a job runs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = float("-inf")
-
-    def __enter__(self) -> PlainDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Print the job's new state."""
@@ -159,13 +140,13 @@ class PlainDisplay:
         self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Print what is being done, where the last line is old enough."""
+        """Print the step, at most every ten seconds."""
         if time.monotonic() - self._last >= _PLAIN_EVERY_S:
             self._last = time.monotonic()
             self._print(f"  {job_name(job)}  {what}")
 
-    def progress(self, job: PlannedJob, progress: Progress) -> None:
-        """Print how far the job is, where the last line is old enough."""
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Print the job's progress, at most every ten seconds."""
         now = time.monotonic()
         if now - self._last < _PLAIN_EVERY_S:
             return
@@ -173,7 +154,7 @@ class PlainDisplay:
         self._print(f"  {job_name(job)}  {plain_progress(progress, job)}")
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Print what the round came to."""
+        """Print the round's result."""
         self._print(f"  {job_name(job)}  {headline(result)}")
 
     def note(self, text: str) -> None:
@@ -184,8 +165,8 @@ class PlainDisplay:
         self._console.print(line, markup=False)
 
 
-def plain_progress(progress: Progress, job: PlannedJob) -> str:
-    """Return a snapshot as one plain line."""
+def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
+    """Return a job's progress in one line."""
     parts: list[str] = [progress.phase]
     if progress.step:
         parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
@@ -205,20 +186,17 @@ def plain_progress(progress: Progress, job: PlannedJob) -> str:
 
 
 @final
-class JsonDisplay:
-    """One JSON object a line, for programs."""
+class JsonDisplay(RunObserver):
+    """Prints one JSON object per line, for programs."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._last: Progress | None = None
-        self._told = float("-inf")
+        self._last: JobProgress | None = None
+        self._printed = float("-inf")
 
-    def __enter__(self) -> JsonDisplay:
+    def __enter__(self) -> Self:
         self._emit({"event": "run", "directory": self._run})
         return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Print the job's new state."""
@@ -226,19 +204,19 @@ class JsonDisplay:
         self._emit({"event": "state", "job": job.directory, **value})
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Print what is being done, about once a second."""
-        if time.monotonic() - self._told >= 1:
-            self._told = time.monotonic()
+        """Print the step, about once a second."""
+        if time.monotonic() - self._printed >= 1:
+            self._printed = time.monotonic()
             self._emit({"event": "preparing", "job": job.directory, "text": what})
 
-    def progress(self, job: PlannedJob, progress: Progress) -> None:
-        """Print the snapshot where it is new."""
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Print the job's progress where it has changed."""
         if progress != self._last:
             self._last = progress
             self._emit({"event": "progress", "job": job.directory, **asdict(progress)})
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Print where the round's result is, and its figures."""
+        """Print the round's figures."""
         figures = {name.value: figure.value for name, figure in result.figures.items()}
         self._emit({"event": "result", "job": job.directory, "converged": result.converged, "figures": figures})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from accelmark.results.figures.scaling import scaling_curves
-from accelmark.run.display.closing import scaling_lines
+from accelmark.run.display.summary import scaling_lines
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded
 
