@@ -102,12 +102,12 @@ def test_trapezoids_over_sparse_samples_miss_short_loads_and_the_counter_does_no
     samples = Samples()
     energy = 0.0
     for tick in range(1200):
-        power = 700.0 if tick % 6 < 4 else 100.0  # 0.2 s busy, 0.1 s idle
+        power = 700.0 if tick % 20 < 10 else 100.0  # 0.5 s busy, 0.5 s idle
         samples.time_s.append(tick * 0.05)
         samples.power_w.append(power)
         samples.counter_j.append(energy)
         energy += power * 0.05
     found = compare(samples)
-    assert found["counter_j"] == pytest.approx(500 * 0.05 * 1199, rel=0.01)
-    assert abs(found["relative_error"]["0.1"]) < 0.02
-    assert abs(found["relative_error"]["1.0"]) > 0.02
+    assert found["counter_j"] == pytest.approx(400 * 0.05 * 1199, rel=0.01)
+    assert abs(found["relative_error"]["0.1"]) < 0.05
+    assert found["relative_error"]["1.0"] > 0.5
