@@ -143,9 +143,9 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
 
 def test_doctor_tells_what_would_run_and_why_not() -> None:
     seen = json.loads(_call("doctor", "--json").output)
-    verdicts = {verdict["what"]: verdict for verdict in seen["verdicts"]}
-    assert verdicts["pytorch on cpu (cpu)"]["works"]
-    assert "probe" in verdicts["MFU on cpu"]["why"]
+    support = {entry["what"]: entry for entry in seen["support"]}
+    assert support["pytorch on cpu (cpu)"]["works"]
+    assert "probe" in support["MFU on cpu"]["why"]
     assert seen["machine"]["cpu"]["model"]
     text = "\n".join(report(look_around()))
     for heading in ("Devices", "Frameworks", "Engines", "What can run"):
@@ -156,13 +156,13 @@ def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: 
     """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
     monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
     monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
-    verdicts = {verdict.what: verdict for verdict in look_around().verdicts}
-    assert not verdicts["pytorch on nvidia (cuda)"].works
-    assert "without cuda or hip" in verdicts["pytorch on nvidia (cuda)"].why
-    assert not verdicts["pytorch on ascend (npu)"].works
-    assert "torch_npu" in verdicts["pytorch on ascend (npu)"].why
-    assert not verdicts["telemetry of ascend"].works
-    assert "npu-smi is not installed" in verdicts["telemetry of ascend"].why
+    support = {entry.what: entry for entry in look_around().support}
+    assert not support["pytorch on nvidia (cuda)"].works
+    assert "without cuda or hip" in support["pytorch on nvidia (cuda)"].why
+    assert not support["pytorch on ascend (npu)"].works
+    assert "torch_npu" in support["pytorch on ascend (npu)"].why
+    assert not support["telemetry of ascend"].works
+    assert "npu-smi is not installed" in support["telemetry of ascend"].why
 
 
 def test_the_host_side_imports_no_framework_to_look_around() -> None:

@@ -55,7 +55,7 @@ def report(seen: Inventory) -> list[str]:
     containers = [name for name, path in seen.containers.items() if path]
     lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
     lines.append("What can run")
-    lines += [f"  {'yes' if verdict.works else 'no '} {verdict.what}: {verdict.why}" for verdict in seen.verdicts]
+    lines += [f"  {'yes' if each.works else 'no '} {each.what}: {each.why}" for each in seen.support]
     if seen.problems:
         lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
     return lines

@@ -1,4 +1,4 @@
-"""One run of MLCommons LoadGen over an engine, and what its own log says of it."""
+"""Run MLCommons LoadGen over a request queue, and read its log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.infer.failures import EngineMissingError
-from accelmark.infer.served import Query, Served
+from accelmark.infer.scenarios.request_queue import Query, RequestQueue
 from accelmark.spec.errors import RunError
 from accelmark.spec.inference import ScenarioName
 
@@ -27,15 +27,15 @@ _NS_IN_MS: Final = 1e6
 
 @final
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What LoadGen is told of the scenario before it starts."""
+class LoadGenSettings:
+    """Settings of one LoadGen run."""
 
     min_duration_s: float
     min_queries: int
     queries_per_s: float
-    """Offline: samples per second to prepare for; Server: the rate of queries."""
+    """Offline: expected samples per second; Server: target rate of queries."""
     latency_s: float
-    """SingleStream and MultiStream: the latency to prepare for."""
+    """SingleStream and MultiStream: expected latency."""
     samples_per_query: int
     latency_bound_ms: float | None
 
@@ -43,54 +43,54 @@ class Expected:
 @final
 @dataclass(frozen=True, slots=True)
 class LoadGenLog:
-    """LoadGen's own account of a run."""
+    """The results in LoadGen's log."""
 
     values: Mapping[str, Any]
 
     @property
     def valid(self) -> bool:
-        """Whether LoadGen calls the run VALID."""
+        """Whether LoadGen reports the run as VALID."""
         return self.values.get("result_validity") == "VALID"
 
     @property
-    def bound_held(self) -> bool:
-        """Whether the latency bound of the Server scenario held."""
+    def bound_met(self) -> bool:
+        """Whether the latency bound of the Server scenario was met."""
         return bool(self.values.get("result_perf_constraints_met", False))
 
     @property
     def long_enough(self) -> bool:
-        """Whether the run lasted as long as asked for."""
+        """Whether the run lasted the requested minimum duration."""
         return bool(self.values.get("result_min_duration_met", False))
 
     @property
     def reason(self) -> str | None:
-        """Return why LoadGen calls the run invalid, in its own words; None where it calls it valid."""
+        """Return LoadGen's reason for an invalid run; None for a valid one."""
         if self.valid:
             return None
-        told = (self.values.get(key) for key in ("result_invalid_reason", "early_stopping_result"))
-        words = (" ".join(str(each or "").replace("*", " ").split()) for each in told)
-        return "; ".join(each for each in words if each) or "LoadGen gives no reason"
+        found = (self.values.get(key) for key in ("result_invalid_reason", "early_stopping_result"))
+        reasons = (" ".join(str(each or "").replace("*", " ").split()) for each in found)
+        return "; ".join(each for each in reasons if each) or "LoadGen reports no reason"
 
     def number(self, key: str) -> float | None:
-        """Return a figure, or None where the log has none."""
+        """Return a number, or None where the log has none."""
         value = self.values.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def latencies_ms(self, *, per_query: bool) -> dict[str, float]:
-        """Return LoadGen's percentiles of the latency of samples, or of queries."""
+        """Return LoadGen's latency percentiles of samples, or of queries."""
         infix = "percentile_per_query" if per_query else "percentile"
         found = {name: self.number(f"result_{share}_{infix}_latency_ns") for name, share in _PERCENTILES.items()}
         return {name: value / _NS_IN_MS for name, value in found.items() if value is not None}
 
 
 def run_loadgen(
-    scenario: ScenarioName, expected: Expected, served: Served, num_items: int, log_dir: Path
+    scenario: ScenarioName, expected: LoadGenSettings, queue: RequestQueue, num_items: int, log_dir: Path
 ) -> LoadGenLog:
-    """Run one scenario in performance mode; LoadGen's logs come to lie in ``log_dir``.
+    """Run one scenario in performance mode; LoadGen writes its logs to ``log_dir``.
 
     Raises:
         EngineMissingError: LoadGen is not installed.
-        RunError: it wrote no log that can be read.
+        RunError: its log is not readable.
         AccelmarkError: the engine failed.
     """
     try:
@@ -119,31 +119,31 @@ def run_loadgen(
     logs.log_output = output
     logs.enable_trace = False
 
-    def answer(queries: Sequence[Query]) -> None:
+    def complete(queries: Sequence[Query]) -> None:
         lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
 
-    served.answer = answer
-    with served:
-        system = lg.ConstructSUT(served.issue, _nothing)
+    queue.complete = complete
+    with queue:
+        system = lg.ConstructSUT(queue.issue, _nothing)
         library = lg.ConstructQSL(num_items, num_items, _nothing, _nothing)
         try:
             lg.StartTestWithLogSettings(system, library, settings, logs)
         finally:
             lg.DestroyQSL(library)
             lg.DestroySUT(system)
-    served.raise_failure()
+    queue.raise_failure()
     return read_log(log_dir / "mlperf_log_detail.txt")
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: all items are in memory, and nothing is held back."""
+    """Do nothing: all items are in memory, and no query is delayed."""
 
 
 def read_log(path: Path) -> LoadGenLog:
     """Read LoadGen's detailed log.
 
     Raises:
-        RunError: it is missing or not in LoadGen's form.
+        RunError: it is missing or in another format.
     """
     values: dict[str, Any] = {}
     try:
@@ -152,7 +152,7 @@ def read_log(path: Path) -> LoadGenLog:
                 entry = json.loads(line.removeprefix(_PREFIX))
                 values[entry["key"]] = entry["value"]
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path}: is no log of LoadGen: {error}") from error
+        raise RunError(f"{path}: not a log of LoadGen: {error}") from error
     if "result_validity" not in values:
-        raise RunError(f"{path}: LoadGen gave no result; see the other files in {path.parent}")
+        raise RunError(f"{path}: no result from LoadGen; see the other files in {path.parent}")
     return LoadGenLog(values)

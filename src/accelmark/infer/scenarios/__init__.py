@@ -1,10 +1,10 @@
-"""The four MLPerf scenarios over a compiled engine."""
+"""The four MLPerf inference scenarios with a compiled engine."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
@@ -12,26 +12,26 @@ from typing import Final, final
 import torch
 
 from accelmark.infer.case import InferBatches
-from accelmark.infer.failures import Situation
-from accelmark.infer.loadgen import Expected, LoadGenLog, run_loadgen
+from accelmark.infer.failures import Context
 from accelmark.infer.measure import Emit, Forward
-from accelmark.infer.served import Items, Query, Served
+from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
+from accelmark.infer.scenarios.request_queue import RequestQueue, SampleLibrary
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferSettings, ScenarioName
 from accelmark.spec.inference.events import ScenarioResult
 
 MLPERF_MIN_DURATION_S: Final = 600.0
-"""What MLPerf's rules ask of a run."""
+"""Minimum duration of a run by MLPerf's rules."""
 _PROBES: Final = 5
-_MOST_TRIES: Final = 10
-_CLOSE_ENOUGH: Final = 0.05
-"""The search ends when the highest rate that held and the lowest that did not are this close."""
-_SURPLUS: Final = 1.2
+_MAX_TRIES: Final = 10
+_RATE_TOLERANCE: Final = 0.05
+"""The search ends when the highest rate that met the bound and the lowest that did not are this close."""
+_HEADROOM: Final = 1.2
 
 
 @final
 class Scenarios:
-    """Runs the scenarios that the settings ask for."""
+    """Runs the scenarios of the settings."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class Scenarios:
         *,
         fixed_batch: bool,
         node_dir: Path,
-        situation: Situation,
+        context: Context,
         emit: Emit,
     ) -> None:
         self.forward = forward
         self.settings = settings
         self.fixed_batch = fixed_batch
         self.node_dir = node_dir
-        self.situation = situation
+        self.context = context
         self.emit = emit
-        self.items = Items(batches)
+        self.items = SampleLibrary(batches)
 
     def run(self) -> list[ScenarioResult]:
-        """Run them in the order of the settings; each is emitted as it ends."""
+        """Run them in the order of the settings; write each result when it is known."""
         kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
             "offline": self._offline,
             "single_stream": lambda: self._stream("single_stream", 1),
@@ -68,12 +68,12 @@ class Scenarios:
 
     def _offline(self) -> ScenarioResult:
         size = self.settings.batch_size
-        expected = self._expected(queries_per_s=size / self._call_s(size) * _SURPLUS)
-        log = self._take("offline", expected, self.log_dir("offline"))
+        expected = self._expected(queries_per_s=size / self._call_s(size) * _HEADROOM)
+        log = self._run("offline", expected, self.log_dir("offline"))
         if not log.long_enough:
-            # The estimate was too low for the run to last; LoadGen advises to expect what was reached, and more.
+            # The estimate was too low for the minimum duration; LoadGen advises to expect more than was reached.
             reached = log.number("result_samples_per_second") or expected.queries_per_s
-            log = self._take("offline", replace(expected, queries_per_s=reached * _SURPLUS), self.log_dir("offline"))
+            log = self._run("offline", replace(expected, queries_per_s=reached * _HEADROOM), self.log_dir("offline"))
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
@@ -81,7 +81,7 @@ class Scenarios:
         if name == "multi_stream":
             least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
             expected = replace(expected, min_queries=least)
-        log = self._take(name, expected, self.log_dir(name))
+        log = self._run(name, expected, self.log_dir(name))
         latencies = log.latencies_ms(per_query=samples > 1)
         if name == "single_stream":
             return self._result(name, log, "latency_p90_ms", latencies.get("p90"))
@@ -94,39 +94,38 @@ class Scenarios:
         tried: list[tuple[float, bool]] = []
         logs: dict[float, LoadGenLog] = {}
 
-        def held(rate: float) -> bool:
+        def meets_bound(rate: float) -> bool:
             expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
             log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
-            logs[rate] = self._take("server", expected, log_dir)
-            tried.append((rate, logs[rate].bound_held))
-            return logs[rate].bound_held
+            logs[rate] = self._run("server", expected, log_dir)
+            tried.append((rate, logs[rate].bound_met))
+            return logs[rate].bound_met
 
-        best = highest(held, ceiling)
+        best = highest(meets_bound, ceiling)
         shown = logs[best] if best is not None else logs[min(logs)]
         result = self._result("server", shown, "queries_per_second", best)
-        reason = result.reason if best is not None else "the bound held at none of the rates that were tried"
+        reason = result.reason if best is not None else "no tried rate met the latency bound"
         return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tuple(tried), "reason": reason})
 
     def log_dir(self, name: ScenarioName) -> Path:
-        """Return where LoadGen's logs of a scenario go."""
+        """Return the directory of LoadGen's logs of a scenario."""
         return self.node_dir / "loadgen" / name
 
-    def _take(self, name: ScenarioName, expected: Expected, log_dir: Path) -> LoadGenLog:
+    def _run(self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path) -> LoadGenLog:
         batched = name in ("offline", "server")
-        served = Served(
+        queue = RequestQueue(
             self.forward,
             self.items,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
-            answer=_unanswered,
-            situation=replace(self.situation, doing=f"scenario {name}"),
+            context=replace(self.context, activity=f"scenario {name}"),
         )
-        return run_loadgen(name, expected, served, len(self.items), log_dir)
+        return run_loadgen(name, expected, queue, len(self.items), log_dir)
 
     def _call_s(self, size: int) -> float:
-        """Return the median time of a call of ``size`` items, after one that is not counted."""
+        """Return the median duration of a call of ``size`` items in s, after a warm-up call."""
         times: list[float] = []
-        with torch.inference_mode():  # as the thread that serves has it
+        with torch.inference_mode():  # as in the queue's thread
             batch = self.items.batch([index % len(self.items) for index in range(size)])
             self.forward(batch)
             for _ in range(_PROBES):
@@ -142,8 +141,8 @@ class Scenarios:
         latency_s: float = 1.0,
         samples_per_query: int = 1,
         latency_bound_ms: float | None = None,
-    ) -> Expected:
-        return Expected(
+    ) -> LoadGenSettings:
+        return LoadGenSettings(
             min_duration_s=self.settings.scenario_duration_s,
             min_queries=self.settings.scenario_queries,
             queries_per_s=queries_per_s,
@@ -167,21 +166,17 @@ class Scenarios:
         )
 
 
-def _unanswered(queries: Sequence[Query]) -> None:
-    """Stand in until LoadGen's own answer is set."""
+def highest(meets_bound: Callable[[float], bool], ceiling: float) -> float | None:
+    """Search the highest rate for which ``meets_bound`` is true, starting at half of ``ceiling``.
 
-
-def highest(held: Callable[[float], bool], ceiling: float) -> float | None:
-    """Search the highest rate for which ``held`` is true, from half of ``ceiling`` on.
-
-    The rate is doubled or halved until one held and a higher one did not, and then the gap is halved until it is
-    within 5 % or ten rates were tried. None where none held.
+    The rate is doubled or halved until one meets the bound and a higher one does not; then the gap is halved until it
+    is within 5 % or ten rates were tried. None where no rate met the bound.
     """
     good: float | None = None
     bad: float | None = None
     rate = ceiling / 2
-    for _ in range(_MOST_TRIES):
-        if held(rate):
+    for _ in range(_MAX_TRIES):
+        if meets_bound(rate):
             good = rate
         else:
             bad = rate
@@ -189,7 +184,7 @@ def highest(held: Callable[[float], bool], ceiling: float) -> float | None:
             rate = rate / 2
         elif bad is None:
             rate = rate * 2
-        elif bad / good - 1 <= _CLOSE_ENOUGH:
+        elif bad / good - 1 <= _RATE_TOLERANCE:
             break
         else:
             rate = (good + bad) / 2

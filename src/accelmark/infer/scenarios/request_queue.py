@@ -1,4 +1,4 @@
-"""An engine behind a queue: what LoadGen calls its system under test."""
+"""A request queue in front of an engine, with dynamic batching: LoadGen's system under test."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.case import InferBatches
-from accelmark.infer.failures import Situation, explained
+from accelmark.infer.failures import Context, classify
 from accelmark.infer.measure import Forward
 
-_MOST_ITEMS: Final = 1024
+_MAX_ITEMS: Final = 1024
 
 
 class Query(Protocol):
-    """One item that LoadGen asks for."""
+    """One sample that LoadGen requests."""
 
     @property
     def id(self) -> int:
-        """What the answer is matched by."""
+        """Identifies the response."""
         ...
 
     @property
     def index(self) -> int:
-        """Which item."""
+        """Index of the item."""
         ...
 
 
 @final
-class Items:
-    """Up to 1,024 items of the data in memory, for LoadGen to choose among."""
+class SampleLibrary:
+    """Up to 1,024 items of the data in memory, from which LoadGen requests samples."""
 
     def __init__(self, batches: InferBatches) -> None:
         held: list[tuple[Tensor, ...]] = []
@@ -42,9 +42,9 @@ class Items:
         for batch in batches:
             held.append(batch.inputs)
             count += batch.num_items
-            if count >= _MOST_ITEMS:
+            if count >= _MAX_ITEMS:
                 break
-        self.inputs = tuple(torch.cat(parts)[:_MOST_ITEMS] for parts in zip(*held, strict=True))
+        self.inputs = tuple(torch.cat(parts)[:_MAX_ITEMS] for parts in zip(*held, strict=True))
 
     def __len__(self) -> int:
         return int(self.inputs[0].shape[0])
@@ -56,46 +56,45 @@ class Items:
 
 
 @final
-class Served:
-    """A thread that takes what is waiting, up to a batch, through the engine.
+class RequestQueue:
+    """A thread that runs the waiting queries through the engine, up to a batch at a time.
 
-    Entering it starts the thread and warms the engine up in it.
+    As a context manager: entering it starts the thread, which warms the engine up; leaving it drains the queue.
     """
 
     def __init__(
         self,
         forward: Forward,
-        items: Items,
+        items: SampleLibrary,
         *,
         batch_size: int,
         padded: bool,
-        answer: Callable[[Sequence[Query]], None],
-        situation: Situation,
+        context: Context,
     ) -> None:
-        """Take the engine.
+        """Create the queue; ``complete`` has to be set before queries are issued.
 
         Args:
             forward: the engine's forward.
             items: the data.
-            batch_size: most items in a call.
+            batch_size: largest number of items in a call.
             padded: fill a call up to ``batch_size`` by repeating its last item.
-            answer: tells LoadGen that queries are done.
-            situation: for the message of a failure.
+            context: for the message of a failure.
         """
         self.forward = forward
         self.items = items
         self.batch_size = batch_size
         self.padded = padded
-        self.answer = answer
-        self.situation = situation
+        self.complete: Callable[[Sequence[Query]], None] | None = None
+        """Called when queries are done."""
+        self.context = context
         self.failure: BaseException | None = None
         self._waiting: deque[Query] = deque()
         self._change = threading.Condition()
         self._closed = False
         self._warmed = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="served", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> RequestQueue:
         self._thread.start()
         self._warmed.wait()
         if self.failure is not None:
@@ -110,39 +109,39 @@ class Served:
         self._thread.join()
 
     def issue(self, queries: Sequence[Query]) -> None:
-        """Take queries; returns at once."""
+        """Add queries; returns at once."""
         with self._change:
             self._waiting.extend(queries)
             self._change.notify()
 
     def compute(self, indices: list[int]) -> None:
-        """Take one batch through the engine."""
+        """Run one batch through the engine."""
         if self.padded:
             indices = indices + indices[-1:] * (self.batch_size - len(indices))
         self.forward(self.items.batch(indices))
 
     def raise_failure(self) -> None:
-        """Raise what the engine failed with, if it did."""
+        """Raise the engine's error, if it failed."""
         if self.failure is not None:
-            raise explained(self.failure, self.situation) from self.failure
+            raise classify(self.failure, self.context) from self.failure
 
-    def _serve(self) -> None:
-        with torch.inference_mode():  # holds for its own thread only
+    def _run(self) -> None:
+        with torch.inference_mode():  # applies to this thread only
             self._warm_up()
-            self._work()
+            self._process()
 
     def _warm_up(self) -> None:
-        """Call the engine here, in this thread and mode, so that it prepares for nothing while LoadGen looks on."""
+        """Call the engine in this thread and mode, so that it prepares nothing while LoadGen measures."""
         try:
             self.compute([0] * self.batch_size)
             if not self.padded:
                 self.compute([0])
-        except Exception as error:  # noqa: BLE001 - told by whoever waits for the warm-up
+        except Exception as error:  # noqa: BLE001 - raised in __enter__
             self.failure = error
         finally:
             self._warmed.set()
 
-    def _work(self) -> None:
+    def _process(self) -> None:
         while True:
             with self._change:
                 while not self._waiting and not self._closed:
@@ -155,6 +154,7 @@ class Served:
             if self.failure is None:
                 try:
                     self.compute([query.index for query in taken])
-                except Exception as error:  # noqa: BLE001 - told after the test; LoadGen waits for every answer
+                except Exception as error:  # noqa: BLE001 - raised after the test; LoadGen waits for every response
                     self.failure = error
-            self.answer(taken)
+            if self.complete is not None:
+                self.complete(taken)

@@ -1,4 +1,4 @@
-"""From a PyTorch model to an ONNX file."""
+"""Export a PyTorch model to an ONNX file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.infer.failures import EngineMissingError
 from accelmark.spec.errors import RequestError
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
-"""Bytes of weights beyond which an ONNX file has to keep them beside it."""
+"""Bytes of weights beyond which the exporter writes them to a file of their own (protobuf's limit is 2 GiB)."""
 
 
 def export_onnx(
@@ -25,7 +25,7 @@ def export_onnx(
 
     Raises:
         EngineMissingError: the exporter's packages are not installed.
-        RequestError: the inputs and their names do not go together.
+        RequestError: the numbers of inputs and of names differ.
     """
     try:
         import onnx  # noqa: F401 - only the export needs it
@@ -34,13 +34,13 @@ def export_onnx(
         raise EngineMissingError("the ONNX export needs onnx and onnxscript: pip install onnx onnxscript") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
-    # The exporter takes a dimension of 1 for a constant, so the example has at least two items.
+    # The exporter takes a dimension of 1 for a constant, so the example needs at least two items.
     inputs = tuple(torch.cat([each, each])[:2] if each.shape[0] < 2 else each[:2] for each in example)
     weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     batch = torch.export.Dim("batch", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside the exporter are nothing a reader can act on
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         torch.onnx.export(
             model,
             inputs,

@@ -1,4 +1,4 @@
-"""What the audit compares of an inference run: hashes of the model, of what was compiled, and of whose engine ran."""
+"""Hashes of the model, the compiled files and the engine's code, for the audit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from accelmark.spec.errors import DataError
 from accelmark.spec.settings import Scalar
 
 _OWN: Final = "accelmark.infer.engines."
-_WEIGHTS_BESIDE: Final = ".data"
-"""What the exporter calls the file of weights that are too large for an ONNX file, after its name."""
+_EXTERNAL_WEIGHTS: Final = ".data"
+"""Suffix of the exporter's file for weights that are too large for an ONNX file."""
 
 
-def model_traces(model: nn.Module) -> dict[str, Scalar]:
-    """Return hashes of the structure, of the modules and of the weights of the model as its case built it."""
+def model_hashes(model: nn.Module) -> dict[str, Scalar]:
+    """Return hashes of the structure, the modules and the weights of the model that the case created."""
     return {
         "parameter_hash": structure_hash(model),
         "module_hash": module_hash(model),
@@ -30,37 +30,37 @@ def model_traces(model: nn.Module) -> dict[str, Scalar]:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, and of the weights beside it where it keeps them there; of a directory, over its files.
+    """Return the SHA-256 of a file with its external weights, or over the files of a directory.
 
     Raises:
-        DataError: there is nothing at ``path``.
+        DataError: ``path`` does not exist.
     """
     if not path.exists():
-        raise DataError(f"{path}: is not there, so that it has no hash")
+        raise DataError(f"{path}: does not exist, so it cannot be hashed")
     digest = hashlib.sha256()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
     else:
-        files = [file for file in (path, path.with_name(path.name + _WEIGHTS_BESIDE)) if file.is_file()]
+        files = [file for file in (path, path.with_name(path.name + _EXTERNAL_WEIGHTS)) if file.is_file()]
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 
 
-def engine_traces(engine: Engine) -> dict[str, Scalar]:
-    """Return hashes of what the engine was built from and of what it keeps, and where its code stands if not here."""
+def engine_hashes(engine: Engine) -> dict[str, Scalar]:
+    """Return hashes of the engine's input, of its saved file and, if it is not AccelMark's own, of its code."""
     request = engine.request
-    traces: dict[str, Scalar] = {"reads": engine.reads}
+    hashes: dict[str, Scalar] = {"reads": engine.reads}
     if request.engine_path is not None:
-        traces["engine_given_sha256"] = file_hash(request.engine_path)
+        hashes["engine_given_sha256"] = file_hash(request.engine_path)
     elif engine.reads == "onnx" and request.onnx_path is not None:
-        traces["onnx_sha256"] = file_hash(request.onnx_path)
+        hashes["onnx_sha256"] = file_hash(request.onnx_path)
     if engine.file is not None and engine.file.exists():
-        traces["engine_sha256"] = file_hash(engine.file)
+        hashes["engine_sha256"] = file_hash(engine.file)
     if not type(engine).__module__.startswith(_OWN):
-        traces |= _code_of(type(engine))
-    return traces
+        hashes |= _code_of(type(engine))
+    return hashes
 
 
 def _code_of(engine: type[Engine]) -> dict[str, Scalar]:
