@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.clock import HostClock, HostLosses
-from accelmark.frameworks.pytorch.platform import Ranks
 from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, nest, resolve
@@ -193,7 +193,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, th
         job = plan.make(10**9, Path(directory), threads)
         if not isinstance(job.work, TrainJob):
             raise ValueError("no training side")
-        backend = PyTorchBackend(job, job.work, Ranks(), log)
+        backend = PyTorchBackend(job, job.work, RankPlace(), log)
         backend.prepare()
         batch = next(iter(backend._batches.epoch(0)))
         loops: dict[str, Train] = {

@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 VENDOR = """
 name: acme
 title: Acme (made up for tests)
-device_type: cpu
-distributed_backend: gloo
+frameworks:
+  pytorch: {device_type: cpu, collective_backend: gloo}
 visible_devices_env: ACME_VISIBLE_DEVICES
 chips:
   - name: X1
@@ -63,11 +63,11 @@ timing: window
 """
 
 LAUNCH = """
-from accelmark.spec.framework import Launch, rank_variables
+from accelmark.spec.framework import Launch, RankPlace
 
 
 def launch(place):
-    variables = rank_variables(place.noderank, 0, place.nnodes, 1)
+    variables = RankPlace(place.noderank, 0, place.nnodes, 1).variables()
     return Launch(place.rank_command, variables | {"BARE_SERVERS": " ".join(map(str, place.servers))})
 """
 

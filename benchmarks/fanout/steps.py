@@ -1,4 +1,4 @@
-"""The steps that are timed: look at a host, bring a job, start a no-op, see its end, bring its files home.
+"""The steps that are timed: check a host, deliver a job, start a no-op, wait for its end, copy its files back.
 
 ``together`` does them as AccelMark does: one connection a host, all hosts at the same time. ``one_by_one`` does what
 FlagPerf's scripts do: every check and every copy a command of openssh's client, one host after another.
@@ -12,12 +12,14 @@ import subprocess
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from accelmark.run.launchers.ssh.connection import SshHost
+from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.deliver import put_files
-from accelmark.run.launchers.ssh.stream import Stream
+from accelmark.run.launchers.ssh.options import Options
+from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
-from accelmark.run.preflight.facts import HostFacts, judge_host
+from accelmark.run.preflight.facts import HostFacts, host_problems
 from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.launcher import options_of
 from tests.cluster.bed import WORK
 
 REQUEST = {
@@ -35,24 +37,24 @@ NUM_OPENSSH_COMMANDS = 12
 
 async def together(cluster: ClusterSpec, home: Path, mark: str) -> None:
     """All hosts at the same time; fails where any step does."""
-    hosts = [SshHost(host, cluster) for host in cluster.hosts]
+    hosts = [SshConnection(host, options_of(Options, cluster)) for host in cluster.hosts]
     try:
         await asyncio.gather(*(_one(host, cluster, home / host.name, mark) for host in hosts))
     finally:
         await asyncio.gather(*(host.close() for host in hosts))
 
 
-async def _one(host: SshHost, cluster: ClusterSpec, home: Path, mark: str) -> None:
+async def _one(host: SshConnection, cluster: ClusterSpec, home: Path, mark: str) -> None:
     python = cluster.python
     done = await host.run(command(python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
-    problems = judge_host(host.name, facts, cluster, 0.0)
+    problems = host_problems(host.name, facts, cluster, 0.0, str(WORK))
     assert not [problem for problem in problems if problem.severity == "error"], problems
     node = PurePosixPath(WORK) / "runs" / mark / host.name
     await put_files(host, python, {node / "agent.json": '{"job": "none"}'})
     started = await host.run(start_command(str(node), NOOP), timeout_s=300)
     assert started.code == 0, started
-    await Stream(host, python, str(node), home).to_the_end()
+    await NodeStream(host, python, str(node), home).follow()
     assert (home / "agent.log").read_text() == "nothing to do\n"
 
 
@@ -63,14 +65,16 @@ def one_by_one(cluster: ClusterSpec, home: Path, mark: str, num_hosts: int) -> N
 
 
 def _sequence(cluster: ClusterSpec, host: HostSpec, home: Path, mark: str) -> None:
-    options = ["-o", f"UserKnownHostsFile={cluster.known_hosts}", "-o", "BatchMode=yes", "-i", str(cluster.key)]
+    ssh_options = options_of(Options, cluster)
+    target = f"{ssh_options.user}@{host.address}"
+    options = ["-o", f"UserKnownHostsFile={ssh_options.known_hosts}", "-o", "BatchMode=yes", "-i", str(ssh_options.key)]
     node = f"{WORK}/runs/{mark}/{host.name}"
     checks = [":", "date +%s", f"df -m {WORK}", "free -m", f"{cluster.python} --version", "test -d /usr"]
     checks.append("cat /proc/net/tcp")
     home.mkdir(parents=True)
 
     def ssh(line: str) -> str:
-        argv = ["ssh", *options, f"{cluster.user}@{host.address}", line]
+        argv = ["ssh", *options, target, line]
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     def scp(source: str, target: str) -> None:
@@ -82,8 +86,8 @@ def _sequence(cluster: ClusterSpec, host: HostSpec, home: Path, mark: str) -> No
     with tempfile.NamedTemporaryFile("w") as file:
         file.write('{"job": "none"}')
         file.flush()
-        scp(file.name, f"{cluster.user}@{host.address}:{node}/agent.json")
+        scp(file.name, f"{target}:{node}/agent.json")
     ssh(f"cd {node} && nohup sh -c 'echo nothing to do' >agent.log 2>&1 & echo $!")
     ssh(f"test -s {node}/agent.log || sleep 0.2")
-    scp(f"{cluster.user}@{host.address}:{node}/agent.log", str(home / "agent.log"))
+    scp(f"{target}:{node}/agent.log", str(home / "agent.log"))
     assert (home / "agent.log").read_text() == "nothing to do\n"

@@ -242,7 +242,7 @@ def test_rounds_with_different_models_are_found(run: Path) -> None:
     change_step(run, "create", weights_hash="ab" * 32)
     case = judged(run)
     assert "model-structure" in rules(case, "error")
-    assert any("its weights have hash" in reason for reason in case.reasons)
+    assert any("the model's weights have hash" in reason for reason in case.reasons)
 
 
 def test_what_the_case_fixes_may_not_differ(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 VENDOR = """
 name: madeup
 title: Made-up chip (made up for tests; its device is the CPU)
-device_type: cpu
-distributed_backend: gloo
+frameworks:
+  pytorch: {device_type: cpu, collective_backend: gloo}
 visible_devices_env: null
 telemetry: {detect: {always: true}}
 chips: []
@@ -214,7 +214,7 @@ echo '0 31C 57W'
 
 @pytest.mark.parametrize(
     ("then", "told"),
-    [("rm -f {tool}; exit 1", "brittle-smi"), ("sleep 60", "did not answer"), ("echo garbage; exit 0", "readable")],
+    [("rm -f {tool}; exit 1", "brittle-smi"), ("sleep 60", "did not finish"), ("echo garbage; exit 0", "readable")],
     ids=["disappears", "hangs", "prints garbage"],
 )
 def test_a_monitor_tool_that_fails_mid_run_costs_no_run(bench: Path, tmp_path: Path, then: str, told: str) -> None:

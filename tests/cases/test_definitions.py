@@ -86,17 +86,6 @@ def test_the_blocks_are_the_layers(name: str) -> None:
     assert len(case.checkpointed_blocks(case.build_model())) == SMALL[name]["model.num_layers"]
 
 
-def num_parameters(name: str) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in case_of(name, {}).build_model().parameters())
-
-
-def test_full_sizes_are_the_published_ones() -> None:
-    assert num_parameters("resnet50") == 25_557_032, "torchvision's ResNet50_Weights.IMAGENET1K_V1"
-    assert num_parameters("llama2_7b") == 6_738_415_616, "Llama-2-7b-hf"
-    assert num_parameters("bert") == 335_174_458, "bert-large-uncased with its masked-LM head"
-
-
 def test_resnet50_takes_the_published_operations() -> None:
     flops = case_of("resnet50", {}).flops_per_sample()
     stem_gradient = 2 * 112**2 * 49 * 3 * 64

@@ -48,7 +48,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
     done = accelmark("train", "resnet_mini", "--vendor", "cpu", "--dry-run", "--out", str(out), code=code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED False"
-    assert "accelmark.run.agent.agent" in done.stdout
+    assert "accelmark.run.agent" in done.stdout
     assert "cases/resnet_mini/case.yaml" in done.stdout
     assert not out.exists()
 
@@ -108,7 +108,7 @@ def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -
     assert "FLAGPERF_PATH: is computed, and nothing is executed: os.getcwd()" in done.stdout
     again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert again.returncode == 2
-    assert "give --force to replace" in again.stderr
+    assert "use --force to overwrite" in again.stderr
 
 
 def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> None:
@@ -123,9 +123,7 @@ def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> 
     assert "FLAGPERF_LOG_LEVEL: input should be" in done.stdout
     shown = accelmark("run", str(tmp_path / "site" / "run.yaml"), "--dry-run", "--set", "loader.synthetic=true")
     assert shown.returncode == 0, shown.stderr
-    agents = [
-        line for line in shown.stdout.splitlines() if "docker run" in line and "accelmark.run.agent.agent" in line
-    ]
+    agents = [line for line in shown.stdout.splitlines() if "docker run" in line and "accelmark.run.agent" in line]
     assert len(agents) == 2
     assert all(line.count("--gpus") == 1 for line in agents)
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from accelmark.run.agent.processes import descendants
-from accelmark.run.controller.assign import job_on_hosts, node_works
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, wait_for
@@ -46,12 +46,17 @@ def briefly(commands: list[list[str]]) -> list[str]:
     for command in commands:
         words = " ".join(command)
         known = (
-            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent.agent",
+            "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
             "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
         )  # fmt: skip
-        texts = {"Looks around": "probe", "Tries ports": "port", "Makes room": "clear", "Sends the files": "follow"}
+        texts = {
+            "Report the state": "probe",
+            "Check a port": "port",
+            "Remove an earlier": "clear",
+            "Send the files": "follow",
+        }
         names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
-        found.append(names[0] if names else "receive" if "receive" in words or "Takes" in words else words)
+        found.append(names[0] if names else "receive" if "receive" in words or "Write files" in words else words)
     return found
 
 
@@ -60,7 +65,7 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     (commands,) = shown["commands"].values()
     assert briefly(shown["preflight"]["localhost"]) == ["probe"]
     assert briefly(commands["localhost"]) == [
-        "accelmark.run.agent.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
+        "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
     ]  # fmt: skip
     launch, rank = " ".join(commands["localhost"][-1]).split(" -- ")
     assert launch.endswith("--nproc 2 --nnodes 1 --node-rank 0")
@@ -76,7 +81,7 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
     for noderank, host in enumerate(("h1", "h2")):
         lines = commands[host]
         assert briefly(lines) == [
-            "receive", "clear", "receive", "accelmark.run.agent.agent", "follow",
+            "receive", "clear", "receive", "accelmark.run.agent", "follow",
             "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
         ]  # fmt: skip
         for line in lines[:5]:
@@ -96,7 +101,7 @@ def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_p
     (commands,) = shown["commands"].values()
     lines = commands["localhost"]
     assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
-    assert "accelmark.run.agent.agent" in lines[2]
+    assert "accelmark.run.agent" in lines[2]
     assert lines[2][lines[2].index("--shm-size") + 1] == "1g"
     assert lines[-1][0] == "/opt/python"
     over_ssh = {"launcher": "ssh", "hosts": [{"address": "h1"}], "container": container}
@@ -119,7 +124,7 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     assert shown["preflight"]["h2"][0][:5] == step
     assert commands["h2"][0][:5] == step
     assert briefly(commands["h2"]) == [
-        "accelmark.run.agent.agent",
+        "accelmark.run.agent",
         "accelmark.telemetry.record",
         "accelmark.frameworks.pytorch.elastic",
     ]
@@ -138,13 +143,19 @@ def test_names_with_metacharacters_are_shown_as_a_shell_would_need_them(plugins:
     assert words[-1].startswith(f"{run}/")
 
 
+def without_assignments(command: list[str]) -> list[str]:
+    """Return the program that ``env NAME=VALUE ...`` runs."""
+    if command[0] != "env":
+        return command
+    return command[next(at for at, word in enumerate(command[1:], start=1) if "=" not in word) :]
+
+
 def test_what_runs_is_what_was_shown(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan(("steps=100000",))
     directory = RunDirectory((tmp_path / "run").resolve(), plan)
-    launcher = launcher_for(plan, directory.path)
-    (work,) = node_works(directory, plan.jobs[0], job_on_hosts(directory, plan.jobs[0], go_on=False), launcher)
-    shown = {tuple(command[command.index("env") + 1 :] if "env" in command else command)
-             for command in launcher.describe(work)}  # fmt: skip
+    launcher = create_launcher(plan, directory.path)
+    (node,) = node_jobs(directory, plan.jobs[0], job_on_hosts(directory, plan.jobs[0], go_on=False), launcher)
+    shown = {tuple(without_assignments(command)) for command in launcher.job_commands(node)}
     process = drive("start", directory.path, plan=plan)
     wait_for(lambda: stepping(directory.path), "a step")
     agent = agent_of(directory.path).pid

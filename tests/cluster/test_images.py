@@ -1,4 +1,4 @@
-"""Images on real hosts: built from a vendor's recipe or loaded from a file, and what happens where neither works."""
+"""Images on real hosts: built from a vendor's recipe or loaded from a file, and failures of both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def images(bed: Bed) -> set[str]:
     return set(podman(bed, "images", "--filter", "dangling=false", "--format", "{{.Repository}}:{{.Tag}}").splitlines())
 
 
-def test_an_image_is_built_when_absent_or_changed_and_only_then(
+def test_an_image_is_built_only_when_absent_or_changed(
     cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path
 ) -> None:
     before = images(bed)
@@ -100,7 +100,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
         return status.reason or ""
 
     other = reason("other", image="other:2", image_file=str(archive))
-    expected = f"n1: {archive} holds no image other:2 (container.image): what it holds was loaded as localhost/boxed:1"
+    expected = f"n1: {archive} contains localhost/boxed:1, not other:2 (container.image)"
     assert other == expected
     corrupt = tmp_path / "corrupt.tar"
     corrupt.write_bytes(archive.read_bytes()[:200_000])
@@ -113,7 +113,7 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     nowhere = fakes_in(cluster, image="127.0.0.1:1/nowhere:1")
     code, _, err = done(drive("start", tmp_path / "nowhere", "--look", plan=nowhere))
     assert (code, (tmp_path / "nowhere").exists()) == (1, False)
-    assert "n1: the image 127.0.0.1:1/nowhere:1 is not there, and not found to be pulled: Error: " in err
+    assert "n1: the image 127.0.0.1:1/nowhere:1 is absent, and was not found in its registry: Error: " in err
 
 
 def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts(
@@ -121,10 +121,10 @@ def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts
 ) -> None:
     code, _, err = done(drive("start", tmp_path / "run", plan=fakes_in(cluster, "1.13")))
     assert (code, (tmp_path / "run").exists()) == (2, False)
-    assert "there is no images/pytorch_1.13/Dockerfile (those that are: pytorch)" in err
+    assert "has no images/pytorch_1.13/Dockerfile (it has: pytorch)" in err
 
 
-def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None:
+def test_build_options_are_part_of_an_images_name(recipe: Path) -> None:
     def name(**changed: object) -> str:
         spec = ContainerSpec.model_validate({"engine": "podman"} | changed)
         key = CaseKey(model="toy", framework="pytorch", hardware="X1")
@@ -133,7 +133,7 @@ def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None
     assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))
 
 
-def test_an_image_that_installs_packages_takes_the_index_that_the_cluster_file_names() -> None:
+def test_an_image_installs_packages_from_the_index_of_the_cluster_file() -> None:
     found = [file for folder in folders("vendors").values() for file in folder.path.glob("images/*/Dockerfile")]
     assert found
     for dockerfile in found:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from accelmark.audit.verify import verify_run
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
@@ -81,35 +81,35 @@ def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
     assert left_running(run) == []
 
 
-def test_nodes_are_looked_at_in_the_allocation_that_the_run_goes_on_in(plugins: Path, tmp_path: Path) -> None:
+def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan = make_plan((), hosts=("n1", "n2"), cluster=cluster(2))
     with socket.create_server(("", plan.cluster.master_port)):
         code, _, err = done(drive("start", run, "--look", plan=plan))
         assert (code, run.exists()) == (1, False)
-    # All nodes are this machine: the port of n1 is taken.
-    assert err.strip().startswith("error: n1: port 29501 is taken")
+    # All nodes are this machine: the port of n1 is in use.
+    assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
     code, out, err = done(drive("start", run, "--look", plan=plan))
     assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded"]), out + err
 
 
-def test_a_run_directory_that_nodes_do_not_see_is_found(plugins: Path, tmp_path: Path) -> None:
-    """The file that shows it is taken away, since all nodes here see this machine's files."""
+def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_path: Path) -> None:
+    """The marker file is removed, since all nodes here see this machine's files."""
     plan = make_plan((), hosts=("n1",), cluster=cluster(1))
     run = tmp_path / "run"
     run.mkdir()
 
     async def body() -> list[str]:
-        launcher = launcher_for(plan, run)
+        launcher = create_launcher(plan, run)
         try:
             return [str(problem) for problem in await Preflight(RunDirectory(run, plan), launcher, plan.jobs).run()]
         finally:
             await launcher.close()
 
     found = [what for what in asyncio.run(body()) if "is busy: load" not in what]
-    hint = "put the run directory on a file system that all nodes see (--out)"
-    assert found == [f"n1: does not see {run} of this machine ({hint})"]
+    hint = "choose a run directory on a file system that all nodes share (--out)"
+    assert found == [f"n1: cannot see {run} of this machine ({hint})"]
 
 
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(

@@ -123,17 +123,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "datasets"
 
 
-Told = list[tuple[str, int, int | None]]
+Reports = list[tuple[str, int, int | None]]
 
 
 @pytest.fixture
-def told() -> Told:
-    """What a progress callback was told."""
+def reports() -> Reports:
+    """Calls of a progress callback."""
     return []
 
 
-def teller(told: Told) -> Callable[[str, int, int | None], None]:
-    return lambda what, done, total: told.append((what, done, total))
+def collect_in(reports: Reports) -> Callable[[str, int, int | None], None]:
+    return lambda what, done, total: reports.append((what, done, total))
 
 
 def leftovers(cache: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets.archives import ArchiveError, ArchiveKind, take
+from accelmark.datasets.archives import ArchiveKind, FetchError, extract
 
 
 def tar(path: Path, entries: list[tuple[str, bytes | str]]) -> Path:
@@ -47,7 +47,7 @@ def pack(kind: ArchiveKind, path: Path, entries: list[tuple[str, bytes | str]]) 
 
 def test_only_the_named_members_are_written(kind: ArchiveKind, tmp_path: Path) -> None:
     archive = pack(kind, tmp_path / "archive", [("p/a", b"first"), ("p/b", b"second"), ("p/c", b"third")])
-    take(kind, archive, {"p/b": tmp_path / "out/deep/b"}, {"p/b": 6})
+    extract(kind, archive, {"p/b": tmp_path / "out/deep/b"}, {"p/b": 6})
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [
         "archive",
         "out/deep/b",
@@ -55,37 +55,37 @@ def test_only_the_named_members_are_written(kind: ArchiveKind, tmp_path: Path) -
     assert (tmp_path / "out/deep/b").read_bytes() == b"second"
 
 
-def test_a_member_that_climbs_out_of_the_archive_writes_nothing(kind: ArchiveKind, tmp_path: Path) -> None:
+def test_a_member_outside_the_archives_root_writes_nothing(kind: ArchiveKind, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     entries: list[tuple[str, bytes | str]] = [("../evil", b"x"), (str(tmp_path / "evil"), b"x"), ("a", b"good")]
     archive = pack(kind, inner / "archive", entries)
-    take(kind, archive, {"a": inner / "out"}, {"a": 4})
+    extract(kind, archive, {"a": inner / "out"}, {"a": 4})
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["archive", "inner", "out"]
 
 
 def test_a_link_in_place_of_a_file_is_refused(kind: ArchiveKind, tmp_path: Path) -> None:
     archive = pack(kind, tmp_path / "archive", [("a", "/etc/passwd")])
-    with pytest.raises(ArchiveError, match="no regular file"):
-        take(kind, archive, {"a": tmp_path / "out"}, {"a": 100})
+    with pytest.raises(FetchError, match="is not a regular file"):
+        extract(kind, archive, {"a": tmp_path / "out"}, {"a": 100})
     assert not (tmp_path / "out").exists()
 
 
 def test_a_member_larger_than_declared_is_refused_before_it_is_written(kind: ArchiveKind, tmp_path: Path) -> None:
     archive = pack(kind, tmp_path / "archive", [("a", bytes(1_000_000))])
-    with pytest.raises(ArchiveError, match=r"has 1,000,000 bytes, expected 10"):
-        take(kind, archive, {"a": tmp_path / "out"}, {"a": 10})
+    with pytest.raises(FetchError, match=r"has 1,000,000 bytes, expected 10"):
+        extract(kind, archive, {"a": tmp_path / "out"}, {"a": 10})
     assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_member_is_named(kind: ArchiveKind, tmp_path: Path) -> None:
     archive = pack(kind, tmp_path / "archive", [("a", b"x")])
-    with pytest.raises(ArchiveError, match="holds no file b"):
-        take(kind, archive, {"a": tmp_path / "out", "b": tmp_path / "out2"}, {"a": 1, "b": 1})
+    with pytest.raises(FetchError, match="has no file b"):
+        extract(kind, archive, {"a": tmp_path / "out", "b": tmp_path / "out2"}, {"a": 1, "b": 1})
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "deb"])
 def test_a_broken_archive_is_an_error_that_names_it(kind: ArchiveKind, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"this is no archive at all" * 100)
-    with pytest.raises(ArchiveError, match="archive is not a readable"):
-        take(kind, tmp_path / "archive", {"a": tmp_path / "out"}, {"a": 1})
+    with pytest.raises(FetchError, match="archive is not a readable"):
+        extract(kind, tmp_path / "archive", {"a": tmp_path / "out"}, {"a": 1})

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets import cache_directory, ensure, fingerprint, place_of
-from accelmark.datasets.cache import cached_place
+from accelmark.datasets import cache_directory, ensure, fingerprint, locate
+from accelmark.datasets.cache import cached_path
 from accelmark.spec.errors import DataError
-from tests.datasets.conftest import CONTENT, Told, Web, dataset, leftovers, sha256, teller, write
+from tests.datasets.conftest import CONTENT, Reports, Web, collect_in, dataset, leftovers, sha256, write
 
 IN_A_PROCESS = textwrap.dedent("""
     import signal, sys
@@ -33,21 +33,21 @@ def start(tmp_path: Path, web: Web) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_data_comes_from_its_address_and_then_from_the_cache(web: Web, cache: Path, told: Told) -> None:
+def test_data_comes_from_its_address_and_then_from_the_cache(web: Web, cache: Path, reports: Reports) -> None:
     spec = dataset(web.source())
-    place = ensure(spec, progress=teller(told))
-    assert place == place_of(spec) == cached_place(spec)
+    place = ensure(spec, progress=collect_in(reports))
+    assert place == locate(spec) == cached_path(spec)
     assert {path: (place / path).read_bytes() for path in CONTENT} == CONTENT
     assert fingerprint(spec, place) == spec.fingerprint
     total = sum(map(len, CONTENT.values()))
-    assert ("downloading toy", total, total) in told
+    assert ("downloading toy", total, total) in reports
     assert sorted(web.asked) == sorted(CONTENT)
     assert ensure(spec, offline=True) == place
     assert len(web.asked) == len(CONTENT)
     assert leftovers(cache) == []
 
 
-def test_a_packed_file_is_unpacked_and_proven_by_its_content(web: Web) -> None:
+def test_a_packed_file_is_unpacked_and_verified_by_its_content(web: Web) -> None:
     files = [{"path": "a", "sha256": sha256(b"content"), "bytes": 7, "packed": "gzip"}]
     web.content = {"a.gz": gzip.compress(b"content", mtime=12345)}
     place = ensure(dataset(web.source(), files=files))
@@ -63,7 +63,7 @@ def test_a_packed_file_is_unpacked_and_proven_by_its_content(web: Web) -> None:
         (gzip.compress(b"content", mtime=0)[:-9], "cannot be unpacked"),
     ],
 )
-def test_a_packed_file_that_cannot_be_right_is_refused(web: Web, cache: Path, served: bytes, reason: str) -> None:
+def test_a_damaged_or_oversized_packed_file_is_refused(web: Web, cache: Path, served: bytes, reason: str) -> None:
     files = [{"path": "a", "sha256": sha256(b"content"), "bytes": 7, "packed": "gzip"}]
     web.content = {"a.gz": served}
     with pytest.raises(DataError, match=reason):
@@ -80,8 +80,8 @@ def test_a_corrupt_download_is_an_error_that_names_file_and_hashes(web: Web, cac
     assert "b.txt" in message
     assert sha256(web.content["b.txt"]) in message
     assert sha256(CONTENT["b.txt"]) in message
-    assert "name the directory that holds it" in message
-    assert not place_of(spec).exists()
+    assert "give the directory that contains it" in message
+    assert not locate(spec).exists()
     assert leftovers(cache) == []
 
 
@@ -92,11 +92,11 @@ def test_the_next_source_is_tried_when_one_gives_the_wrong_bytes(web: Web) -> No
 
 
 @pytest.mark.parametrize("problem", ["breaks off", "is missing", "is too long", "redirects to http"])
-def test_an_interrupted_download_leaves_nothing_half(web: Web, cache: Path, problem: str) -> None:
+def test_an_interrupted_download_leaves_no_partial_file(web: Web, cache: Path, problem: str) -> None:
     reasons = {
-        "breaks off": "b.txt (could not be read|broke off)",
-        "is missing": "b.txt answered 404",
-        "is too long": "is longer than the expected 19 bytes",
+        "breaks off": "b.txt (could not be downloaded|ended after)",
+        "is missing": "b.txt returned 404",
+        "is too long": "is larger than the expected 19 bytes",
         "redirects to http": "which is not https",
     }
     if problem == "breaks off":
@@ -111,7 +111,7 @@ def test_an_interrupted_download_leaves_nothing_half(web: Web, cache: Path, prob
     with pytest.raises(DataError, match=reasons[problem]):
         ensure(spec)
     assert leftovers(cache) == []
-    assert not place_of(spec).exists()
+    assert not locate(spec).exists()
 
 
 def test_a_redirect_within_https_is_followed(web: Web) -> None:
@@ -130,14 +130,14 @@ def test_a_damaged_cache_is_fetched_anew(web: Web, cache: Path) -> None:
     assert leftovers(cache) == []
 
 
-def test_offline_without_a_cache_says_what_to_do_and_asks_nobody(web: Web, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"not in the cache.*run once without --offline, or name a directory"):
+def test_offline_without_a_cache_says_what_to_do_and_sends_no_request(web: Web, cache: Path) -> None:
+    with pytest.raises(DataError, match=r"not in the cache.*run once without --offline, or give a directory"):
         ensure(dataset(web.source()), offline=True)
     assert web.asked == []
     assert not cache.exists()
 
 
-def test_a_host_that_refuses_or_never_answers_is_left_for_the_next_source(web: Web) -> None:
+def test_the_next_source_is_tried_when_a_host_refuses_or_never_responds(web: Web) -> None:
     with socket.socket() as deaf, socket.socket() as closed:
         deaf.bind(("localhost", 0))
         deaf.listen(0)
@@ -151,7 +151,7 @@ def test_a_host_that_refuses_or_never_answers_is_left_for_the_next_source(web: W
         started_s = time.monotonic()
         assert ensure(dataset(*dead, web.source())).is_dir()
         assert time.monotonic() - started_s < 15  # a system's own connection timeout is two minutes
-        with pytest.raises(DataError, match=r"no answer within 2 s|timed out") as caught:
+        with pytest.raises(DataError, match=r"no connection within 2 s|timed out") as caught:
             ensure(dataset(*dead, name="other"))
         assert "Connection refused" in str(caught.value)
         for one in waiting:
@@ -159,7 +159,7 @@ def test_a_host_that_refuses_or_never_answers_is_left_for_the_next_source(web: W
 
 
 def test_an_unknown_host_is_an_error_that_names_it() -> None:
-    with pytest.raises(DataError, match=r"no-such-host\.invalid cannot be reached"):
+    with pytest.raises(DataError, match=r"no-such-host\.invalid is not reachable"):
         ensure(dataset({"kind": "url", "base": "https://no-such-host.invalid/x"}))
 
 
@@ -167,7 +167,7 @@ def test_a_named_directory_is_checked_and_never_written_to(web: Web, tmp_path: P
     named = write(tmp_path / "mine")
     assert ensure(dataset(web.source()), data_dir=named) == named
     (named / "b.txt").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"mine is not as it should be:\n.*b\.txt: has SHA-256"):
+    with pytest.raises(DataError, match=r"mine is missing or wrong:\n.*b\.txt: has SHA-256"):
         ensure(dataset(web.source()), data_dir=named)
     assert (named / "b.txt").read_bytes() == b"damaged"
     assert web.asked == []
@@ -179,9 +179,9 @@ def test_a_named_directory_can_hold_several_data_sets_by_name(tmp_path: Path) ->
     assert ensure(dataset(), data_dir=tmp_path / "all") == tmp_path / "all" / "toy"
 
 
-def test_data_that_only_a_person_can_bring_says_so() -> None:
+def test_data_without_a_source_is_an_error_with_its_layout() -> None:
     spec = dataset(files=[], tree=[{"path": "train", "classes": 1000}], how_to_get="Register at its site.")
-    with pytest.raises(DataError, match=r"cannot be fetched: name the directory.*1,000 classes.*Register at its site"):
+    with pytest.raises(DataError, match=r"cannot be fetched; give the directory.*1,000 classes.*Register at its site"):
         ensure(spec)
 
 
@@ -230,7 +230,7 @@ def test_a_full_disk_says_how_much_is_needed(web: Web, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         Path, "open", lambda self, mode="r", *rest: part(Path("/dev/full") if mode == "wb" else self, mode, *rest)
     )
-    with pytest.raises(DataError, match=r"No space left on device \(0 MiB are needed\); make room"):
+    with pytest.raises(DataError, match=r"No space left on device \(0 MiB needed\); free space"):
         ensure(dataset(web.source()))
 
 

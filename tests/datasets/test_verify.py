@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from accelmark.datasets import DatasetSpec, fingerprint, verify
 from accelmark.spec.model import parse
-from tests.datasets.conftest import CONTENT, Told, dataset, sha256, teller, write
+from tests.datasets.conftest import CONTENT, Reports, collect_in, dataset, sha256, write
 
 _NOBODY: Final = 65534
 
@@ -24,12 +24,12 @@ def images(root: Path, classes: int = 3, each: int = 2) -> Path:
     return write(root, dict.fromkeys(names, b"jpeg"))
 
 
-def test_the_right_files_have_no_problems_and_the_declared_fingerprint(tmp_path: Path, told: Told) -> None:
+def test_the_right_files_have_no_problems_and_the_declared_fingerprint(tmp_path: Path, reports: Reports) -> None:
     spec = dataset()
-    assert verify(spec, write(tmp_path), progress=teller(told)) == []
+    assert verify(spec, write(tmp_path), progress=collect_in(reports)) == []
     assert fingerprint(spec, tmp_path) == spec.fingerprint
     total = sum(map(len, CONTENT.values()))
-    assert told[-1] == ("checking toy", total, total)
+    assert reports[-1] == ("checking toy", total, total)
 
 
 def test_a_corrupt_file_is_named_with_both_hashes(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_a_corrupt_file_is_named_with_both_hashes(tmp_path: Path) -> None:
     assert fingerprint(dataset(), tmp_path) != dataset().fingerprint
 
 
-def test_a_wrong_layout_tells_what_was_expected_and_what_was_found(tmp_path: Path) -> None:
+def test_a_wrong_layout_names_what_was_expected_and_found(tmp_path: Path) -> None:
     write(tmp_path, {"b.txt": CONTENT["b.txt"], "other/c.txt": b""})
     (problem,) = verify(dataset(how_to_get="ask Bernardo"), tmp_path)
     expected = "expected train/a.bin, b.txt; found b.txt, other/; missing train/a.bin (ask Bernardo)"
-    assert str(problem) == f"{tmp_path}: holds not all of toy: {expected}"
+    assert str(problem) == f"{tmp_path}: lacks files of toy: {expected}"
 
 
-def test_a_place_that_is_no_directory_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_directory_and_a_missing_directory_differ(tmp_path: Path) -> None:
     write(tmp_path, {"file": b""})
     assert [problem.what for problem in verify(dataset(), tmp_path / "file")] == ["is not a directory"]
     assert [problem.what for problem in verify(dataset(), tmp_path / "none")] == ["does not exist"]
@@ -89,7 +89,7 @@ def test_a_tree_that_lies_one_directory_deeper_is_refused_with_the_expected_layo
 def test_images_that_lie_in_no_class_directory_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"train/0.jpeg": b"", "train/1.jpeg": b""})
     (problem,) = verify(tree({"path": "train"}), tmp_path)
-    assert "found 0.jpeg, 1.jpeg, and no such file in it" in problem.what
+    assert "found 0.jpeg, 1.jpeg, no such file" in problem.what
 
 
 def test_a_class_without_an_image_is_named(tmp_path: Path) -> None:

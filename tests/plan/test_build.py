@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.plan.data import DataDirs
-from accelmark.plan.here import is_here
+from accelmark.plan.cluster import is_localhost
+from accelmark.plan.request import DataDirs
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec, HostSpec
@@ -135,7 +135,7 @@ def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
 
 def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
     cluster = ClusterSpec(hosts=(HostSpec(address="192.0.2.7", label="gpu-node"),))
-    with pytest.raises(SpecError, match=r"192\.0\.2\.7 is not this machine.*launcher: ssh"):
+    with pytest.raises(SpecError, match=r"192\.0\.2\.7 is not this machine, but launcher: local .* one of: slurm, ssh"):
         build_plan(
             parse(RunSpec, {"cases": [{"key": "toy:pytorch:X1:1:1"}]}, "run.yaml"),
             cluster=cluster,
@@ -151,7 +151,7 @@ def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
     ("192.0.2.7", False), ("2001:db8::7", False), ("some-other-host", False),
 ])  # fmt: skip
 def test_this_machine_is_known_by_its_names_and_addresses(address: str, here: bool) -> None:
-    assert is_here(address) is here
+    assert is_localhost(address) is here
 
 
 def test_data_that_is_missing_hides_no_other_problem(plugins: Path) -> None:

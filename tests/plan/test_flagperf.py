@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -9,7 +11,7 @@ import yaml
 
 from accelmark.compat.flagperf import Converted, convert
 from accelmark.run.sandboxes.container import ContainerSandbox
-from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
@@ -131,7 +133,7 @@ def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "hosts stand twice")],
+    [("HOSTS = [", "is not Python"), ("SSH_PORT = 'no'", "SSH_PORT"), ("HOSTS = ['a', 'a']", "duplicate hosts")],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SpecError, match=what):
@@ -185,7 +187,7 @@ def engine_command(converted: Converted) -> list[str]:
     assert cluster.vendor is not None
     sandbox = ContainerSandbox(cluster.container, load_vendor(cluster.vendor), "image", PurePosixPath("/code"))
     return sandbox.command(
-        "python3", Inside(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
+        "python3", ModuleCommand(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
     )
 
 
@@ -345,6 +347,14 @@ def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: P
     assert convert([paths[0], paths[0]]).configs == {"config_A100x1x8.yaml": {"batch_size": 1}}
 
 
+@pytest.fixture
+def recursion() -> Iterator[Callable[[int], None]]:
+    """Return a function that sets Python's recursion limit for one test: what is refused must not depend on it."""
+    before = sys.getrecursionlimit()
+    yield sys.setrecursionlimit
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -358,7 +368,11 @@ def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: P
     ],
     ids=["quotient", "infinite", "product", "long sum", "long sum of a name", "longer sum", "signs"],
 )
-def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("recursion_limit", [1000, 100_000])
+def test_a_number_that_is_too_large_or_too_deep_is_one_error_with_its_place(
+    tmp_path: Path, recursion: Callable[[int], None], text: str, recursion_limit: int
+) -> None:
+    recursion(recursion_limit)
     path = tmp_path / "test_conf.py"
     path.write_text(f"SSH_PORT = 22\nif SSH_PORT:\n    pass\n{text}\nMASTER_PORT = 29501\n")
     with pytest.raises(SpecError) as refused:
@@ -367,7 +381,11 @@ def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: 
     assert (problem.where, problem.key) == (str(path), "line 4")
 
 
-def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recursion_limit", [1000, 100_000])
+def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(
+    tmp_path: Path, recursion: Callable[[int], None], recursion_limit: int
+) -> None:
+    recursion(recursion_limit)
     (tmp_path / "bytes.py").write_bytes(b"\0X = 1")
     (tmp_path / "deep.yaml").write_text("HOSTS: " + "[" * 3000 + "]" * 3000)
     for name in ("bytes.py", "deep.yaml"):

@@ -8,22 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accelmark.report.serve.index import RunIndex
-from accelmark.report.serve.server import make_server
+from accelmark.report.view.access import Access
+from accelmark.report.view.app import listen, make_app, server_for
+from accelmark.report.view.index import RunIndex
 
 
 @contextmanager
 def serving(directory: Path, token: str | None = None) -> Iterator[int]:
     """Serve a directory; yield the port."""
-    server = make_server(RunIndex(directory), "127.0.0.1", 0, token)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    server = server_for(make_app(RunIndex(directory), Access.to("127.0.0.1", token)))
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 class Asked:
@@ -33,6 +34,6 @@ class Asked:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         reply = connection.getresponse()
-        self.status, self.headers = reply.status, dict(reply.getheaders())
+        self.status, self.headers = reply.status, reply.headers
         self.text = reply.read().decode()
         connection.close()

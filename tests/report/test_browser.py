@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from accelmark.report.page import write_page
+from accelmark.report.run_page import write_page
 from accelmark.results.rounds.result import write_round
 from accelmark.run.record.measure import measure_run
 from tests.made_run import Made, make_run

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.report.page import render_page, script_json, write_page
+from accelmark.report.run_page import render_page, write_page
+from accelmark.report.templating import embed_json
 from accelmark.results.rounds.result import write_round
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.store.manifest import check_manifest
@@ -56,7 +57,7 @@ def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
 
 def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(chip=None))))
-    assert "Not measured, and why" in text
+    assert "Not measured" in text
     assert "is no chip that vendor acme describes" in text
 
 
@@ -87,11 +88,11 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_json_in_a_script_cannot_end_it() -> None:
     hostile = {"</script>": "<!-- & \u2028 ]]>"}
-    text = script_json(hostile)
+    text = embed_json(hostile)
     assert not set(text) & set("<>&\u2028")
     assert json.loads(text) == hostile
     with pytest.raises(ValueError, match="Out of range"):
-        script_json(float("nan"))
+        embed_json(float("nan"))
 
 
 def test_the_page_stands_alone_and_stays_small(tmp_path: Path) -> None:
@@ -115,14 +116,14 @@ def test_a_round_that_cannot_be_read_is_named_and_the_page_still_comes(tmp_path:
     measure_run(run)
     (run / "toy-pytorch-X1x1x1" / "round2" / "result.json").write_text("{")
     text = visible(render_page(load_run(run)))
-    assert "Could not be read" in text
+    assert "Unreadable files" in text
     assert "round2/result.json" in text
 
 
 def test_a_case_that_never_started_has_a_page_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "toy-pytorch-X1x1x1" / "round1" / "job.json").unlink()
-    assert "No round left a result" in visible(page_of(run))
+    assert "No round has a result" in visible(page_of(run))
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:

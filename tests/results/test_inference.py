@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from accelmark.results.figures.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
-from accelmark.spec.infer_events import ForwardWindow, RepeatCheck
 from accelmark.spec.inference import Reference
+from accelmark.spec.inference.events import ForwardWindow, RepeatCheck
 
 
 def _window(
@@ -99,9 +99,9 @@ def test_nothing_speaks_against_an_accuracy_within_the_tolerance() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"inference": 0.89}, "differ by more than 0.005"),
-        ({"inference": math.nan}, "not a finite number"),
-        ({"nonfinite_batches": 2}, "outputs of 2 batches"),
+        ({"inference": 0.89}, "a difference of more than 0.005"),
+        ({"inference": math.nan}, "is not finite"),
+        ({"nonfinite_batches": 2}, "2 batches have NaN"),
         ({"reference": Reference(value=0.95, within=0.01, source="a paper")}, "(a paper)"),
         (
             {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},

@@ -18,7 +18,7 @@ from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
-from accelmark.train.rank import run_rank
+from accelmark.train.loop.rank import run_rank
 from tests.made_run import Made, make_run
 from tests.train.jobs import make_job, node_dir_of
 
@@ -98,7 +98,7 @@ def test_a_run_that_did_not_finish_has_none(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for log in run.rglob("rank0.out.log"):
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
-    with pytest.raises(RunError, match="nothing for MLLOG"):
+    with pytest.raises(RunError, match="nothing to export as MLLOG"):
         write_mllog(run)
 
 

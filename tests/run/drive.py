@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own: ``drive.py start|resume|end RUN [PLAN] [--json] [--look]``."""
+"""Run a coordinator in its own process: ``drive.py start|resume|end RUN [PLAN] [--json] [--look]``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from accelmark.plan.plan import Plan
 from accelmark.run.controller import session
-from accelmark.run.controller.coordinator import unseen
-from accelmark.run.preflight.report import ready
+from accelmark.run.controller.coordinator import no_preflight
+from accelmark.run.preflight.report import run_preflight
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 
@@ -20,16 +20,16 @@ def fetch(job: JobSpec, tell: Callable[[str], None]) -> None:
 
 def main(verb: str, run: str, plan: str | None) -> int:
     as_json = "--json" in sys.argv
-    look = ready if "--look" in sys.argv else unseen
+    preflight = run_preflight if "--look" in sys.argv else no_preflight
     try:
         if verb == "start":
             assert plan is not None
             made = Plan.model_validate_json(Path(plan).read_bytes())
-            return session.start(made, Path(run), fetch, as_json=as_json, ready=look).exit_code
+            return session.start(made, Path(run), fetch, as_json=as_json, preflight=preflight).exit_code
         if verb == "resume":
             redo, fresh = "--failed" in sys.argv, "--from-scratch" in sys.argv
             outcome = session.resume(
-                Path(run), fetch, redo_failed=redo, from_scratch=fresh, as_json=as_json, ready=look
+                Path(run), fetch, redo_failed=redo, from_scratch=fresh, as_json=as_json, preflight=preflight
             )
             return outcome.exit_code
         return 0 if session.stop(Path(run), at_once="--now" in sys.argv) else 1

@@ -1,4 +1,4 @@
-"""What is made of the facts of hosts, and of what people wrote about them."""
+"""Problems from the facts of hosts, and invalid cluster files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
-    NotReadyError,
-    judge_devices,
-    judge_host,
-    judge_together,
+    HostsNotReadyError,
+    cluster_problems,
+    device_problems,
+    host_problems,
+    requirement_problems,
 )
-from accelmark.run.preflight.report import refuse
+from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.requirements import Need
 from tests.run.fakes import make_plan
 
+WORK = "/var/tmp/accelmark"
 CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]})
 
 
@@ -39,8 +42,8 @@ def whats(problems: list[HostProblem], severity: str) -> list[str]:
     return [problem.what for problem in problems if problem.severity == severity]
 
 
-def test_a_host_in_order_has_no_problem() -> None:
-    assert judge_host("a", facts(), CLUSTER, 0.0) == []
+def test_a_good_host_has_no_problem() -> None:
+    assert host_problems("a", facts(), CLUSTER, 0.0, WORK) == []
 
 
 @pytest.mark.parametrize(
@@ -50,60 +53,76 @@ def test_a_host_in_order_has_no_problem() -> None:
         ({"free_mib": 12.0}, "12 MiB are free in /var/tmp/accelmark, 1024 are needed"),
         ({"not_writable": "Read-only file system"}, "/var/tmp/accelmark cannot be written: Read-only file system"),
         ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
-        ({"busy_ports": (29501,)}, "port 29501 is taken"),
+        ({"busy_ports": (29501,)}, "port 29501 is in use"),
         ({"held_by": "run7"}, "is in use by run7"),
         ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_an_error(changed: dict[str, object], what: str) -> None:
-    assert whats(judge_host("a", facts(**changed), CLUSTER, 0.0), "error") == [what]
+def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
+    assert whats(host_problems("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
+
+
+def test_missing_packages_are_one_problem_with_the_command_that_installs_them() -> None:
+    needs = [
+        Need(requirement="torch>=2.6", needed_by="framework pytorch"),
+        Need(requirement="transformers>=5.0", needed_by="case bert"),
+        Need(requirement="safetensors", needed_by="case bert"),
+    ]
+    there = facts(versions={"torch": "2.4.0+cpu", "transformers": None, "safetensors": None})
+    (problem,) = requirement_problems("a", there, needs, installed=["safetensors"])
+    assert problem.what == (
+        "framework pytorch needs torch>=2.6, but 2.4.0+cpu is installed; "
+        "case bert needs transformers>=5.0, which is not installed"
+    )
+    assert problem.hint == "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'"
 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
-    found = judge_host("a", facts(load1=7.0), CLUSTER, -42.0)
+    found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
 
 
-def test_too_few_and_busy_devices_are_told() -> None:
+def test_too_few_and_busy_devices_are_reported() -> None:
     busy = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
-    found = judge_devices("a", [busy], "acme", 2)
+    found = device_problems("a", [busy], "acme", 2)
     assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
     assert whats(found, "warning") == ["device 0 (X1) is not idle: 90 % busy, 5000 MiB used"]
 
 
-def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) -> None:
+def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path) -> None:
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
-    found = judge_together({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
-    assert [str(problem) for problem in found] == ["b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"]
+    found = cluster_problems({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
+    assert [str(problem) for problem in found] == [
+        "b: has driver 2.0, a has 1.0 (results of different hosts cannot be compared)"
+    ]
     make: Callable[..., Plan] = make_plan
-    refuse(found, make(()))
-    with pytest.raises(NotReadyError, match=r"has driver 2\.0"):
-        refuse(found, make((), strict=True))
+    require_ready(found, make(()))
+    with pytest.raises(HostsNotReadyError, match=r"has driver 2\.0"):
+        require_ready(found, make((), strict=True))
 
 
 def test_one_machine_under_two_names_is_an_error() -> None:
-    found = judge_together({"a": facts(), "b": facts()}, {}, CLUSTER)
-    assert [str(problem) for problem in found] == ["b: is the same machine as a (name each host once)"]
+    found = cluster_problems({"a": facts(), "b": facts()}, {}, CLUSTER)
+    assert [str(problem) for problem in found] == ["b: is the same machine as a (list each host once)"]
 
 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
         ({"hosts": [{"address": "-oProxyCommand=x"}]}, "begins with a dash"),
-        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "hosts stand twice: a"),
-        ({"launcher": "local"}, "several hosts need launcher"),
-        ({"environment": {"A=B": "x"}}, "not names of variables"),
+        ({"hosts": [{"address": "a"}, {"address": "b", "label": "a"}]}, "duplicate hosts: a"),
+        ({"environment": {"A=B": "x"}}, "not valid variable names"),
         ({"container": {"engine": "podman", "image_file": "x.tar"}}, "image_file needs image"),
         ({"hosts": []}, "at least 1 item"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(changed: dict[str, object], what: str) -> None:
+def test_an_invalid_cluster_file_is_refused(changed: dict[str, object], what: str) -> None:
     values = {"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]}
     with pytest.raises(ValueError, match=what):
         ClusterSpec.model_validate(values | changed)
 
 
-def test_the_wheel_is_the_same_bytes_for_the_same_files(plugins: Path) -> None:
+def test_the_wheel_is_reproducible(plugins: Path) -> None:
     wheel.cache_clear()
     first = wheel()
     wheel.cache_clear()

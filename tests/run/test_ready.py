@@ -1,4 +1,4 @@
-"""Preflight on this machine, the way ``accelmark train`` and ``run`` do it before they start anything."""
+"""Preflight on this machine, as ``accelmark train`` and ``run`` do it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.choose import launcher_for
+from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
@@ -38,7 +38,7 @@ class Source:
 def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     run.mkdir()
     directory = RunDirectory(run, plan)
-    found = asyncio.run(Preflight(directory, launcher_for(plan, run), plan.jobs, given).run())
+    found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs, given).run())
     return [problem.what for problem in found if "is busy: load" not in problem.what]
 
 
@@ -46,23 +46,23 @@ def local(**values: object) -> ClusterSpec:
     return ClusterSpec.model_validate(values)
 
 
-def test_a_machine_in_order_has_no_problem(plugins: Path, tmp_path: Path) -> None:
+def test_a_good_machine_has_no_problem(plugins: Path, tmp_path: Path) -> None:
     assert look(make_plan(()), tmp_path / "run") == []
 
 
-def test_data_disk_memory_and_ports_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_data_disk_memory_and_ports_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         hosts = [{"address": "localhost", "service_ports": [port]}]
         spec = local(hosts=hosts, min_disk_mib=10**9, min_memory_mib=10**9)
         found = look(make_plan((), cluster=spec), tmp_path / "run", tmp_path / "data")
-    assert f"port {port} is taken" in found
+    assert f"port {port} is in use" in found
     assert f"the data directory {tmp_path / 'data'} is missing" in found
     assert any(f"are free in {tmp_path / 'run'}, 1000000000 are needed" in what for what in found)
     assert any("MiB of memory are free, 1000000000 are needed" in what for what in found)
 
 
-def test_devices_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_devices_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> None:
     vendor = plugins / "vendors" / "acme"
     text = (vendor / "vendor.yaml").read_text()
     (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")
@@ -77,9 +77,7 @@ def test_devices_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) ->
     ]
 
 
-def test_a_container_engine_that_is_not_there_is_found(
-    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_container_engine_is_reported(plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = local(container={"engine": "podman", "image": "x"})
     assert look(make_plan((), cluster=spec), tmp_path / "run") == ["the container engine podman is not on the PATH"]
@@ -96,14 +94,14 @@ def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, 
         ended, as_json = accelmark(*arguments), accelmark(*arguments, "--json")
     assert (ended.returncode, as_json.returncode) == (1, 1), ended.stdout + ended.stderr
     assert "error: hosts are not ready" in ended.stderr
-    assert f"port {port} is taken" in ended.stderr
+    assert f"port {port} is in use" in ended.stderr
     assert any(
-        f"here: port {port} is taken" in what for what in json.loads(as_json.stdout.splitlines()[-1])["problems"]
+        f"here: port {port} is in use" in what for what in json.loads(as_json.stdout.splitlines()[-1])["problems"]
     )
     assert not run.exists()
 
 
-def test_a_read_only_place_is_told_before_any_host_is_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_a_read_only_directory_is_reported_before_preflight(plugins: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a read-only file system")
     place = tmp_path / "place"

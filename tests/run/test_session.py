@@ -1,4 +1,4 @@
-"""Whole runs on this machine, each coordinator a process of its own: ends, interruption, death and resumption."""
+"""Whole runs on this machine, each coordinator in its own process: ends, interrupts, kills and resumes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_run_of_two_rounds_succeeds_and_leaves_all_its_files(tmp_path: Path) -
     assert "succeeded" in out
 
 
-def test_other_cases_go_on_after_a_failure(tmp_path: Path) -> None:
+def test_other_cases_run_after_a_failure(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=3.0)))
     assert (code, states(run)) == (1, ["failed", "succeeded", "timed_out"])
@@ -93,7 +93,7 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
     assert any("fail_fast" in reason for reason in summary["cases"][1]["reasons"])
 
 
-def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
@@ -106,7 +106,7 @@ def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) ->
     assert left_running(run) == []
 
 
-def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS, "deaf", "grandchild")))
     wait_for(lambda: stepping(run), "a step")
@@ -121,7 +121,7 @@ def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
     assert left_running(run) == []
 
 
-def test_a_killed_coordinator_leaves_its_job_running_and_resume_takes_it_up(tmp_path: Path) -> None:
+def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan(("steps=100",), ()))
     wait_for(lambda: stepping(run), "a step")
@@ -139,7 +139,7 @@ def test_a_job_that_ended_without_a_coordinator_is_not_done_again(tmp_path: Path
     wait_for(lambda: stepping(run), "a step")
     process.kill()
     process.communicate()
-    wait_for(lambda: list(run.glob("*/*/*/exit.json")), "the agent's last word")
+    wait_for(lambda: list(run.glob("*/*/*/exit.json")), "exit.json")
     code, *_ = done(drive("resume", run))
     assert (code, [(status.state, status.attempt) for status in statuses(run)]) == (0, [("succeeded", 1)])
 
@@ -151,7 +151,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
     os.kill(agent_of(run).pid, signal.SIGKILL)
     code, *_ = done(process)
     assert (code, states(run)) == (1, ["lost", "succeeded"])
-    assert "the node agent ended without a last word" in (statuses(run)[0].reason or "")
+    assert "node agent exited without writing exit.json" in (statuses(run)[0].reason or "")
     assert left_running(run) == []
 
     code, out, err = done(drive("resume", run))
@@ -169,24 +169,24 @@ def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
     assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
 
 
-def test_a_resumption_that_hosts_are_not_ready_for_leaves_a_run_that_verifies(tmp_path: Path) -> None:
+def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = ClusterSpec.model_validate({"hosts": [{"address": "localhost", "service_ports": [port]}]})
         done(drive("start", run, plan=make_plan(("raise",), cluster=cluster)))
         code, _, err = done(drive("resume", run, "--failed", "--look"))
-    assert (code, f"port {port} is taken" in err) == (1, True), err
+    assert (code, f"port {port} is in use" in err) == (1, True), err
     assert '"run_resumed"' in (run / "events.jsonl").read_text()
     assert check_manifest(run) == []
 
 
-def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_started_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no Slurm
     cluster = ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": [{"address": "localhost"}]})
     for _ in range(2):
         code, _, err = done(drive("start", tmp_path / "run", "--look", plan=make_plan((), cluster=cluster)))
-        assert (code, err) == (1, "error: Slurm gives no allocation: salloc is not on the PATH\n")
+        assert (code, err) == (1, "error: Slurm granted no allocation: salloc is not on the PATH\n")
         assert not (tmp_path / "run").exists()
 
 
@@ -195,15 +195,15 @@ def test_a_second_run_into_the_same_directory_is_refused(tmp_path: Path) -> None
     first = drive("start", run, plan=make_plan((ENDLESS,)))
     wait_for(lambda: stepping(run), "a step")
     code, _, err = done(drive("start", run, plan=make_plan(())))
-    assert (code, "holds a run already" in err) == (2, True)
+    assert (code, "contains a run" in err) == (2, True)
     code, _, err = done(drive("resume", run))
-    assert (code, "in progress, held by process" in err) == (2, True)
+    assert (code, "in progress, locked by process" in err) == (2, True)
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
     assert done(first)[0] == 130
 
 
-def test_stop_ends_a_run_from_elsewhere(tmp_path: Path) -> None:
+def test_stop_ends_a_run_of_another_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,)))
     wait_for(lambda: stepping(run), "a step")
@@ -225,11 +225,11 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
     assert left_running(run) == []
 
 
-def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_a_run_of_another_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
-    seen = session.standing(run)
+    seen = session.read_status(run)
     assert seen.coordinator == process.pid
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
     (progress,) = seen.progress.values()
@@ -237,24 +237,24 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     assert progress.step >= 1
     process.kill()
     process.communicate()
-    assert session.standing(run).coordinator is None
+    assert session.read_status(run).coordinator is None
     session.stop(run, at_once=True)
 
 
-def test_a_read_only_place_is_named(tmp_path: Path) -> None:
+def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a read-only file system")
     place = tmp_path / "place"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(place)], check=True)
     try:
-        with pytest.raises(RunError, match=r"the file system is read-only: choose another place with --out"):
+        with pytest.raises(RunError, match=r"the file system is read-only: choose another directory with --out"):
             RunDirectory.create(place / "run", make_plan(()))
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_json_lines_tell_the_whole_run(tmp_path: Path) -> None:
+def test_json_lines_report_the_whole_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, _ = done(drive("start", run, "--json", plan=make_plan(("steps=80",))))
     lines = [json.loads(line) for line in out.splitlines()]

@@ -58,7 +58,7 @@ def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
 
 
 def test_a_host_may_stand_only_once() -> None:
-    with pytest.raises(SpecError, match="hosts stand twice: a"):
+    with pytest.raises(SpecError, match="duplicate hosts: a"):
         parse(ClusterSpec, {"hosts": [{"address": "a"}, {"address": "a"}]}, "cluster.yaml")
 
 

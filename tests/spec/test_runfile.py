@@ -29,7 +29,7 @@ def test_a_word_alone_is_a_case_and_a_path_a_cluster() -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"cluster": {"launcher": "ssh", "hosts": [HOST, HOST]}}, "cluster: hosts stand twice: 10.0.0.1, 10.0.0.1:22"),
+        ({"cluster": {"launcher": "ssh", "hosts": [HOST, HOST]}}, "cluster: duplicate hosts: 10.0.0.1"),
         (
             {"cluster": {"hosts": [{"adress": "x", **HOST}]}},
             "cluster.hosts.0.adress: unknown key (did you mean 'address'?)",

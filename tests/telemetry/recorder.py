@@ -25,8 +25,8 @@ echo "1 32C 58W 16MiB 40536MiB 7%"
 VENDOR = """
 name: acme
 title: Acme (made up for tests)
-device_type: cpu
-distributed_backend: gloo
+frameworks:
+  pytorch: {{device_type: cpu, collective_backend: gloo}}
 visible_devices_env: null
 chips: []
 telemetry:

@@ -12,7 +12,7 @@ import pytest
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
-from accelmark.train.rank import run_rank
+from accelmark.train.loop.rank import run_rank
 from tests.train.jobs import Ran, node_dir_of
 
 RunHere = Callable[[JobSpec], Ran]

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
 from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Finished
+from accelmark.spec.framework import LaunchRecord
 from accelmark.spec.job import FolderRef, JobSpec, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
@@ -101,7 +103,9 @@ class Ran:
         return Finished.model_validate({key: item for key, item in last["value"].items() if key != "nonfinite"})
 
     def ranks(self) -> list[RankExit]:
-        return [RankExit.model_validate(item) for item in json.loads((self.node_dir / "ranks.json").read_text())]
+        record = LaunchRecord.model_validate_json((self.node_dir / "ranks.json").read_text())
+        logs = {rank: read_log_end(self.node_dir / f"rank{rank}.out.log") for rank in record.exit_codes}
+        return list(classify_ranks(logs, self.exit_code, record, None))
 
     def log(self, rank: int = 0) -> str:
         return (self.node_dir / f"rank{rank}.out.log").read_text()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.seeds import random_state, restore_random_state, seed_everything
+from accelmark.spec.work import EvaluateJob, TrainJob
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 
@@ -53,7 +54,29 @@ def _call(settings: dict[str, Any]) -> int:
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, run_here: RunHere) -> None:
     run_here(make_job(tmp_path, {**BASE, "checkpoint.keep": 2}))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step000000009", "step000000012"]
+    assert names == ["step000000009", "step000000012", "step000000014"], "the final one in addition to the two"
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here: RunHere, parallelism: str) -> None:
+    trained = run_here(make_job(tmp_path, {**BASE, "checkpoint.every_steps": 5, "parallelism": parallelism}))
+    checkpoints = tmp_path / "checkpoints"
+    job = make_job(tmp_path, {**BASE, "parallelism": parallelism})
+    assert isinstance(job.work, TrainJob)
+    work = EvaluateJob(
+        train=job.work,
+        weights=checkpoints / "step000000014",
+        checkpoint=checkpoints / "step000000010",
+        num_steps=4,
+    )
+    checked = run_here(job.model_copy(update={"work": work}))
+    assert (checked.exit_code, checked.finished().end_reason) == (0, "evaluated"), checked.log()
+    (evaluated,) = checked.values("EVALUATED")
+    assert evaluated["metrics"] == trained.finished().final_metrics
+    (replayed,) = checked.values("REPLAYED")
+    assert replayed["first_step"] == 11
+    assert replayed["losses"] == trained.losses()[10:]
+    assert all(norm > 0 for norm in replayed["update_norms"])
 
 
 def test_resuming_where_nothing_was_saved_starts_anew(tmp_path: Path, run_here: RunHere) -> None:
@@ -65,12 +88,12 @@ def test_half_a_checkpoint_is_never_taken_for_one(tmp_path: Path, run_here: RunH
     run_here(make_job(tmp_path, BASE))
     (tmp_path / "checkpoints" / "step000000099.tmp").mkdir()
     ran = run_here(make_job(tmp_path, BASE, resume=True))
-    assert ran.values("TRAIN_START")[0]["global_steps"] == 12
+    assert ran.values("TRAIN_START")[0]["global_steps"] == 14
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, run_here: RunHere) -> None:
     run_here(make_job(tmp_path, BASE))
-    weights = tmp_path / "checkpoints" / "step000000012" / "weights.pt"
+    weights = tmp_path / "checkpoints" / "step000000014" / "weights.pt"
     weights.write_bytes(weights.read_bytes()[:100])
     ran = run_here(make_job(tmp_path, BASE, resume=True))
     assert ran.exit_code == 1
@@ -79,10 +102,10 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, run_here: RunHere) -> Non
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(tmp_path: Path, run_here: RunHere) -> None:
     run_here(make_job(tmp_path, BASE))
-    record_file = tmp_path / "checkpoints" / "step000000012" / "progress.json"
+    record_file = tmp_path / "checkpoints" / "step000000014" / "progress.json"
     record_file.write_text(json.dumps({**json.loads(record_file.read_text()), "world_size": 4}))
     ran = run_here(make_job(tmp_path, BASE, resume=True))
-    assert "is of world_size 4, this run has 1" in (ran.finished().message or "")
+    assert "has world_size 4, this job 1" in (ran.finished().message or "")
 
 
 def test_a_full_disk_fails_the_run_and_leaves_no_half_checkpoint(

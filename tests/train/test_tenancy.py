@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.in_process import Tenancy
-from accelmark.frameworks.pytorch.platform import Ranks
+from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.events import Evaluation, Event, StepWindow
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest
-from accelmark.train.rank import Carried, carry_out
+from accelmark.train.loop.rank import RankOutcome, run_training
 from tests.train.jobs import make_job
 from tests.train.tiny.pytorch import Case
 
@@ -50,14 +50,14 @@ class Heard:
         return [value for _, value in self.events if isinstance(value, StepWindow)]
 
 
-def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None) -> Carried:
+def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None) -> RankOutcome:
     train = job.work
     assert isinstance(train, TrainJob)
-    tenancy = Tenancy(Case, control)
+    in_process = InProcess(Case, control)
     account = Account(process_start=time.monotonic(), job=train)
-    done = carry_out(
+    done = run_training(
         train,
-        lambda: PyTorchBackend(job, train, Ranks(), heard, tenancy),
+        lambda: PyTorchBackend(job, train, RankPlace(), heard, in_process),
         heard,
         account,
         StopRequest(wanted=False),

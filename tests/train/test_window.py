@@ -7,9 +7,9 @@ import math
 import torch
 
 from accelmark.frameworks.pytorch.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
-from accelmark.train.loop.window import Standing, Window, first_nonfinite
+from accelmark.train.loop.window import Window, WindowPosition, first_nonfinite
 
-STANDING = Standing(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
+STANDING = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)
 
 
 class FakeDevice:

@@ -124,13 +124,13 @@ def test_no_peak_is_a_placeholder_or_larger_than_that_of_a_smaller_type() -> Non
             assert order == sorted(order), (vendor, chip.name, chip.variant)
 
 
-def test_a_vendor_that_cannot_run_says_why_and_claims_no_device_type() -> None:
+def test_only_a_vendor_that_cannot_run_declares_no_framework() -> None:
     unready = {name for name in folders("vendors") if load_vendor(name).cannot_run}
     assert unready == {"zixiao", "hexaflake"}
     for name in folders("vendors"):
         spec = load_vendor(name)
-        assert (spec.device_type == "cpu") == (name == "cpu"), name
-        assert (spec.device_type == "unknown") == (name in unready)
+        assert spec.uses_host_cpu == (name == "cpu"), name
+        assert (not spec.frameworks) == (name in unready)
 
 
 @pytest.mark.parametrize(("memory_gib", "chip"), [(128.0, "Max1550"), (64.0, None), (None, None)])

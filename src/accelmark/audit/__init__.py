@@ -1,1 +1,1 @@
-"""Whether a result was fairly obtained: pure rules over what a run left behind, and one verdict from their findings."""
+"""Audit results: rules over what a run stored, and one verdict from their findings. Imports no framework."""

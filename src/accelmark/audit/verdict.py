@@ -1,12 +1,12 @@
-"""The verdict: every rule's findings on one case, and what follows from them."""
+"""Decide the verdict on a case: VALID, OPEN or INVALID, from the findings of all rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, workload
+from accelmark.audit import inference, outcome, provenance, reevaluation, workload
 from accelmark.audit.evidence import Evidence, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
@@ -17,13 +17,14 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.target_reached,
     outcome.real_data,
     workload.settings,
+    workload.external_trainer,
     workload.model_structure,
     workload.model_computation,
     workload.initial_weights,
     workload.optimizer_type,
     workload.dataset,
     workload.precision,
-    workload.work_done,
+    workload.samples_trained,
     workload.seeds,
     inference.case_contract,
     inference.model_structure,
@@ -36,30 +37,38 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.enough_duration,
     outcome.chip_identity,
     outcome.plausible_utilisation,
-    outcome.in_one_go,
+    outcome.not_resumed,
     provenance.source_tree,
     provenance.case_folder,
-    provenance.loaded_before,
+    provenance.preloaded_code,
     provenance.hooks,
+    reevaluation.reproduced,
 )
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
 
 
-def judge_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_wanted: int) -> CaseVerdict:
-    """Judge the rounds of one key: the one place where a verdict is made. See :class:`results.judgement.Judge`."""
-    return judge(gather_evidence(run_dir, rounds, num_wanted))
+def audit_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> CaseVerdict:
+    """Audit the rounds of one key (directory relative to the run -> result); ``num_planned`` of them were planned."""
+    return verdict_on(gather_evidence(run_dir, rounds, num_planned))
 
 
-def judge(evidence: Evidence) -> CaseVerdict:
-    """Return VALID, OPEN (declared open, or a person has to look at what was changed) or INVALID, with all findings."""
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """Return INVALID with an error among the findings, else OPEN with an open one, else VALID."""
+    severities = {finding.severity for finding in findings}
+    return "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+
+
+def verdict_on(evidence: Evidence) -> CaseVerdict:
+    """Apply all rules. An error makes a case INVALID, an open finding makes it OPEN (a person has to decide)."""
     found = [finding for rule in RULES for finding in rule(evidence)]
     found += [
-        seen.model_copy(update={"round": entry.number}) for entry in evidence.rounds for seen in entry.result.findings
+        finding.model_copy(update={"round": entry.number})
+        for entry in evidence.rounds
+        for finding in entry.result.findings
     ]
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    severities = {finding.severity for finding in found}
-    verdict: Verdict = "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+    verdict = verdict_of(found)
     reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
     return CaseVerdict(
         verdict=verdict, reasons=tuple(reasons), findings=tuple(found), adaptation=provenance.adaptation_cost(evidence)

@@ -1,32 +1,33 @@
-"""Rules about the work that was done: the standard case's model, optimizer, data, precision and settings."""
+"""Rules about the training workload: model, optimizer, data, precision and settings against the standard case."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, breach, finding
-from accelmark.results.schema import Finding
+from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, deviation
+from accelmark.results.schema import Finding, finding
 from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.work import ExternalJob, TrainingWork
 
-MOST_APART: Final = 0.02
-"""Largest relative difference of a vendor's model's outputs: TF32's and other kernels' rounding stay far below it."""
-_WIDE: Final = frozenset({"float32", "float64"})
-_WHOLLY: Final = 10.0
-_SHOWN: Final = 3
-_KINDS: Final = ("adamw", "adamax", "adafactor", "adagrad", "rmsprop", "adam", "lamb", "lars", "lion", "sgd")
+MAX_OUTPUT_DIFFERENCE: Final = 0.02
+"""Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""
+_WIDE_TYPES: Final = frozenset({"float32", "float64"})
+_UNRELATED: Final = 10.0
+"""Relative difference from which a percentage is meaningless."""
+_MAX_LISTED: Final = 3
+_ALGORITHMS: Final = ("adamw", "adamax", "adafactor", "adagrad", "rmsprop", "adam", "lamb", "lars", "lion", "sgd")
 
 
 def optimizer_kind(name: str) -> str:
-    """Return the algorithm behind a class name, so that ``NpuFusedSGD`` and ``SGD`` are one kind."""
+    """Return the algorithm of an optimizer class: ``NpuFusedSGD`` and ``SGD`` are both ``sgd``."""
     lower = name.lower()
-    return next((kind for kind in _KINDS if kind in lower), lower)
+    return next((kind for kind in _ALGORITHMS if kind in lower), lower)
 
 
 def model_structure(evidence: Evidence) -> Iterator[Finding]:
@@ -37,115 +38,113 @@ def model_structure(evidence: Evidence) -> Iterator[Finding]:
             continue
         standard = started.standard_parameter_hash
         if standard is not None and standard != started.parameter_hash:
-            expected = f"{started.standard_num_parameters:,} parameters as the case builds them, hash {standard[:12]}"
+            expected = f"the case's {started.standard_num_parameters:,} parameters, hash {standard[:12]}"
             actual = (
-                f"the hooks left {started.num_parameters:,} parameters with other names, shapes or types, "
+                f"hooks changed names, shapes or types of parameters: {started.num_parameters:,} parameters, "
                 f"hash {started.parameter_hash[:12]}"
             )
-            yield breach("model-structure", expected, actual, entry)
-    yield from _same(evidence, "model-structure", "standard_parameter_hash", "one model in all rounds")
+            yield deviation("model-structure", expected, actual, entry)
+    yield from _same_in_all_rounds(evidence, "standard_parameter_hash")
 
 
 def model_computation(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the modules, those without parameters too, are the case's own and compute what they did.
+    """Check that the modules are the case's own, and that the outputs and the framework's functions are unchanged.
 
-    A replaced module takes a run out of comparison even where it computes the same: whether it does so in training
-    cannot be seen from its outputs in evaluation.
+    A replaced module makes a run OPEN even where its outputs are equal: outputs in evaluation do not show what it
+    computes in training.
     """
     for entry in evidence.rounds:
         started = entry.started
         if started is None:
             continue
-        apart = started.output_difference
+        difference = started.output_difference
         if started.num_replaced_modules:
-            shown = "; ".join(started.replaced_modules[:_SHOWN])
-            more = started.num_replaced_modules - min(_SHOWN, len(started.replaced_modules))
-            actual = f"{started.num_replaced_modules} modules are others: {shown}" + (
-                f" and {more} more" if more else ""
-            )
-            if apart is None:
-                actual += "; what they compute was not compared"
-            yield finding("open", "modules-replaced", "the case's own modules", actual, entry)
-        if apart is not None and apart > MOST_APART:
-            actual = f"of the same samples it computes something {_times(apart)} apart"
-            yield breach("model-outputs", f"what the case's model computes, within {MOST_APART:.0%}", actual, entry)
-        yield from _functions(evidence, entry, started)
-    yield from _same(evidence, "model-structure", "standard_module_hash", "one model in all rounds")
+            listed = _listed(started.replaced_modules, started.num_replaced_modules)
+            actual = f"{started.num_replaced_modules} modules were replaced: {listed}"
+            if difference is None:
+                actual += "; their outputs were not compared"
+            yield finding("open", "modules-replaced", "the case's modules", actual, entry.number)
+        if difference is not None and difference > MAX_OUTPUT_DIFFERENCE:
+            by = "completely" if difference > _UNRELATED else f"by {difference:.1%}"
+            actual = f"the model's outputs differ {by} from those of the case's model for the same samples"
+            yield deviation("model-outputs", f"at most {MAX_OUTPUT_DIFFERENCE:.0%}", actual, entry)
+        yield from _replaced_functions(evidence, entry, started)
+    yield from _same_in_all_rounds(evidence, "standard_module_hash")
 
 
-def _functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> Iterator[Finding]:
-    later = entry.inspected.replaced_functions if entry.inspected is not None else ()
-    replaced = tuple(dict.fromkeys([*started.replaced_functions, *later]))
+def _replaced_functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> Iterator[Finding]:
+    after_training = entry.inspected.replaced_functions if entry.inspected is not None else ()
+    replaced = tuple(dict.fromkeys([*started.replaced_functions, *after_training]))
     if replaced:
-        more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
-        actual = f"the vendor's code replaced {'; '.join(replaced[:_SHOWN])}{more}"
-        yield breach("framework-functions", "PyTorch's own functions and AccelMark's", actual, entry)
+        actual = f"the vendor's code replaced functions: {_listed(replaced, len(replaced))}"
+        yield deviation("framework-functions", "the framework's and AccelMark's functions", actual, entry)
     if started.num_module_functions and entry.job is not None:
-        module, shipped = entry.job.framework_module, evidence.shipped_vendor
-        shown = "; ".join(started.module_functions[:_SHOWN])
-        actual = f"{module} replaced {started.num_module_functions} of PyTorch's functions: {shown}"
-        if shipped is not None and shipped.framework_module == module:
-            yield finding("info", "framework-module", "how this chip joins PyTorch", actual, entry)
+        module = entry.job.framework_module
+        listed = _listed(started.module_functions, started.num_module_functions)
+        actual = f"{module} replaced {started.num_module_functions} of the framework's functions: {listed}"
+        if module is not None and evidence.shipped_module(entry.job.framework) == module:
+            yield finding("info", "framework-module", "", actual, entry.number)
         else:
-            yield breach("framework-functions", "PyTorch's own functions", actual, entry)
+            yield deviation("framework-functions", "the framework's functions", actual, entry)
 
 
-def _times(apart: float) -> str:
-    return "wholly" if apart > _WHOLLY else f"{apart:.1%}"
+def _listed(names: Sequence[str], count: int) -> str:
+    listed = names[:_MAX_LISTED]
+    return "; ".join(listed) + (f" and {count - len(listed)} more" if count > len(listed) else "")
 
 
 def initial_weights(evidence: Evidence) -> Iterator[Finding]:
-    """Check that training began from the weights that the case gave."""
+    """Check that training started from the weights of the case."""
     for entry in evidence.rounds:
         started = entry.started
         if started is None or started.checkpoint_hash is None or started.trained_checkpoint_hash is None:
             continue
         if started.checkpoint_hash != started.trained_checkpoint_hash:
-            actual = f"the hooks changed the weights to hash {started.trained_checkpoint_hash[:12]}"
-            yield breach("initial-weights", f"hash {started.checkpoint_hash[:12]}", actual, entry)
+            actual = f"hooks changed the initial weights: hash {started.trained_checkpoint_hash[:12]}"
+            yield deviation("initial-weights", f"hash {started.checkpoint_hash[:12]}", actual, entry)
 
 
 def optimizer_type(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the optimizer is of the kind that the case uses, with its numbers."""
+    """Check that the optimizer has the case's algorithm and hyperparameters."""
     for entry in evidence.rounds:
         started = entry.started
         if started is None or started.standard_optimizer_class is None:
             continue
         standard, actual = started.standard_optimizer_class, started.optimizer_class
         if optimizer_kind(standard) != optimizer_kind(actual):
-            yield breach("optimizer-type", standard, f"the optimizer is {actual}", entry)
+            yield deviation("optimizer-type", standard, f"the optimizer is {actual}", entry)
         elif standard != actual:
-            yield finding("warning", "optimizer-type", standard, f"another implementation, {actual}", entry)
+            what = f"another implementation of the optimizer: {actual}"
+            yield finding("warning", "optimizer-type", standard, what, entry.number)
         if started.optimizer_changes:
-            actual = f"the optimizer has other numbers: {'; '.join(started.optimizer_changes)}"
-            yield breach("optimizer-numbers", "those of the settings", actual, entry)
+            what = f"hyperparameters of the optimizer were changed: {'; '.join(started.optimizer_changes)}"
+            yield deviation("optimizer-numbers", "those of the settings", what, entry)
 
 
 def dataset(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the data was what the case declares, and the same in all rounds."""
-    seen: dict[str, str] = {}
-    for entry in evidence.good:
+    """Check that the data has the case's fingerprint, and is the same in all rounds."""
+    first: dict[str, str] = {}
+    for entry in evidence.succeeded:
         if entry.job is None or not entry.job.data_dirs:
             continue
         if entry.data is None:
-            yield finding("error", "dataset", "a record of the data (data.json)", "there is none", entry)
+            yield finding("error", "dataset", "", "data.json is missing: the data was not recorded", entry.number)
             continue
         for name in entry.job.data_dirs:
             record = entry.data.get(name)
             if record is None:
-                yield finding("error", "dataset", f"a record of {name}", "data.json does not name it", entry)
+                yield finding("error", "dataset", "", f"data.json does not list {name}", entry.number)
                 continue
             declared = _declared(evidence.standard, name) or record.declared
             if declared is not None and record.fingerprint != declared:
                 actual = f"{name} has fingerprint {record.fingerprint[:12]}"
-                yield breach("dataset", f"fingerprint {declared[:12]}", actual, entry)
-            if seen.setdefault(name, record.fingerprint) != record.fingerprint:
-                actual = f"{name} differs from that of an earlier round"
-                yield finding("error", "dataset", "the same data in all rounds", actual, entry)
+                yield deviation("dataset", declared[:12], actual, entry)
+            if first.setdefault(name, record.fingerprint) != record.fingerprint:
+                yield finding("error", "dataset", "", f"{name} differs from an earlier round", entry.number)
 
 
 def _declared(standard: Standard | None, name: str) -> str | None:
-    """Return the fingerprint that the case states in its own files, where it does."""
+    """Return the fingerprint that the case states for a data set, if any."""
     if standard is None:
         return None
     for entry in standard.spec.data:
@@ -155,96 +154,110 @@ def _declared(standard: Standard | None, name: str) -> str | None:
 
 
 def precision(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the forward pass computed in the precision that was declared."""
+    """Check that the forward pass computed in the declared precision."""
     for entry in evidence.rounds:
         started = entry.started
         if started is None or entry.job is None or not isinstance(entry.job.work, TrainingWork):
             continue
         declared = entry.job.work.settings.precision
         if started.precision != declared:
-            actual = f"it computed in {started.precision}, which the device has instead"
-            yield finding("warning", "precision", declared, actual, entry)
+            actual = f"the device does not support it: trained in {started.precision}"
+            yield finding("warning", "precision", declared, actual, entry.number)
         computed = started.compute_type.split("+") if started.compute_type is not None else None
         if computed is not None and TYPE_OF_PRECISION[started.precision] not in computed:
             actual = f"the forward pass computed in {started.compute_type}"
-            yield breach("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
+            yield deviation("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
             continue
         found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
-        wanted = TYPE_OF_PRECISION[started.precision]
-        # Layers that a case keeps in a wider type cost the vendor time, and change nothing.
-        if found and (wanted not in found or found - _WIDE - {wanted}):
-            actual = f"in the steps that were looked at, the model's layers computed in {', '.join(sorted(found))}"
-            yield breach("precision", f"{declared} ({wanted})", actual, entry)
+        required = TYPE_OF_PRECISION[started.precision]
+        # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
+        if found and (required not in found or found - _WIDE_TYPES - {required}):
+            actual = f"in the inspected steps, layers computed in {', '.join(sorted(found))}"
+            yield deviation("precision", f"{declared} ({required})", actual, entry)
 
 
-def work_done(evidence: Evidence) -> Iterator[Finding]:
-    """Check that each step passed as many samples through the model as it is credited with, by a vendor's code too."""
-    for entry in evidence.good:
-        started, seen = entry.started, entry.inspected
+def samples_trained(evidence: Evidence) -> Iterator[Finding]:
+    """Check that each inspected step passed as many samples through the model as it reported."""
+    for entry in evidence.succeeded:
+        started, inspected = entry.started, entry.inspected
         if started is None:
             continue
         if (
-            seen is not None
-            and (seen.samples_seen or 0) < (seen.samples_credited or 0)
-            and seen.samples_seen is not None
+            inspected is not None
+            and inspected.samples_seen is not None
+            and inspected.samples_seen < (inspected.samples_credited or 0)
         ):
-            actual = f"{seen.samples_seen} went through the model in a step that was looked at"
-            yield breach("samples-trained", f"{seen.samples_credited} samples a step and rank", actual, entry)
+            actual = f"{inspected.samples_seen} samples passed through the model in an inspected step"
+            yield deviation("samples-trained", f"{inspected.samples_credited} per step and rank", actual, entry)
             continue
-        own = sorted({"train_step", "backward"} & set(started.hooks))
-        why = "the ranks told nothing of their steps" if seen is None else seen.samples_reason or seen.compute_reason
-        if own and why is not None:
-            actual = f"{' and '.join(own)} of the vendor's own, and what they do could not be counted: {why}"
-            yield finding("open", "samples-trained", "steps whose samples and types can be seen", actual, entry)
+        replaced = sorted({"train_step", "backward"} & set(started.hooks))
+        reason = (
+            "the ranks did not report it" if inspected is None else inspected.samples_reason or inspected.compute_reason
+        )
+        if replaced and reason is not None:
+            actual = f"the vendor replaced {' and '.join(replaced)}, and their samples could not be counted: {reason}"
+            yield finding("open", "samples-trained", "", actual, entry.number)
 
 
 def seeds(evidence: Evidence) -> Iterator[Finding]:
-    """Check that no two rounds began from one seed, or with the same losses."""
-    seen: dict[int, int] = {}
-    curves: dict[tuple[Any, ...], int] = {}
-    for entry in evidence.good:
+    """Check that no two rounds have the same seed or the same losses."""
+    first_seeds: dict[int, int] = {}
+    first_losses: dict[tuple[Any, ...], int] = {}
+    for entry in evidence.succeeded:
         if entry.started is not None:
-            earlier = seen.setdefault(entry.started.seed, entry.number)
+            earlier = first_seeds.setdefault(entry.started.seed, entry.number)
             if earlier != entry.number:
-                yield finding("error", "seeds", "a new seed each round", f"the seed of round {earlier} again", entry)
+                actual = f"the seed is that of round {earlier}"
+                yield finding("error", "seeds", "a new seed in each round", actual, entry.number)
         losses = tuple(point.value for point in entry.result.curves.get("loss", ()))
         if len(losses) > 1 and entry.started is not None and entry.started.checkpoint_hash is not None:
-            first = curves.setdefault((entry.started.checkpoint_hash, losses), entry.number)
-            if first != entry.number:
-                actual = f"the weights and every loss of round {first} again"
-                yield finding("error", "seeds", "rounds that differ", actual, entry)
+            earlier = first_losses.setdefault((entry.started.checkpoint_hash, losses), entry.number)
+            if earlier != entry.number:
+                actual = f"initial weights and all losses equal those of round {earlier}"
+                yield finding("error", "seeds", "different rounds", actual, entry.number)
+
+
+def external_trainer(evidence: Evidence) -> Iterator[Finding]:
+    """Check whether AccelMark evaluated the weights of an external trainer again; without that a result is OPEN."""
+    for entry in evidence.rounds:
+        work = entry.job.work if entry.job is not None else None
+        again = entry.reevaluation is not None and entry.reevaluation.metrics is not None
+        if isinstance(work, ExternalJob) and not again:
+            actual = f"trained by {work.trainer.title}; its weights were not evaluated again"
+            yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual, entry.number)
 
 
 def settings(evidence: Evidence) -> Iterator[Finding]:
-    """Check that what the case fixes is as it says, its target too."""
+    """Check that the settings and the target that the case fixes are unchanged."""
     standard = evidence.standard
     for entry in evidence.rounds:
         forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
         if entry.is_open:
-            changed = f": {', '.join(forced)}" if forced else ""
-            yield finding(
-                "open", "declared-open", "a run under the case's rules", f"the run was declared open{changed}", entry
-            )
+            names = ", ".join(f"`{name}`" for name in forced)
+            verb = "was" if len(forced) == 1 else "were"
+            what = f"{names} {verb} overridden with --open" if forced else "started with --open"
+            yield finding("open", "declared-open", "", f"{what}; not a closed result", entry.number)
         elif forced:
-            yield breach("settings-fixed", "only mutable settings changed", f"changed: {', '.join(forced)}", entry)
-        if standard is not None and standard.spec.train is not None and entry.job is not None:
+            yield deviation(
+                "settings-fixed", "changes of mutable settings only", f"changed: {', '.join(forced)}", entry
+            )
+        if standard is not None and standard.spec.train is not None:
             yield from _against_case(entry, standard.spec.train)
     if evidence.rounds and standard is None:
-        key = evidence.rounds[0].result
-        actual = f"this machine has no case {key.key.model!r} of version {key.case_version}: not compared"
-        yield finding("warning", "case-known", "the case, to compare the run with", actual)
+        result = evidence.rounds[0].result
+        actual = f"not compared with its case: this machine has no case {result.key.model!r} of version "
+        yield finding("warning", "case-known", "", f"{actual}{result.case_version}")
 
 
 def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding]:
     train = entry.job.work if entry.job is not None else None
     if not isinstance(train, TrainingWork):
         return
-    if train.target != case.target:
-        yield finding("error", "target", f"{case.target}", f"the job had {train.target}", entry)
-    if train.reference_loss != case.reference_loss:
-        yield finding("error", "target", "the reference loss of the case", "the job had another", entry)
-    if train.min_repeats != case.min_repeats:
-        yield finding("error", "target", f"{case.min_repeats} rounds", f"the job wanted {train.min_repeats}", entry)
+    for name in ("target", "reference_loss", "min_repeats"):
+        expected, actual = getattr(case, name), getattr(train, name)
+        if expected != actual:
+            change = "" if name == "reference_loss" else f" from {expected} to {actual}"
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}", entry.number)
     try:
         fixed = flatten(TrainSettings.model_validate(case.settings).model_dump(mode="json"))
     except ValidationError:
@@ -258,10 +271,10 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding
         if value != standard and not may_change(name, case.mutable) and name not in forced:
             changed.append(f"{name} is {value} instead of {standard}")
     if changed:
-        yield breach("settings-fixed", "what case.yaml fixes", "; ".join(changed), entry)
+        yield deviation("settings-fixed", "the settings of case.yaml", "; ".join(changed), entry)
 
 
-def _same(evidence: Evidence, rule: str, field: str, expected: str) -> Iterator[Finding]:
-    values = {getattr(entry.started, field) for entry in evidence.rounds if entry.started is not None}
-    if len(values - {None}) > 1:
-        yield finding("error", rule, expected, f"{len(values - {None})} different ones")
+def _same_in_all_rounds(evidence: Evidence, field: str) -> Iterator[Finding]:
+    hashes = {getattr(entry.started, field) for entry in evidence.rounds if entry.started is not None} - {None}
+    if len(hashes) > 1:
+        yield finding("error", "model-structure", "one model in all rounds", f"{len(hashes)} different models")

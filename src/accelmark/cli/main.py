@@ -1,4 +1,4 @@
-"""The application: its verbs, and how an error becomes a sentence and an exit code."""
+"""The command-line application: verbs, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from accelmark.cli.cases import cases
 from accelmark.cli.check import app as check
 from accelmark.cli.compare import compare
 from accelmark.cli.doctor import doctor
+from accelmark.cli.evaluate import evaluate
 from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
 from accelmark.cli.infer import infer
@@ -26,18 +27,18 @@ from accelmark.cli.report import report
 from accelmark.cli.results import results
 from accelmark.cli.resume import resume
 from accelmark.cli.run import run
-from accelmark.cli.serve import serve
 from accelmark.cli.status import status
 from accelmark.cli.stop import stop
 from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
 from accelmark.cli.verify import verify
+from accelmark.cli.view import serve_renamed, view
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
     name="accelmark",
-    help="Put an AI chip and its whole software stack on the bench.",
+    help="Benchmark AI chips with their software stack.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -46,12 +47,14 @@ app = typer.Typer(
 _VERBS: Final = (
     *(train, infer, probe, run),
     *(resume, status, stop),
-    *(report, compare, results, serve, verify, bundle, export),
+    *(report, compare, results, view, verify, evaluate, bundle, export),
     *(cases, vendors, doctor, monitor),
 )
 for _verb in _VERBS:
     app.command()(_verb)
 app.command(name="import")(import_files)
+_ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
+app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
 app.add_typer(new, name="new")
 app.add_typer(check, name="check")
@@ -69,11 +72,11 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Put an AI chip and its whole software stack on the bench."""
+    """Benchmark AI chips with their software stack."""
 
 
 def main() -> None:
-    """Run the command line; an :class:`AccelmarkError` ends it with the error's own exit code."""
+    """Run the command line; an :class:`AccelmarkError` sets the exit code."""
     try:
         app()
     except AccelmarkError as error:
@@ -81,7 +84,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
-    except BrokenPipeError:  # the reader of our output is gone (``accelmark … | head``)
+    except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

@@ -1,7 +1,7 @@
-"""Gets named data and weights onto the machine, and proves that they are the right ones."""
+"""Fetch data sets and weights, verify them by hash, and cache them."""
 
 from accelmark.datasets.cache import CACHE_VARIABLE, cache_directory
-from accelmark.datasets.ensure import ensure, place_of
+from accelmark.datasets.ensure import ensure, locate
 from accelmark.datasets.progress import Progress
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart, dataset_specs, load_dataset_specs
 from accelmark.datasets.verify import fingerprint, verify
@@ -17,6 +17,6 @@ __all__ = [
     "ensure",
     "fingerprint",
     "load_dataset_specs",
-    "place_of",
+    "locate",
     "verify",
 ]

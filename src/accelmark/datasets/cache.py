@@ -1,4 +1,4 @@
-"""Where fetched data is kept, and how processes that want the same data keep out of each other's way."""
+"""The cache of fetched data, shared by processes through a lock per data set."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
     if variables.get(CACHE_VARIABLE):
         return Path(variables[CACHE_VARIABLE]).expanduser().absolute()
     base = variables.get("XDG_CACHE_HOME")
-    # The XDG specification: a relative path in the variable is to be ignored.
+    # The XDG specification: ignore a relative path in the variable.
     home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return home / "accelmark"
 
 
-def cached_place(spec: DatasetSpec) -> Path:
-    """Return the directory in the cache that holds ``spec`` once it was fetched; its name tells the content."""
+def cached_path(spec: DatasetSpec) -> Path:
+    """Return the directory of ``spec`` in the cache, named by its fingerprint."""
     return cache_directory() / "datasets" / f"{spec.name}-{spec.fingerprint[:12]}"
 
 
 @contextmanager
-def locked(place: Path, progress: Progress | None) -> Iterator[None]:
-    """Hold the lock of ``place`` (a file beside it), waiting for a process that holds it now.
+def locked(path: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold the lock file of ``path``, after waiting for a process that holds it.
 
-    The lock ends with the process, however that ends.
+    The lock ends with the process.
 
     Raises:
-        DataError: the other process did not end within an hour.
+        DataError: the other process held it for an hour.
     """
-    with place.with_name(f"{place.name}.lock").open("ab") as stream:
+    with path.with_name(f"{path.name}.lock").open("ab") as stream:
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
@@ -56,20 +56,20 @@ def locked(place: Path, progress: Progress | None) -> Iterator[None]:
                     what = f"another process has held {stream.name} for an hour"
                     raise DataError(f"{what}; end it and try again") from None
                 if progress is not None:
-                    progress(f"waiting for another process that fetches {place.name}", 0, None)
+                    progress(f"waiting for another process that fetches {path.name}", 0, None)
                 time.sleep(INTERVAL_S)
         yield
 
 
 @contextmanager
-def beside(place: Path) -> Iterator[Path]:
-    """Give an empty directory next to ``place`` that is gone afterwards, whatever happened; hold the lock meanwhile.
+def temporary_directory(path: Path) -> Iterator[Path]:
+    """Create an empty directory next to ``path`` and remove it afterwards; hold the lock of ``path`` meanwhile.
 
-    What a killed process left is removed first.
+    Directories of killed processes are removed first.
     """
-    for left in place.parent.glob(f".{place.name}.*{_PART}"):
+    for left in path.parent.glob(f".{path.name}.*{_PART}"):
         shutil.rmtree(left)
-    part = place.with_name(f".{place.name}.{os.getpid()}{_PART}")
+    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     part.mkdir()
     try:
         yield part
@@ -77,8 +77,8 @@ def beside(place: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def put_in_place(made: Path, place: Path) -> None:
-    """Move the directory ``made`` to ``place`` in one step; what was there goes into the directory around ``made``."""
-    if place.exists():
-        place.rename(made.with_name(f"{made.name}-replaced"))
-    made.rename(place)
+def install(fetched: Path, path: Path) -> None:
+    """Rename ``fetched`` to ``path``; a directory that exists there is moved next to ``fetched`` first."""
+    if path.exists():
+        path.rename(fetched.with_name(f"{fetched.name}-replaced"))
+    fetched.rename(path)

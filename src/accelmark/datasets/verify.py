@@ -1,4 +1,4 @@
-"""Proof that a directory holds the right data: exact files by SHA-256, trees by their layout."""
+"""Verify that a directory contains a data set: files by SHA-256, trees by their layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from accelmark.datasets.progress import Meter, Progress
+from accelmark.datasets.progress import Progress, ProgressMeter
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
 
@@ -19,13 +19,13 @@ _SHOWN: Final = 8
 def verify(
     spec: DatasetSpec, path: Path, *, allow_subset: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """Return everything that is wrong with ``path`` as a place of ``spec``; an empty list means it is right.
+    """Return every difference between ``path`` and ``spec``; an empty list if there is none.
 
     Args:
-        spec: what has to be there.
-        path: the directory to look at.
-        allow_subset: take a tree with fewer classes or files than the full set.
-        progress: told of the bytes hashed.
+        spec: the data set.
+        path: the directory to verify.
+        allow_subset: accept a tree with fewer classes or files than the full set.
+        progress: called while hashing.
     """
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
@@ -40,15 +40,14 @@ def verify(
     missing = [file for file in spec.files if not (path / file.path).is_file()]
     if missing:
         return [_layout_problem(spec, path, missing)]
-    meter = Meter(f"checking {spec.name}", spec.bytes, progress)
+    meter = ProgressMeter(f"checking {spec.name}", spec.bytes, progress)
     return [problem for file in spec.files for problem in _file_problems(spec, path, file, meter)]
 
 
 def fingerprint(spec: DatasetSpec, path: Path) -> str:
-    """SHA-256 over the sorted (path, sha256) of what is found in ``path``.
+    """Return the SHA-256 over the sorted (path, sha256) of the files in ``path``.
 
-    Equal to ``spec.fingerprint`` for the exact files. Of a tree, which may hold a million files, sizes stand in for
-    the hashes.
+    Equal to ``spec.fingerprint`` for exact files. Of a tree, which may have a million files, sizes replace hashes.
 
     Raises:
         OSError: a file cannot be read.
@@ -60,8 +59,8 @@ def fingerprint(spec: DatasetSpec, path: Path) -> str:
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
 
 
-def file_sha256(path: Path, meter: Meter | None = None) -> str:
-    """SHA-256 of a file's content, in hexadecimal digits."""
+def file_sha256(path: Path, meter: ProgressMeter | None = None) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -71,7 +70,7 @@ def file_sha256(path: Path, meter: Meter | None = None) -> str:
     return digest.hexdigest()
 
 
-def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: Meter) -> Iterator[Problem]:
+def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: ProgressMeter) -> Iterator[Problem]:
     place = path / file.path
     try:
         size = place.stat().st_size
@@ -86,25 +85,25 @@ def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: Meter) 
 
 def _layout_problem(spec: DatasetSpec, path: Path, missing: list[FileSpec]) -> Problem:
     expected, lacking = (_some([file.path for file in files]) for files in (spec.files, missing))
-    what = f"holds not all of {spec.name}: expected {expected}; {_listing(path)}; missing {lacking}"
+    what = f"lacks files of {spec.name}: expected {expected}; {_listing(path)}; missing {lacking}"
     return Problem(str(path), "", what, _remedy(spec, path))
 
 
 def _remedy(spec: DatasetSpec, place: Path) -> str:
     if spec.how_to_get:
         return spec.how_to_get
-    return f"replace {place.name}, or name no directory to have it fetched" if spec.sources else "get it again"
+    return f"replace {place.name}, or give no directory so that it is fetched" if spec.sources else "get it again"
 
 
 def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[Problem]:
     place = path / part.path
     expected = f"expected {part.describe()}"
     if not place.is_dir():
-        yield Problem(str(path), part.path, f"{expected}; {_listing(path)}", "name the directory that holds it")
+        yield Problem(str(path), part.path, f"{expected}; {_listing(path)}", "give the directory that contains it")
         return
     names = [name for name, _ in _tree_files(part, path)]
     if not names:
-        yield Problem(str(place), "", f"{expected}; {_listing(place)}, and no such file in it")
+        yield Problem(str(place), "", f"{expected}; {_listing(place)}, no such file")
         return
     if part.by_class:
         filled = {name.split("/")[-2] for name in names}

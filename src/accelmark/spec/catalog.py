@@ -1,4 +1,4 @@
-"""Find cases, vendors and frameworks: in this tree, in installed packages, and in directories of ACCELMARK_PLUGINS."""
+"""Find plug-ins (cases, vendors, frameworks, ...): here, in installed packages, and in ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -21,24 +21,39 @@ from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.trainer import TrainerSpec
+from accelmark.spec.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors", "frameworks"]
-KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
+"""Kinds of plug-ins that jobs need on their hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) with ``cases/``, ``vendors/`` and ``frameworks/`` folders of their own."""
+"""Directories (separated as in ``PATH``) with a folder for each kind (``cases/``, ``trainers/``, ...)."""
 
-_ROOT: Final = Path(__file__).parents[1]
-_FILE: Final = {"cases": "case.yaml", "vendors": "vendor.yaml", "frameworks": "framework.yaml"}
+_PACKAGE: Final = {
+    "cases": "accelmark.cases",
+    "vendors": "accelmark.vendors",
+    "frameworks": "accelmark.frameworks",
+    "launchers": "accelmark.run.launchers",
+    "trainers": "accelmark.train.external.trainers",
+}
+_FILE: Final = {
+    "cases": "case.yaml",
+    "vendors": "vendor.yaml",
+    "frameworks": "framework.yaml",
+    "launchers": "launcher.yaml",
+    "trainers": "trainer.yaml",
+}
+_SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that are not part of a case, a vendor, a framework or AccelMark."""
+"""Folders that belong to no plug-in and not to AccelMark."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The folder of a case, vendor or framework, and where it was found."""
+    """The folder of a plug-in, and where it was found."""
 
     name: str
     path: Path
@@ -111,7 +126,8 @@ def look_again() -> None:
 
 
 def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
-    yield from _below(_ROOT / kind, kind, f"accelmark.{kind}", "accelmark")
+    package = _PACKAGE[kind]
+    yield from _below(_SOURCE.joinpath(*package.split(".")), kind, package, "accelmark")
     for entry in entry_points(group=f"accelmark.{kind}"):
         origin = entry.dist.name if entry.dist else "an installed package"
         spec = importlib.util.find_spec(entry.module)
@@ -130,10 +146,12 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
     for path in sorted(directory.iterdir()):
         if (path / _FILE[kind]).is_file():
             yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
+        elif kind == "trainers" and path.suffix == ".yaml":
+            yield Folder(path.stem, path, None, origin)
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one case, vendor or framework.
+    """Return the folder of one plug-in.
 
     Raises:
         RequestError: there is none; the nearest name is suggested.
@@ -158,6 +176,28 @@ def load_vendor(name: str) -> VendorSpec:
 def load_framework(name: str) -> FrameworkSpec:
     """Read and check ``framework.yaml`` of one framework."""
     return _load_framework(find("frameworks", name).path / _FILE["frameworks"])
+
+
+def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
+    """Return the vendor's device as ``framework`` knows it: by ``vendor.yaml``, else by ``framework.yaml``.
+
+    Raises:
+        RequestError: there is no such framework, or neither file declares the device.
+    """
+    device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
+    if device is None:
+        declared = ", ".join(vendor.frameworks) or "none"
+        raise RequestError(
+            f"vendor {vendor.name} declares no device for framework {framework!r} (declared: {declared}); "
+            f"add frameworks.{framework} to its vendor.yaml"
+        )
+    return device
+
+
+def load_trainer(name: str) -> TrainerSpec:
+    """Read and check the YAML file of one external trainer: ``<name>.yaml``, or ``<name>/trainer.yaml``."""
+    path = find("trainers", name).path
+    return _load_trainer(path if path.is_file() else path / _FILE["trainers"], name)
 
 
 def load_launch(name: str) -> FrameworkLaunch:
@@ -219,6 +259,14 @@ def _load_vendor(path: Path) -> VendorSpec:
 def _load_framework(path: Path) -> FrameworkSpec:
     spec = parse(FrameworkSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_trainer(path: Path, name: str) -> TrainerSpec:
+    spec = parse(TrainerSpec, read_yaml(path), str(path))
+    if spec.name != name:
+        raise SpecError([Problem(str(path), "name", f"is {spec.name!r}, but the file or folder is {name!r}")])
     return spec
 
 

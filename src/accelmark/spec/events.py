@@ -42,29 +42,40 @@ class Event(StrEnum):
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
     INSPECTED = "INSPECTED"
+    COMPILED = "COMPILED"
+    EVALUATED = "EVALUATED"
+    REPLAYED = "REPLAYED"
     SCENARIO = "SCENARIO"
+    HEARTBEAT = "HEARTBEAT"
     WARNING = "WARNING"
     ERROR = "ERROR"
 
 
 class StepWindow(Spec):
-    """The value of ``STEP_END``: one window of optimizer steps, figures per step in arrays of equal length."""
+    """The value of ``STEP_END``: one window of optimizer steps, figures per step in arrays."""
 
     global_steps: int
     """Optimizer steps done when the window closed."""
+    num_steps: int | None = None
+    """Optimizer steps in the window; null: as many as ``losses`` has entries."""
     epoch: int
     num_trained_samples: int
     """Samples over all ranks when the window closed."""
-    learning_rate: float
+    learning_rate: float | None
     loss: float | None
     """Mean loss of the window's last step on this rank; null where it is not finite."""
     losses: tuple[float | None, ...]
+    """Of the window's last steps; an external trainer may print fewer than it takes."""
     step_ms: tuple[float, ...]
-    """Computation of each step: device events where the device has them, else the monotonic clock."""
+    """Computation of each step, by device events or the monotonic clock; empty where the framework times windows only.
+    """
     data_wait_ms: tuple[float, ...]
     """Waiting for each step's batches."""
     wall_ms: float
     """From the window's opening to its closing, evaluation left out."""
+    span_ms: float | None = None
+    """From the start of the window's first step to the end of its last, by the clock of ``step_ms``: gaps between steps
+    included. Unlike ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
 
 
 class Evaluation(Spec):
@@ -83,7 +94,7 @@ class Evaluation(Spec):
 
 EndReason = Literal[
     "target", "max_epochs", "max_steps", "max_samples", "max_duration", "early_stop", "nonfinite_loss",
-    "out_of_memory", "cancelled", "error",
+    "out_of_memory", "cancelled", "error", "evaluated",
 ]  # fmt: skip
 """``early_stop``: ended by the judge of a process that carries out many jobs; never by a job's own settings."""
 
@@ -115,7 +126,7 @@ class Finished(Spec):
     peak_device_memory_mib: float | None
     num_parameters: int
     flops_per_sample: float | None
-    """Forward and backward, counted on the real model by ``torch.utils.flop_counter``."""
+    """Forward and backward, counted by the framework on the real model."""
     flops_per_sample_formula: float | None
     """The same by the case's own formula, as a check."""
     core_wait_s: float | None = None
@@ -150,10 +161,10 @@ class Started(Spec):
     """Modules of another class or with other settings than the case's (``act: ReLU -> Identity``), the first few."""
     num_replaced_modules: int = 0
     replaced_functions: tuple[str, ...] = ()
-    """Functions of PyTorch's own and of AccelMark's training that the vendor's code replaced, each with where the new
-    one stands: in their module, their class, or on the object itself."""
+    """Functions of the framework and of AccelMark's training that the vendor's code replaced in their module or class,
+    or on an object; each with the place of the replacement."""
     module_functions: tuple[str, ...] = ()
-    """PyTorch's functions that ``framework_module`` replaced when it was imported, the first few."""
+    """Functions of the framework that ``framework_module`` replaced when it was imported, the first few."""
     num_module_functions: int = 0
     output_difference: float | None = None
     """Largest relative difference between what the vendor's model and the case's compute of the same made-up samples;
@@ -197,3 +208,33 @@ class Inspected(Spec):
     """Types of what the layers of matrix work gave in those steps."""
     compute_reason: str | None = None
     """Why none was seen."""
+
+
+class Evaluated(Spec):
+    """The value of ``EVALUATED``: the metrics of given weights, by the case's own code without hooks of a vendor."""
+
+    weights: str
+    """Name of the checkpoint whose weights were evaluated."""
+    metrics: dict[str, float | None]
+    duration_s: float
+
+
+class Replayed(Spec):
+    """The value of ``REPLAYED``: optimizer steps repeated from a checkpoint without hooks of a vendor."""
+
+    checkpoint: str
+    first_step: int
+    """Number of the first step that was replayed, from 1."""
+    losses: tuple[float | None, ...]
+    """Loss of each step on this rank."""
+    update_norms: tuple[float | None, ...]
+    """Euclidean norm of each step's change of all trainable parameters; of this rank's shards where sharded."""
+
+
+class Compiled(Spec):
+    """The value of ``COMPILED``: what the framework's compiler made of the model."""
+
+    graphs: int
+    """Graphs that were compiled; blocks of the same structure share one."""
+    graph_breaks: int
+    """Places where compiled code returns to the interpreter."""

@@ -15,9 +15,7 @@ SOURCE_FILE: Final = "source.json"
 ADAPTATION_FILE: Final = "adaptation.json"
 """In the directory of a round on one host: an :class:`AdaptationRecord`."""
 COORDINATOR_LOG: Final = "coordinator.log"
-"""In the run's directory: what libraries of the coordinator log, the end of the last connection too."""
-ALLOCATION_FILE: Final = "slurm.job"
-"""In the run's directory while the run holds an allocation that it asked Slurm for: its number."""
+"""In the run's directory: the log of the coordinator's libraries, asyncssh's above all."""
 
 
 class DataRecord(Spec):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, final
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Final, Literal, Protocol, Self, final
 
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""
@@ -16,6 +19,22 @@ LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
 """Module of a framework's folder that trains; imported by ranks only."""
+
+
+class RefusedSettings(Spec):
+    """Training settings that do not work together in a framework."""
+
+    when: dict[str, Scalar] = Field(min_length=1)
+    """Dotted setting -> value; all have to match."""
+    unless: dict[str, Scalar] = Field(default_factory=dict)
+    """Dotted setting -> value; one that matches lifts the refusal."""
+    reason: str
+    """What goes wrong, and what to set instead."""
+
+    def applies(self, value_of: Callable[[str], object]) -> bool:
+        """Whether settings with these values are refused."""
+        matches = all(value_of(key) == value for key, value in self.when.items())
+        return matches and not any(value_of(key) == value for key, value in self.unless.items())
 
 
 class FrameworkSpec(Spec):
@@ -36,6 +55,8 @@ class FrameworkSpec(Spec):
     """Whether one process drives one device, or all devices of its host."""
     timing: Literal["step", "window"]
     """Whether the end of a step can be marked on the device, or only the end of a window of steps."""
+    devices: dict[str, FrameworkDevice] = Field(default_factory=dict)
+    """Vendor -> device, for vendors whose ``vendor.yaml`` does not list this framework."""
     reserved_variables: tuple[str, ...] = ()
     """Variables set by the launch, which a vendor's script may not change."""
     reported_variables: tuple[str, ...] = ()
@@ -43,18 +64,14 @@ class FrameworkSpec(Spec):
     caches: dict[str, str] = Field(default_factory=dict)
     """Variable -> subdirectory of the node directory in which the framework keeps what it compiles. Each round starts
     with empty caches; a variable that is set already is left alone."""
+    refused_settings: tuple[RefusedSettings, ...] = ()
+    """Combinations of settings that are refused when a run is planned."""
     requires: tuple[str, ...] = ()
     """Requirements to install the framework for AccelMark (``accelmark[torch]``)."""
 
     def ranks_per_host(self, num_devices: int) -> int:
         """Return the number of ranks on a host where a job uses ``num_devices`` devices."""
         return num_devices if self.processes == "device" else 1
-
-    def window_reason(self) -> str | None:
-        """Return why figures of single steps are missing; None where they are measured."""
-        if self.timing == "step":
-            return None
-        return f"{self.title} cannot mark the end of a single step on the device: only windows of steps are timed"
 
 
 class Server(Spec):
@@ -114,11 +131,22 @@ class DeviceSupport:
     reason: str
 
 
+class LaunchRecord(Spec):
+    """``ranks.json``: what a launch of several ranks saw of their ends."""
+
+    exit_codes: dict[int, int | None]
+    """Global rank -> exit code, negative for a signal; null where the launch did not see one."""
+    signal: str | None = None
+    """Signal that made the launch end its ranks (``SIGTERM``)."""
+    problem: str | None = None
+    """Why the ranks could not be started."""
+
+
 class FrameworkLaunch(Protocol):
     """The module ``launch.py`` of a framework's folder.
 
-    A launch that starts several ranks writes their exit codes as :class:`~accelmark.spec.job.LaunchRecord` to
-    ``ranks.json`` in the node directory (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all.
+    A launch that starts several ranks writes a :class:`LaunchRecord` to ``ranks.json`` in the node directory
+    (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all of them.
     """
 
     def launch(self, place: HostPlace) -> Launch:
@@ -130,7 +158,23 @@ class FrameworkLaunch(Protocol):
         ...
 
 
-def rank_variables(rank: int, local_rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
-    """Return the variables from which a rank learns its place."""
-    values = (rank, local_rank, world_size, local_world_size)
-    return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
+@final
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place in its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read :data:`RANK_VARIABLES`; without them this is the only rank."""
+        return cls(
+            *(int(os.environ.get(name, default)) for name, default in zip(RANK_VARIABLES, astuple(cls()), strict=True))
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables from which a rank learns its place."""
+        return dict(zip(RANK_VARIABLES, map(str, astuple(self)), strict=True))

@@ -53,6 +53,15 @@ def percent(value: float | None, significant: int = 2) -> str:
     return NOTHING if value is None else f"{digits(100 * value, significant)}{THIN}%"
 
 
+def signed_percent(ratio: float) -> str:
+    """Return a difference as a percentage with its sign: one decimal from 1 % on, two digits below."""
+    size = abs(100 * ratio)
+    if size == 0:
+        return f"0{THIN}%"
+    sign = "+" if ratio > 0 else "\u2212"
+    return f"{sign}{size:,.1f}{THIN}%" if size >= 1 else f"{sign}{digits(size, 2)}{THIN}%"
+
+
 def duration(seconds: float) -> str:
     """Return an elapsed or remaining time in whole seconds: ``8 s``, ``2 m 05 s`` or ``3 h 04 m``."""
     whole = round(seconds)

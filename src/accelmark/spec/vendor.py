@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Precision
+
+
+def compiled(value: str) -> str:
+    """Return ``value``. Raises ValueError where it is not a regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return value
 
 
 class Peaks(Spec):
@@ -46,17 +56,15 @@ class Chip(Spec):
     memory_bandwidth_gb_s: PositiveFloat | None = None
     tdp_w: PositiveFloat | None = None
     peaks: Peaks
+    capabilities: tuple[str, ...] = ()
+    """What it is capable of (``fp8``): ``config_<capability>.yaml`` in a case's folder then applies."""
     source: str
     """Where the figures come from (document and its address or number)."""
 
     @field_validator("device_name")
     @classmethod
     def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return value
+        return compiled(value)
 
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
         """Tell whether a device with this name (and memory, where it decides) is this chip."""
@@ -65,6 +73,19 @@ class Chip(Spec):
         if self.memory_gib is None:
             return True
         return memory_gib is not None and self.memory_gib[0] <= memory_gib <= self.memory_gib[1]
+
+
+class CapabilityFile(Spec):
+    """A file of the host that shows whether it has a capability."""
+
+    file: Path
+    pattern: str
+    """Regular expression that is searched for in the file."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        return compiled(value)
 
 
 class ContainerDefaults(Spec):
@@ -76,16 +97,30 @@ class ContainerDefaults(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
 
 
+class FrameworkDevice(Spec):
+    """A vendor's device as one framework knows it."""
+
+    device_type: str
+    """The framework's name of the device (``cuda``, ``npu``, ``cpu``)."""
+    module: str | None = None
+    """Module that registers the device with the framework when it is imported (``torch_npu``); null: none is needed."""
+    collective_backend: str
+    """The framework's name of the library for collectives (``nccl``, ``hccl``, ``gloo``)."""
+
+
+_FLAT_KEYS: Final = {
+    "device_type": "device_type", "framework_module": "module", "distributed_backend": "collective_backend",
+}  # fmt: skip
+"""Keys of earlier ``vendor.yaml`` files -> their names under ``frameworks``."""
+
+
 class VendorSpec(Spec):
     """One chip maker's platform."""
 
     name: str
     title: str
-    device_type: str
-    """The framework's device type (``cuda``, ``npu``, ``cpu``)."""
-    framework_module: str | None = None
-    """A module that registers the device with PyTorch when imported (``torch_npu``), if one is needed."""
-    distributed_backend: str
+    frameworks: dict[str, FrameworkDevice]
+    """Framework -> its device; a framework that is not listed does not run on this platform."""
     visible_devices_env: str | None
     """The variable that narrows the devices a process sees; null where there is none."""
     container: ContainerDefaults = ContainerDefaults()
@@ -94,10 +129,27 @@ class VendorSpec(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables every rank is started with."""
     chips: tuple[Chip, ...]
+    capabilities: dict[str, CapabilityFile] = Field(default_factory=dict)
+    """Capability -> the file that shows whether this host's device has it."""
     cannot_run: str | None = None
     """Why no case can run on it yet, though its devices may be read; null where nothing is known to be in the way."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
     """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_flat_keys(cls, given: Any) -> Any:
+        flat = {key: given[key] for key in _FLAT_KEYS if key in given} if isinstance(given, dict) else {}
+        if flat:
+            fields = ", ".join(f"{_FLAT_KEYS[key]}: {'null' if flat[key] is None else flat[key]}" for key in flat)
+            listed = f"{', '.join(flat)} {'is' if len(flat) == 1 else 'are'} given for each framework"
+            raise ValueError(f"{listed}; write frameworks: {{pytorch: {{{fields}}}}} instead")
+        return given
+
+    @property
+    def uses_host_cpu(self) -> bool:
+        """Whether the devices are the host's own processors."""
+        return bool(self.frameworks) and all(one.device_type.lower() == "cpu" for one in self.frameworks.values())
 
     def require_runnable(self) -> None:
         """Raise RequestError with the reason where no case can run on this vendor's chips."""

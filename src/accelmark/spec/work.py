@@ -89,9 +89,9 @@ class EvaluateJob(BaseWork):
     train: TrainJob
     """The training job whose result is checked."""
     weights: Path | None = None
-    """File with the weights to evaluate; null evaluates nothing."""
+    """Checkpoint whose weights are evaluated, relative to the job's ``checkpoint_dir``; null evaluates nothing."""
     checkpoint: Path | None = None
-    """File with the checkpoint to replay from; null replays nothing."""
+    """Checkpoint to replay from, relative to the job's ``checkpoint_dir``; null replays nothing."""
     num_steps: NonNegativeInt = 0
     """Optimizer steps to replay from ``checkpoint``."""
 

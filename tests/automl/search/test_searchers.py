@@ -1,4 +1,4 @@
-"""Distances, the process over them, and the searchers."""
+"""Distances between networks, the Gaussian process over them, and the searchers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.automl.counting import count
-from accelmark.automl.graph import Convolution, Network, resnet50, small
-from accelmark.automl.morphs import MorphError, MorphLimits, apply_morph, random_morph
-from accelmark.automl.search import (
-    SEARCH_NAMES,
-    Family,
-    GaussianProcess,
-    SearchName,
-    distances,
-    make_searcher,
-    sketch,
-)
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.layers import Convolution
+from accelmark.automl.model.morphs import MorphError, MorphLimits, apply_morph, random_morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import resnet50, small
+from accelmark.automl.search.population import Population
+from accelmark.automl.search.searchers import SEARCH_NAMES, SearchName, make_searcher
+from accelmark.automl.search.surrogate import GaussianProcess, distances, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))
 
@@ -32,7 +28,7 @@ def relative(steps: int, seed: int) -> Network:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 10_000))
-def test_a_distance_is_zero_to_oneself_symmetric_and_the_same_alone_or_in_company(
+def test_distances_are_zero_to_oneself_symmetric_and_equal_alone_or_in_a_batch(
     left: int, right: int, seed: int
 ) -> None:
     one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
@@ -43,20 +39,20 @@ def test_a_distance_is_zero_to_oneself_symmetric_and_the_same_alone_or_in_compan
     assert (together >= 0).all()
 
 
-def test_every_morph_moves_a_network_away_from_its_parent() -> None:
+def test_every_morph_gives_a_distance_to_the_parent() -> None:
     generator = np.random.default_rng(0)
     for kind in ("deepen", "widen", "add-skip", "concat-skip", "kernel-grow"):
         _, child = random_morph(SEED, generator, kinds=[kind])
         assert distances(sketch(SEED), [sketch(child)])[0] > 0.05
 
 
-def test_relatives_are_nearer_than_strangers() -> None:
+def test_related_networks_are_nearer_than_unrelated_ones() -> None:
     _, child = random_morph(resnet50(), np.random.default_rng(1))
     near, far = distances(sketch(resnet50()), [sketch(child), sketch(SEED)])
     assert near < 3 < far
 
 
-def test_the_process_passes_through_what_it_saw_and_is_unsure_elsewhere() -> None:
+def test_the_process_interpolates_observations_and_is_uncertain_elsewhere() -> None:
     places = np.array([0.0, 1.0, 2.0, 4.0, 6.0])
     values = np.sin(places)
     model = GaussianProcess.fitted(np.abs(places[:, None] - places[None, :]), values)
@@ -66,7 +62,7 @@ def test_the_process_passes_through_what_it_saw_and_is_unsure_elsewhere() -> Non
     assert far[1] > 3 * at_seen[1]
 
 
-def test_a_distance_that_is_no_valid_kernel_is_survived() -> None:
+def test_distances_that_give_no_valid_kernel_are_fitted() -> None:
     generator = np.random.default_rng(3)
     table = generator.uniform(0, 1, (12, 12))
     table = table + table.T
@@ -83,36 +79,36 @@ def filters_reached(network: Network) -> float:
     return min(0.9, 0.1 * float(np.log2(widest)))
 
 
-def searched(name: SearchName, seed: int, steps: int = 14) -> Family:
-    searcher, family = make_searcher(name), Family.started(SEED, seed)
-    family.observe(0, filters_reached(SEED))
+def searched(name: SearchName, seed: int, steps: int = 14) -> Population:
+    searcher, population = make_searcher(name), Population.started(SEED, seed)
+    population.set(0, "observed", filters_reached(SEED))
     for _ in range(steps):
-        one = searcher.propose(family)
-        family.observe(one.id, filters_reached(one.network))
-    return family
+        one = searcher.propose(population)
+        population.set(one.id, "observed", filters_reached(one.network))
+    return population
 
 
 @pytest.mark.parametrize("name", SEARCH_NAMES)
-def test_a_search_repeats_itself_by_seed_and_goes_on_from_its_json(name: SearchName) -> None:
-    family = searched(name, 7, steps=5)
-    again = Family.model_validate_json(family.model_dump_json())
-    assert again == family
-    assert make_searcher(name).propose(again).network == make_searcher(name).propose(family).network
+def test_a_search_is_reproducible_by_seed_and_continues_from_its_json(name: SearchName) -> None:
+    population = searched(name, 7, steps=5)
+    again = Population.model_validate_json(population.model_dump_json())
+    assert again == population
+    assert make_searcher(name).propose(again).network == make_searcher(name).propose(population).network
     assert searched(name, 7, steps=5).model_dump_json() == searched(name, 7, steps=5).model_dump_json()
 
 
 @pytest.mark.parametrize("name", SEARCH_NAMES)
 def test_every_network_can_be_rebuilt_from_its_parent_and_morphs(name: SearchName) -> None:
-    family = searched(name, 1, steps=6)
-    for one in family.individuals[1:]:
+    population = searched(name, 1, steps=6)
+    for one in population.individuals[1:]:
         assert one.parent is not None
-        network = family.individuals[one.parent].network
+        network = population.individuals[one.parent].network
         for morph in one.morphs:
             network = apply_morph(network, morph)
         assert network == one.network
 
 
-def test_bayesian_search_finds_what_is_good_sooner_than_random_morphs() -> None:
+def test_bayesian_search_reaches_better_networks_than_random_morphs() -> None:
     def mean_best(name: SearchName) -> float:
         return float(np.mean([searched(name, seed).best.value or 0 for seed in range(3)]))  # type: ignore[union-attr]
 
@@ -120,50 +116,50 @@ def test_bayesian_search_finds_what_is_good_sooner_than_random_morphs() -> None:
 
 
 def test_parallel_proposals_differ() -> None:
-    family = searched("bayesian", 2, steps=4)
+    population = searched("bayesian", 2, steps=4)
     searcher = make_searcher("bayesian")
-    proposed = [searcher.propose(family).network for _ in range(4)]
+    proposed = [searcher.propose(population).network for _ in range(4)]
     texts = {network.model_dump_json() for network in proposed}
     assert len(texts) == 4
 
 
 def test_a_lost_network_is_neither_best_nor_parent() -> None:
-    family = searched("random", 3, steps=3)
-    newest = make_searcher("random").propose(family)
-    family.lose(newest.id)
-    assert newest.id not in {one.id for one in family.observed}
-    assert newest.id not in {one.id for one in family.pending}
+    population = searched("random", 3, steps=3)
+    newest = make_searcher("random").propose(population)
+    population.set(newest.id, "lost", None)
+    assert newest.id not in {one.id for one in population.observed}
+    assert newest.id not in {one.id for one in population.pending}
 
 
 def test_limits_hold_for_every_network_proposed() -> None:
     bound = 2 * count(SEED, "accelmark").parameters
     searcher = make_searcher("random", limits=MorphLimits(max_parameters=bound, max_kernel=5))
-    family = Family.started(SEED, 5)
-    family.observe(0, 0.1)
+    population = Population.started(SEED, 5)
+    population.set(0, "observed", 0.1)
     try:
         for _ in range(12):
-            one = searcher.propose(family)
-            family.observe(one.id, 0.1)
+            one = searcher.propose(population)
+            population.set(one.id, "observed", 0.1)
     except MorphError:
         pass
-    assert len(family.individuals) > 2
-    assert all(count(one.network, "accelmark").parameters <= bound for one in family.individuals)
+    assert len(population.individuals) > 2
+    assert all(count(one.network, "accelmark").parameters <= bound for one in population.individuals)
 
 
-def test_no_search_trains_the_seed_on() -> None:
-    family = searched("none", 0, steps=3)
-    assert [one.parent for one in family.individuals] == [None, 0, 1, 2]
-    assert all(one.network == SEED for one in family.individuals)
+def test_no_search_continues_training_the_seed() -> None:
+    population = searched("none", 0, steps=3)
+    assert [one.parent for one in population.individuals] == [None, 0, 1, 2]
+    assert all(one.network == SEED for one in population.individuals)
 
 
-def test_a_walk_that_ends_at_networks_without_room_is_no_end_of_the_search() -> None:
+def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:
     seed = small((1, 8, 8), 2, filters=(4,), name="seed")
     morph, grown = random_morph(seed, np.random.default_rng(0), kinds=["widen"])
     limits = MorphLimits(max_forward_operations=count(grown, "accelmark").matrix_forward)
     for number in range(12):
-        family = Family.started(seed, number)
-        family.observe(0, 0.2)
+        population = Population.started(seed, number)
+        population.set(0, "observed", 0.2)
         for value in (0.8, 0.9):
-            family.observe(family.add(grown, 0, (morph,)).id, value)
-        proposed = make_searcher("bayesian", kinds=("widen",), limits=limits).propose(family)
+            population.set(population.add(grown, 0, (morph,)).id, "observed", value)
+        proposed = make_searcher("bayesian", kinds=("widen",), limits=limits).propose(population)
         assert proposed.parent == 0

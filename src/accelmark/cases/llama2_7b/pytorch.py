@@ -4,17 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import Any, Final, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.initialize import initialize_normal
 from accelmark.frameworks.pytorch.token_shards import TokenShards
 from accelmark.train.formulas import attention_flops, dense_flops
+
+_CAUSAL: Final = "accelmark_causal"
+_INIT_STD: Final = 0.02
+
+
+def causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute causal attention by SDPA without a mask tensor, so that a flash kernel can be chosen.
+
+    transformers builds no mask for an attention function that it has no mask function for. Its own ``sdpa`` tests the
+    position ids with ``.all()``, which synchronizes on an accelerator and fails on the meta device, and under
+    ``torch.compile`` passes a dense mask.
+
+    Args:
+        module: the attention layer; unused.
+        query: shape (batch, heads, length, width).
+        key: shape (batch, key-value heads, length, width).
+        value: of the shape of ``key``.
+        attention_mask: has to be None.
+        scaling: factor of the scores.
+    """
+    if attention_mask is not None:
+        raise ValueError("causal_attention takes no attention mask: samples are not padded")
+    output = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(_CAUSAL, causal_attention)
 
 
 class CausalLm(nn.Module):
@@ -26,7 +65,8 @@ class CausalLm(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of shape (batch, length, vocabulary)."""
-        logits: Tensor = self.net(input_ids=tokens, use_cache=False).logits
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        logits: Tensor = self.net(input_ids=tokens, position_ids=positions, use_cache=False).logits
         return logits
 
 
@@ -49,7 +89,11 @@ class Case(TrainCase):
     """Next-token prediction; the last of a sample's ``seq_length + 1`` tokens is only predicted."""
 
     def build_model(self) -> nn.Module:
-        """Build Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288); smaller by ``model`` in open runs."""
+        """Build Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288); smaller by ``model`` in open runs.
+
+        Weights are normal with a standard deviation of 0.02, norms one, as transformers initializes Llama. They are
+        drawn by all threads at once: one thread takes minutes.
+        """
         config = LlamaConfig(
             vocab_size=self.number("vocab_size"),
             hidden_size=self.number("hidden_size"),
@@ -60,8 +104,14 @@ class Case(TrainCase):
             max_position_embeddings=self.number("seq_length"),
             rms_norm_eps=1e-5,
             tie_word_embeddings=False,
+            attn_implementation=_CAUSAL,  # type: ignore[call-arg]  # an argument of every configuration
         )
-        return CausalLm(config)
+        with torch.device("meta"):
+            model = CausalLm(config)
+        if torch.get_default_device().type != "meta":
+            initialize_normal(model, _INIT_STD, self.place.shared_seed)
+            model.net.model.rotary_emb = LlamaRotaryEmbedding(config)
+        return model
 
     def _batches(self, split: str, size: int, *, train: bool) -> Batches:
         length = self.number("seq_length")

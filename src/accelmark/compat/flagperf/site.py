@@ -8,9 +8,9 @@ from typing import Any, Final
 from accelmark.compat.flagperf.container import container_of
 from accelmark.compat.flagperf.given import IGNORED, Given, Values, flag, settings_in, text, texts, whole
 from accelmark.compat.flagperf.parse import Parsed
-from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.key import CaseKey
+from accelmark.spec.launcher import parse_cluster
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
 
@@ -63,7 +63,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
         hosts = cluster.get("hosts")
         is_here = not hosts or [host["address"] for host in hosts] in (["127.0.0.1"], ["localhost"])
         cluster["launcher"] = "local" if is_here else "ssh"
-        parse(ClusterSpec, cluster, "what the files say of the cluster")
+        parse_cluster(cluster, "the cluster in these files")
     return cluster
 
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import platform as machine
 import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from accelmark.frameworks.pytorch.blocks import CompileCounter, wrap_blocks
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.checkpoint import Checkpoints
-from accelmark.frameworks.pytorch.clock import Clock, DeviceClock, DeviceLosses, HostClock, HostLosses, LossReader
+from accelmark.frameworks.pytorch.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
 from accelmark.frameworks.pytorch.evaluation import evaluate
+from accelmark.frameworks.pytorch.extern import hook_records, load_hooks
 from accelmark.frameworks.pytorch.feed import Ahead, mover, pinned, skipped, steps_of
 from accelmark.frameworks.pytorch.hooks import Hooks, Training
 from accelmark.frameworks.pytorch.identity import count_flops, num_parameters, structure_hash, weights_hash
-from accelmark.frameworks.pytorch.in_process import Tenancy
+from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.frameworks.pytorch.integrity.equivalence import difference, outputs_of
 from accelmark.frameworks.pytorch.integrity.inspection import MOST_NAMED, Inspection, runs_vendor_code
 from accelmark.frameworks.pytorch.integrity.monkeypatch import foreign_functions
@@ -36,7 +40,6 @@ from accelmark.frameworks.pytorch.integrity.reference_model import (
 )
 from accelmark.frameworks.pytorch.optimizers import needs_length
 from accelmark.frameworks.pytorch.platform import (
-    Ranks,
     device_name,
     forget_peak_memory,
     join_ranks,
@@ -51,13 +54,18 @@ from accelmark.frameworks.pytorch.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import Compiled, EndReason, Event, Inspected, Started
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.work import TrainJob
-from accelmark.train.extern import hook_records, load_hooks
-from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
+
+
+def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
+    """Return the backend of a rank that is alone in its process."""
+    return PyTorchBackend(job, train, place, log)
 
 
 @final
@@ -65,23 +73,24 @@ class PyTorchBackend:
     """One rank's training in PyTorch; see :class:`accelmark.train.loop.contract.Backend`."""
 
     def __init__(
-        self, job: JobSpec, train: TrainJob, ranks: Ranks, log: EventLog, tenancy: Tenancy | None = None
+        self, job: JobSpec, train: TrainJob, ranks: RankPlace, log: EventLog, in_process: InProcess | None = None
     ) -> None:
         self._job = job
         self._train = train
         self._settings = train.settings
         self._ranks = ranks
         self._log = log
-        self._tenancy = tenancy
+        self._tenancy = in_process
         self._device = torch.device("cpu")
         self._phase = "initialisation"
         self._inspection: Inspection | None = None
         self._probes = Probes(reason="no code of a vendor's runs")
         self._feed: Ahead[Batch] | None = None
         self._eval_batches: Batches | None = None
+        self._compiled: CompileCounter | None = None
         self.world_size = ranks.world_size
         self.immediate = True
-        self.clock: Clock = HostClock()
+        self.clock: StepClock | None = HostClock()
         self.losses: LossReader = HostLosses()
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
@@ -103,8 +112,8 @@ class PyTorchBackend:
             self._log.event(Event.WARNING, {"message": message})
         if device.type != "cpu":
             self.immediate = False
-            self.clock = DeviceClock(device)
-            self.losses = DeviceLosses(self.clock)
+            clock = DeviceClock(device)
+            self.clock, self.losses = clock, DeviceLosses(clock)
         self._control = self._join(device)
         shared_seed = settings.seed
         place = Place(ranks.rank, ranks.world_size, device, rank_seed(shared_seed, ranks.rank), shared_seed)
@@ -121,10 +130,13 @@ class PyTorchBackend:
             seen.hooks, seen.case, seen.hooks_class = hooks, case, hooks_class
         self._batches = self._open_data(case)
         seed_everything(shared_seed)
-        model = case.build_model()
+        model = self._build_model(case, hooks)
         weights = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
-        self.flops_per_sample = count_flops(case, model) if ranks.rank == 0 else None
+        if ranks.rank == 0:
+            self.flops_per_sample, uncounted = count_flops(case, model)
+            if uncounted is not None:
+                self._log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
         standard = Standard.of(model)
         if seen is not None:
             self._probes = seen.probes = Probes.of(case, model)
@@ -184,6 +196,23 @@ class PyTorchBackend:
             )
         return batches
 
+    def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
+        """Build the model with its weights; without them where FSDP2 will take them from rank 0.
+
+        A vendor's hooks may read weights, so that with them every rank builds all of the model.
+        """
+        hooks.scatters_weights = self._settings.parallelism == "fsdp2" and self.world_size > 1 and type(hooks) is Hooks
+        if hooks.scatters_weights and self._ranks.rank != 0:
+            try:
+                with torch.device("meta"):
+                    return case.build_model()
+            except (RuntimeError, NotImplementedError) as error:
+                message = (
+                    f"the model cannot be built on the meta device ({_first_line(error)}): this rank builds all of it"
+                )
+                self._log.event(Event.WARNING, {"message": message})
+        return case.build_model()
+
     def _build(self, hooks: Hooks, model: nn.Module, standard: Standard, *, is_changed: bool) -> Started:
         """Carry the model through the hooks in their order; the events tell how long each took."""
         settings = self._settings
@@ -191,11 +220,8 @@ class PyTorchBackend:
         model.train()
         self.num_parameters = num_parameters(model)
         class_name = type(model).__name__
-        if settings.activation_checkpointing:
-            self._checkpoint_activations(model)
         inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
-        if settings.compile != "off":
-            self._compile(inner)
+        self._wrap(inner)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
         standard_class, changes = optimizer_facts(
@@ -248,26 +274,45 @@ class PyTorchBackend:
         self._log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
         return built
 
-    def _blocks(self, model: nn.Module, setting: str) -> list[nn.Module]:
+    def _wrap(self, model: nn.Module) -> None:
+        """Checkpoint activations and compile, in place, before any wrapper of data parallelism.
+
+        Compiled are the blocks where activations are checkpointed or FSDP2 shards block by block, else the model.
+        """
+        settings = self._settings
+        mode = self._compile_mode()
+        checkpointing = settings.activation_checkpointing
         blocks = self._case.checkpointed_blocks(model)
-        if not blocks:
-            raise RequestError(f"{setting}: case {self._job.case.name!r} names no repeated blocks for it; leave it off")
-        return blocks
+        if checkpointing != "off" and not blocks:
+            raise RequestError(
+                f"activation_checkpointing: case {self._job.case.name!r} names no repeated blocks for it; leave it off"
+            )
+        if checkpointing != "off" or (mode is not None and blocks and settings.parallelism == "fsdp2"):
+            wrap_blocks(blocks, checkpointing, mode)
+        elif mode is not None:
+            model.compile(mode=mode)
 
-    def _checkpoint_activations(self, model: nn.Module) -> None:
-        for block in self._blocks(model, "activation_checkpointing"):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-    def _compile(self, model: nn.Module) -> None:
-        """Compile in place, before any wrapper: block by block under FSDP2, whose hooks stand between the blocks."""
+    def _compile_mode(self) -> str | None:
+        """Return the mode to compile in; None where nothing is compiled."""
         mode = self._settings.compile
+        if mode == "off":
+            return None
         if (why := uncompilable(self._device)) is not None:
             message = f"compile: {mode}: this host cannot compile, so the model is trained as it is ({why})"
             self._log.event(Event.WARNING, {"message": message})
+            return None
+        self._compiled = CompileCounter()
+        return mode
+
+    def _log_compilation(self) -> None:
+        """Log the number of compiled graphs; warn where nothing was compiled although it was asked for."""
+        if self._compiled is None:
             return
-        blocks = self._case.checkpointed_blocks(model) if self._settings.parallelism == "fsdp2" else []
-        for module in blocks or [model]:
-            module.compile(mode=mode)
+        graphs, breaks = self._compiled.read()
+        self._log.event(Event.COMPILED, Compiled(graphs=graphs, graph_breaks=breaks))
+        if not graphs:
+            message = f"compile: {self._settings.compile}: nothing of the model was compiled"
+            self._log.event(Event.WARNING, {"message": message})
 
     def _schedule_length(self) -> int:
         settings = self._settings
@@ -281,7 +326,8 @@ class PyTorchBackend:
 
     def restore(self) -> Progress | None:
         """Load the newest checkpoint where the job resumes and there is one."""
-        return self._checkpoints.load() if self._job.resume else None
+        newest = self._checkpoints.newest() if self._job.resume else None
+        return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step, fetched ahead and pinned where the device is not the CPU."""
@@ -308,20 +354,39 @@ class PyTorchBackend:
         rate: float = self._training.optimizer.param_groups[0]["lr"]
         return rate
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the case's metrics over the evaluation data of all ranks."""
+    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
+        """Return the case's metrics over the evaluation data of all ranks, of the weights in a checkpoint if given."""
         if self._eval_batches is None:
-            raise RequestError("there is no evaluation on made-up data")
+            raise RequestError("there is no evaluation on synthetic data")
+        if weights is not None:
+            self._checkpoints.load(weights)
         return self.evaluate_on(self._eval_batches)
+
+    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
+        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
+        progress = self._checkpoints.load(checkpoint)
+        parameters = [parameter for parameter in self._training.model.parameters() if parameter.requires_grad]
+        replay = Replay(progress.global_steps + 1, [], [])
+        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+        while len(replay.losses) < num_steps:
+            if skipped_steps == self.steps_per_epoch:
+                epoch, skipped_steps = epoch + 1, 0
+            left = min(num_steps - len(replay.losses), self.steps_per_epoch - skipped_steps)
+            for batches in islice(self.open_epoch(epoch, skipped_steps), left):
+                before = [parameter.detach().clone() for parameter in parameters]
+                replay.losses.append(float(self.step(batches)))
+                replay.update_norms.append(_distance(parameters, before))
+            skipped_steps += left
+        return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
         """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
         self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
-    def save(self, progress: Progress) -> str:
-        """Write a checkpoint and return its name."""
-        return self._checkpoints.save(progress)
+    def save(self, progress: Progress, *, final: bool = False) -> str:
+        """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
+        return self._checkpoints.save(progress, final=final)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -353,6 +418,7 @@ class PyTorchBackend:
 
     def inspected(self) -> Inspected | None:
         """Look once more at what a vendor's code replaced, now that it has done its work."""
+        self._log_compilation()
         return self._inspection.ended() if self._inspection is not None else None
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
@@ -378,6 +444,18 @@ class PyTorchBackend:
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
+
+
+@torch.no_grad()
+def _distance(parameters: list[nn.Parameter], before: list[torch.Tensor]) -> float:
+    """Return the Euclidean distance of parameters from earlier values; of this rank's shards where sharded."""
+    pairs = ((_local(now), _local(old)) for now, old in zip(parameters, before, strict=True))
+    return math.sqrt(sum(float((now - old).double().square().sum()) for now, old in pairs))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    shard: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor.detach() if shard is None else shard().detach()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside and renamed, so that a killed process leaves whole ones only."""
+"""Checkpoints, written to a temporary directory and renamed: a killed process leaves complete ones only."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ class Checkpoints:
     def _sharded(self) -> bool:
         return self._settings.parallelism == "fsdp2"
 
-    def save(self, progress: Progress) -> str:
-        """Write a checkpoint, remove those above the number to keep, and return the name of the new one.
+    def save(self, progress: Progress, *, final: bool = False) -> str:
+        """Write a checkpoint, remove the oldest beyond ``checkpoint.keep``, and return the name of the new one.
+
+        Args:
+            progress: how far training has come.
+            final: whether it is written after the last step; it is then kept in addition to the others, from which
+                steps can be replayed.
 
         Raises:
-            RunError: it could not be written (the disk is full, say).
+            RunError: it could not be written, for example because the disk is full.
         """
         name = f"step{progress.global_steps:09d}"
         beside = self._directory / f"{name}.tmp"
@@ -61,7 +66,7 @@ class Checkpoints:
             if self._rank == 0:
                 shutil.rmtree(self._directory / name, ignore_errors=True)
                 beside.rename(self._directory / name)
-                for old in self._names()[: -self._settings.checkpoint.keep]:
+                for old in self._names()[: -(self._settings.checkpoint.keep + final)]:
                     shutil.rmtree(self._directory / old)
         except (OSError, RuntimeError) as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -91,32 +96,33 @@ class Checkpoints:
             }
             (beside / "progress.json").write_text(json.dumps(record), encoding="utf-8")
 
-    def load(self) -> Progress | None:
-        """Load the newest checkpoint, and return how far it had come; None where there is none.
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint, or None."""
+        names = self._names()
+        return self._directory / names[-1] if names else None
 
-        The random generators are restored by :meth:`restore_random`, once the epoch's batches are opened.
+    def load(self, checkpoint: Path) -> Progress:
+        """Load a checkpoint, and return how far training had come.
+
+        The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
 
         Raises:
-            RunError: it is damaged, or of another number of ranks.
+            RunError: it is damaged, or was written by another number of ranks.
         """
-        names = self._names()
-        if not names:
-            return None
-        newest = self._directory / names[-1]
         try:
-            record = json.loads((newest / "progress.json").read_text(encoding="utf-8"))
-            self._check(newest, record)
-            self._read(newest)
+            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            self._check(checkpoint, record)
+            self._read(checkpoint)
             self._training.schedule.load_state_dict(record["schedule"])
             if self._training.scaler is not None and record["scaler"] is not None:
                 self._training.scaler.load_state_dict(record["scaler"])
-            self._random = torch.load(newest / f"random{self._rank}.pt", weights_only=True)
+            self._random = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
         except RunError:
             raise
         except Exception as error:
             raise RunError(
-                f"the checkpoint {newest} cannot be read ({type(error).__name__}: {error}); "
-                "remove it to go on from the one before it, or from the beginning"
+                f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
+                "remove it to continue from the one before it, or from the beginning"
             ) from error
         progress = record["progress"]
         losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
@@ -133,8 +139,7 @@ class Checkpoints:
         for name, mine in (("world_size", self._world), ("parallelism", self._settings.parallelism)):
             if record[name] != mine:
                 raise RunError(
-                    f"the checkpoint {newest} is of {name} {record[name]}, this run has {mine}; "
-                    "resume with the same, or start anew"
+                    f"the checkpoint {newest} has {name} {record[name]}, this job {mine}; use the same, or train again"
                 )
 
     def _read(self, newest: Path) -> None:
@@ -152,7 +157,8 @@ class Checkpoints:
                 optim_state_dict=state["optimizer"],
             )
             return
-        state = torch.load(newest / "weights.pt", weights_only=True, map_location=self._device)
+        # Memory-mapped on the CPU: the device never holds two copies, and step counters stay on the device of before.
+        state = torch.load(newest / "weights.pt", weights_only=True, map_location="cpu", mmap=True)
         plain(training.model).load_state_dict(state["model"])
         training.optimizer.load_state_dict(state["optimizer"])
 

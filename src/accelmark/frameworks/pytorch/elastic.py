@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -17,8 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
-from accelmark.spec.job import RankExit
-from accelmark.train.exits import LastWords, rank_exit, read_last_words, write_exits
+from accelmark.spec.framework import LaunchRecord
 
 _RENDEZVOUS_TIMEOUT_S: Final = 300
 _SHUTDOWN_TIMEOUT_S: Final = 30
@@ -31,7 +31,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("command", nargs="+", help="the command of each rank, after --")
     parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
     parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
-    parser.add_argument("--node-rank", type=int, default=0, help="number of this host, from 0")
+    parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
     parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
     parser.add_argument("--local-addr", help="address of this host that the others reach")
     parser.add_argument("--timeout-s", type=int, default=_RENDEZVOUS_TIMEOUT_S, help="longest wait for other hosts")
@@ -44,16 +44,19 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
-    """Return the elastic agent's configuration: no restarts, each rank's number fixed by its host's.
+    """Return the elastic agent's configuration: no restarts, global ranks in the order of hosts.
 
-    One host meets itself on a free port. Several meet at the endpoint in the order of their numbers (``static``), so
-    that a rank's number tells its host.
+    A single host uses a free port. Several meet at the endpoint in the order of their node ranks
+    (``static``), so that a global rank determines its host.
     """
     alone = given.nnodes == 1
     endpoint = given.rdzv_endpoint or f"{_LOOPBACK}:0"
     configs: dict[str, int | str] = {"timeout": given.timeout_s}
     if not alone:
         configs["rank"] = given.node_rank
+    # torch 2.11 has a fixed timeout of 30 s.
+    has_timeout = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
+    shutdown: dict[str, Any] = {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S} if has_timeout else {}
     return LaunchConfig(
         min_nodes=given.nnodes,
         max_nodes=given.nnodes,
@@ -67,20 +70,19 @@ def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
         start_method="spawn",
         local_addr=given.local_addr or (_LOOPBACK if alone else None),
         logs_specs=DefaultLogsSpecs(log_dir=log_dir),
-        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        **shutdown,
     )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Start this host's ranks, wait for their end, and write ``ranks.json``; returns the exit code."""
     given = parse_arguments(arguments)
-    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
     if given.nnodes == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     stopped_by: str | None = None
-    trouble: str | None = None
-    codes: dict[int, int | None]
+    problem: str | None = None
     ranks = range(given.node_rank * given.nproc, (given.node_rank + 1) * given.nproc)
+    codes: dict[int, int | None] = dict.fromkeys(ranks)
     with tempfile.TemporaryDirectory(prefix="accelmark-launch-") as log_dir:
         program, *rest = given.command
         start = elastic_launch(launch_config(given, log_dir), program)
@@ -88,68 +90,29 @@ def main(arguments: Sequence[str]) -> int:
             start(*rest)
             codes = dict.fromkeys(ranks, 0)
         except ChildFailedError as error:
-            codes = dict.fromkeys(ranks)
             codes.update({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException as error:
             stopped_by = signal.Signals(error.sigval).name
-            codes = dict.fromkeys(ranks)
         except (RendezvousError, RuntimeError, OSError) as error:
-            trouble = f"the ranks of this host could not be started: {type(error).__name__}: {error}"
-            codes = dict.fromkeys(ranks)
-    words = {rank: read_last_words(node_dir / f"rank{rank}.out.log") for rank in ranks}
-    exits = judge(codes, words, first_rank=ranks.start, stopped_by=stopped_by, trouble=trouble)
-    write_exits(node_dir / "ranks.json", exits)
-    for item in exits:
-        print(f"rank {item.rank}: {item.state}" + (f": {item.reason}" if item.reason else ""), flush=True)
-    return exit_code_of(exits)
+            problem = f"the ranks of this host could not be started: {type(error).__name__}: {error}"
+    record = LaunchRecord(exit_codes=codes, signal=stopped_by, problem=problem)
+    path = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".") / "ranks.json"
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(record.model_dump_json(indent=2), encoding="utf-8")
+    temporary.replace(path)
+    for rank, code in codes.items():
+        print(f"rank {rank}: exit code {'unknown' if code is None else code}", flush=True)
+    return exit_code_of(record)
 
 
-def judge(
-    codes: Mapping[int, int | None],
-    words: Mapping[int, LastWords],
-    *,
-    first_rank: int,
-    stopped_by: str | None,
-    trouble: str | None,
-) -> list[RankExit]:
-    """Return how each rank ended, telling those that failed from those that were ended because of them."""
-    exits = [rank_exit(rank, rank - first_rank, code, words[rank]) for rank, code in codes.items()]
-    if trouble is not None:
-        return [item.model_copy(update={"state": "failed", "reason": trouble}) for item in exits]
-    if stopped_by is not None:
-        return [_stopped(item, stopped_by) for item in exits]
-    culprits = [item for item in exits if item.state == "signaled" and item.signal != "SIGTERM"]
-    culprits = culprits or [item for item in exits if item.state == "failed"]
-    if not culprits:
-        return exits
-    culprit = culprits[0]
-    reason = f"ended because rank {culprit.rank} did ({culprit.reason})"
-    return [
-        item.model_copy(update={"state": "cancelled", "reason": reason}) if _followed(item, culprits) else item
-        for item in exits
-    ]
-
-
-def _followed(item: RankExit, culprits: Sequence[RankExit]) -> bool:
-    """Tell whether a rank was ended, or lost its connection, because another one had gone."""
-    if item in culprits or item.state == "succeeded":
-        return False
-    return item.state != "signaled" or item.signal == "SIGTERM" or item.signal == "SIGKILL"
-
-
-def _stopped(item: RankExit, stopped_by: str) -> RankExit:
-    if item.state in ("lost", "signaled"):
-        reason = f"the launcher got {stopped_by}, and rank {item.rank} did not end in time to say so itself"
-        return item.model_copy(update={"state": "cancelled", "reason": reason})
-    return item
-
-
-def exit_code_of(exits: Sequence[RankExit]) -> int:
-    """0 when every rank succeeded, 130 when they were cancelled, else 1."""
-    states = {item.state for item in exits}
-    if states == {"succeeded"}:
+def exit_code_of(record: LaunchRecord) -> int:
+    """Return 0 when every rank exited with 0, 130 when they were cancelled, else 1."""
+    codes = set(record.exit_codes.values())
+    if codes == {0}:
         return EXIT_OK
-    return EXIT_CANCELLED if states <= {"succeeded", "cancelled"} else EXIT_FAILED
+    if record.problem is None and (record.signal is not None or codes <= {0, EXIT_CANCELLED, None}):
+        return EXIT_CANCELLED
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

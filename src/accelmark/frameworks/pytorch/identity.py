@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelmark.frameworks.pytorch.synthetic import on_meta
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.case import TrainCase
+    from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
 _COUNTED_SAMPLES = 2
 """Samples in the batch whose operations are counted: batch normalisation cannot train on one."""
+_MOST_REAL_PARAMETERS: Final = 100_000_000
+"""Counting a larger model on real tensors would take minutes and hundreds of gigabytes of host memory."""
+_NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -75,24 +78,32 @@ def meta_copy(model: nn.Module) -> nn.Module:
     return duplicate
 
 
-def count_flops(case: TrainCase, model: nn.Module) -> float | None:
-    """Return forward and backward FLOPs of one sample, a multiply-add as two, counted by ``FlopCounterMode``.
+def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | None]:
+    """Return forward and backward FLOPs of one sample (a multiply-add is two), or None and why they were not counted.
 
-    They are counted on a copy without data, where nothing is computed; a model that looks at values there cannot be
-    counted so, and is run on real tensors instead. None where that fails too.
+    ``FlopCounterMode`` counts them on a copy on the meta device, where nothing is computed. A model that reads values
+    there is run on real tensors, if it has at most ``_MOST_REAL_PARAMETERS``.
     """
     with torch.random.fork_rng(devices=[]):
         batch = case.synthetic_batch(_COUNTED_SAMPLES)
-        for empty in (True, False):
-            try:
-                duplicate = meta_copy(model) if empty else copy.deepcopy(model)
-                given = on_meta(batch) if empty else batch
-                duplicate.train()
-                counter = FlopCounterMode(display=False)
-                # The counter knows fused attention on some devices only, and its parts on all.
-                with sdpa_kernel(SDPBackend.MATH), counter:
-                    torch.autograd.backward(case.loss(duplicate, given))
-            except (RuntimeError, NotImplementedError, TypeError, ValueError):
-                continue
-            return float(counter.get_total_flops()) / _COUNTED_SAMPLES
-    return None
+        try:
+            return _flops(case, meta_copy(model), on_meta(batch)), None
+        except _NOT_COUNTED as error:
+            reason = f"the model does not run on the meta device ({type(error).__name__}: {error})"
+        size = num_parameters(model)
+        if size > _MOST_REAL_PARAMETERS or any(parameter.is_meta for parameter in model.parameters()):
+            limit = f"on real tensors only models of at most {_MOST_REAL_PARAMETERS:.0e} parameters are counted"
+            return None, f"{reason}; {limit}, this one has {size:,}"
+        try:
+            return _flops(case, copy.deepcopy(model), batch), None
+        except _NOT_COUNTED as error:
+            return None, f"{reason}; counting on real tensors failed ({type(error).__name__}: {error})"
+
+
+def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
+    model.train()
+    counter = FlopCounterMode(display=False)
+    # The counter knows fused attention on some devices only, and its parts on all.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        torch.autograd.backward(case.loss(model, batch))
+    return float(counter.get_total_flops()) / _COUNTED_SAMPLES

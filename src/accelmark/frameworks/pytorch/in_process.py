@@ -1,4 +1,4 @@
-"""Jobs inside a process that outlives them: a search trains one network after another without starting anew."""
+"""Run several jobs in one process, as a search does with its trials."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from accelmark.spec.settings import TrainSettings
 
 @final
 @dataclass(frozen=True, slots=True)
-class Tenancy:
-    """What the process provides for a job in it."""
+class InProcess:
+    """What the process provides for each of its jobs."""
 
     make_case: Callable[[TrainSettings, Mapping[str, Path], Place], TrainCase]
-    """Builds the case, in place of the folder that the job names."""
+    """Builds the case, instead of the folder that the job names."""
     control: dist.ProcessGroup | None = None
-    """The gloo group of the ranks, which have met before the job and part after it; None for a single rank."""
+    """The gloo group of the ranks, which outlives the job; None for a single rank."""

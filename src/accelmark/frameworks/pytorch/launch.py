@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.framework import DeviceSupport, HostPlace, Launch, rank_variables
+from accelmark.spec.framework import DeviceSupport, HostPlace, Launch, RankPlace
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
@@ -19,7 +19,7 @@ def launch(place: HostPlace) -> Launch:
     environment = {"MASTER_ADDR": place.master_address, "MASTER_PORT": str(place.master_port)}
     world_size = place.nnodes * place.num_ranks
     if world_size == 1:
-        return Launch(place.rank_command, {**environment, **rank_variables(0, 0, 1, 1)})
+        return Launch(place.rank_command, {**environment, **RankPlace().variables()})
     command = [place.python, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(place.num_ranks)]
     command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
     if place.nnodes > 1:

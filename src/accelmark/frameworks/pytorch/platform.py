@@ -5,40 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import platform as machine
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Self, final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from accelmark.spec.errors import RequestError
+from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import Precision, TrainSettings
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """A rank's place as its launcher tells it."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """Read torchrun's variables; without them this is the only rank."""
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        defaults = (0, 0, 1, 1)
-        return cls(*(int(os.environ.get(name, default)) for name, default in zip(names, defaults, strict=True)))
-
-
-def open_device(job: JobSpec, ranks: Ranks) -> torch.device:
+def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
     """Return this rank's device and make it the current one.
 
     Raises:
@@ -116,7 +98,7 @@ def uncompilable(device: torch.device) -> str | None:
     return None
 
 
-def set_threads(settings: TrainSettings, ranks: Ranks) -> int:
+def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
     """Give this rank its share of the host's cores, and return how many threads it has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = settings.threads or max(1, cores // ranks.local_world_size)
@@ -124,7 +106,7 @@ def set_threads(settings: TrainSettings, ranks: Ranks) -> int:
     return threads
 
 
-def join_ranks(job: JobSpec, ranks: Ranks, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
+def join_ranks(job: JobSpec, ranks: RankPlace, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
     """Open the process group where there are several ranks (or where it is ``needed``), gloo beside the device's own.
 
     Returns the gloo group for what is exchanged about control, so that it never waits for the device.

@@ -1,11 +1,11 @@
-"""Two results beside each other: whether they may be compared, how far apart they are, and what of it is noise."""
+"""Compare cases of two runs: whether they are comparable, and the difference of each figure with its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from accelmark.results.compare.context import Differing, differing, facts_of
+from accelmark.results.compare.context import ContextDifference, context_differences, context_of
 from accelmark.results.compare.statistics import mean_difference
 from accelmark.results.figures.definitions import FIGURES, FigureName
 from accelmark.results.schema import CaseResult, Mark, Task
@@ -14,19 +14,22 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 
-Judgement = Literal["better", "worse", "different", "within noise", "equal", "unknown"]
+Effect = Literal["better", "worse", "different", "within noise", "equal", "unknown"]
 
-_PARTING: Final[tuple[tuple[Mark, str, str], ...]] = (
+_SEPARATING_MARKS: Final[tuple[tuple[Mark, str, str], ...]] = (
     ("open", "open", "closed"),
     ("synthetic", "on synthetic data", "on real data"),
     ("partial", "ended early", "whole"),
     ("partial_evaluation", "evaluated on a part of the data", "evaluated on all of it"),
 )
-"""Marks that part results: what carries one is not compared with what does not."""
+"""(mark, text with it, text without it): results with and without such a mark are not comparable."""
+
+
+_TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "automl": "search"}
 
 
 class Difference(Spec):
-    """One figure on both sides."""
+    """One figure of both sides."""
 
     figure: FigureName
     title: str
@@ -41,9 +44,9 @@ class Difference(Spec):
     relative: float | None
     """The difference over the baseline's mean; null for a mean of 0."""
     relative_interval: tuple[float, float] | None
-    """``interval`` over the baseline's mean, which is taken as it stands."""
-    judgement: Judgement
-    """``unknown`` where a single round gives no interval to judge by."""
+    """``interval`` over the baseline's mean."""
+    effect: Effect
+    """``unknown`` where a side has one round, and thus no interval."""
 
 
 class Side(Spec):
@@ -64,26 +67,26 @@ class Side(Spec):
 
 
 class Pair(Spec):
-    """A case of the baseline beside the same case of another run."""
+    """A case of the baseline and the same case of another run."""
 
     baseline: Side
     other: Side
     not_comparable: tuple[str, ...]
-    """Why the two are not comparable; shown beside every figure, since somebody asked for them all the same."""
+    """Why the two are not comparable, where the comparison was forced."""
     differences: tuple[Difference, ...]
     one_sided: tuple[str, ...]
-    """Figures that only one side has, with the reason of the other."""
-    differing: tuple[Differing, ...]
+    """Figures that only one side has, with the reason why the other has none."""
+    differing: tuple[ContextDifference, ...]
 
 
 class Comparison(Spec):
     """Every other run against the first."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     baseline: str
     pairs: tuple[Pair, ...]
     unmatched: tuple[str, ...] = ()
-    """Cases that only some of the runs hold."""
+    """Cases that only some runs have."""
     problems: tuple[str, ...] = ()
     """Runs and rounds that could not be read."""
 
@@ -95,15 +98,16 @@ def compare(
 
     Args:
         runs: the baseline, then the others.
-        across_scales: let cases of another number of hosts or ranks be compared.
-        force: compare what is not comparable, and mark it.
-        problems: what could not be read, passed on.
+        across_scales: compare cases with different numbers of hosts or ranks.
+        force: compare cases that are not comparable, and mark them.
+        problems: runs that could not be read.
 
     Raises:
-        RequestError: fewer than two runs; no case in common; or something is not comparable and was not forced.
+        RequestError: there are fewer than two runs, the runs have no case in common, or cases are not comparable.
     """
     if len(runs) < 2:
-        raise RequestError(f"a comparison takes two runs or more, {len(runs)} could be read{_told(problems)}")
+        unread = "".join(f"\n{problem}" for problem in problems)
+        raise RequestError(f"a comparison needs two or more runs, {len(runs)} could be read{unread}")
     first, *others = runs
     pairs: list[Pair] = []
     unmatched: list[str] = []
@@ -116,7 +120,7 @@ def compare(
             elif any(_same_work(case, found) for found in other.summary.cases):
                 unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
             else:
-                unmatched.append(f"{_name(case)}: {other.summary.run} has no {case.key.model} ({_task(case)})")
+                unmatched.append(f"{_name(case)}: {other.summary.run} has no {case.key.model} ({_TASKS[case.task]})")
         unmatched += [
             f"{_name(case)}: only {other.summary.run} has it"
             for number, case in enumerate(other.summary.cases)
@@ -126,21 +130,13 @@ def compare(
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
     refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
     if refused and not force:
-        hint = "--force compares all the same, and marks it"
+        hint = "--force compares them anyway, and marks the result"
         if not across_scales and any(" hosts x " in reason for reason in refused):
-            hint = f"--across-scales compares scales; {hint}"
-        raise RequestError("\n".join(["these are not comparable:", *refused, hint]))
+            hint = f"--across-scales compares different scales; {hint}"
+        raise RequestError("\n".join(["not comparable:", *refused, hint]))
     return Comparison(
         baseline=first.summary.run, pairs=tuple(pairs), unmatched=tuple(unmatched), problems=tuple(problems)
     )
-
-
-def _told(problems: Iterable[str]) -> str:
-    return "".join(f"\n{problem}" for problem in problems)
-
-
-def _task(case: CaseResult) -> str:
-    return {"train": "training", "infer": "inference", "automl": "a search"}[case.task]
 
 
 def _name(case: CaseResult) -> str:
@@ -152,19 +148,19 @@ def _same_work(one: CaseResult, two: CaseResult) -> bool:
 
 
 def _matches(first: LoadedRun, other: LoadedRun) -> dict[int, int]:
-    """Return which case of ``other`` stands beside which of ``first``: of all pairs, those most alike come first.
+    """Return the case number in ``other`` for each case number in ``first``, most similar pairs first.
 
-    Cases of one model and task are alike by framework, scale, precision and batch of an inference, variant, hardware
-    and version of the framework, in this order.
+    Cases of the same model and task are compared by framework, scale, precision and batch size of an inference,
+    variant, hardware and version of the framework, in this order.
     """
 
-    def alike(pair: tuple[int, int]) -> tuple[bool, ...]:
+    def similarity(pair: tuple[int, int]) -> tuple[bool, ...]:
         case, found = first.summary.cases[pair[0]], other.summary.cases[pair[1]]
         one, two = case.key, found.key
         return (
             one.framework == two.framework,
             (one.nnodes, one.nproc) == (two.nnodes, two.nproc),
-            _inferred(first, case) == _inferred(other, found),
+            _precision_and_batch(first, case) == _precision_and_batch(other, found),
             case.variant == found.variant,
             one.hardware == two.hardware,
             one.framework_version == two.framework_version,
@@ -177,14 +173,14 @@ def _matches(first: LoadedRun, other: LoadedRun) -> dict[int, int]:
         if _same_work(case, found)
     ]
     matches: dict[int, int] = {}
-    for number, place in sorted(possible, key=alike, reverse=True):
+    for number, place in sorted(possible, key=similarity, reverse=True):
         if number not in matches and place not in matches.values():
             matches[number] = place
     return matches
 
 
-def _inferred(run: LoadedRun, case: CaseResult) -> tuple[str, int] | None:
-    """Return the precision and the batch of an inference; None for other tasks and where no round could be read."""
+def _precision_and_batch(run: LoadedRun, case: CaseResult) -> tuple[str, int] | None:
+    """Return precision and batch size of an inference; None for other tasks, or where no round could be read."""
     found = next((result for result in run.rounds_of(case) if result.inference), None)
     return (found.precision, found.inference.batch_size) if found and found.inference else None
 
@@ -198,20 +194,20 @@ def _pair(first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResul
         if before and after:
             differences.append(_difference(name, before, after, case.unit))
         elif before or after:
-            lacking, where = (other, match) if before else (first, case)
-            spread = where.figures.get(name)
+            without, its_case = (other, match) if before else (first, case)
+            spread = its_case.figures.get(name)
             why = spread.reason if spread and spread.reason else "was not measured"
-            one_sided.append(f"{FIGURES[name].title.format(unit=case.unit)}: {lacking.summary.run}: {why}")
+            one_sided.append(f"{FIGURES[name].title.format(unit=case.unit)}: {without.summary.run}: {why}")
     return Pair(
         baseline=sides[0],
         other=sides[1],
         not_comparable=(
-            *_parted(*sides, across_scales=across_scales),
-            *_parted_inference(_inferred(first, case), _inferred(other, match)),
+            *_not_comparable(*sides, across_scales=across_scales),
+            *_not_comparable_inference(_precision_and_batch(first, case), _precision_and_batch(other, match)),
         ),
         differences=tuple(differences),
         one_sided=tuple(one_sided),
-        differing=differing(facts_of(first, case), facts_of(other, match)),
+        differing=context_differences(context_of(first, case), context_of(other, match)),
     )
 
 
@@ -232,32 +228,32 @@ def _side(run: LoadedRun, case: CaseResult) -> Side:
     )
 
 
-def _parted(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
+def _not_comparable(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
     for side in (one, two):
         if side.num_rounds == 0:
-            yield f"no round of {side.run} succeeded or could be read"
+            yield f"{side.run} has no readable round that succeeded"
     if None not in (one.case_version, two.case_version) and one.case_version != two.case_version:
-        yield f"version {two.case_version} of the case against version {one.case_version}"
+        yield f"version {two.case_version} of the case, baseline version {one.case_version}"
     if one.task == "automl" and one.variant != two.variant:
-        yield f"searched {two.variant}, against {one.variant}"
+        yield f"search {two.variant}, baseline {one.variant}"
     if one.unit != two.unit:
-        yield f"counts {two.unit}s against {one.unit}s"
-    for mark, with_it, without in _PARTING:
+        yield f"unit {two.unit}, baseline {one.unit}"
+    for mark, with_it, without in _SEPARATING_MARKS:
         if (mark in one.marks) != (mark in two.marks):
             there, here = (with_it, without) if mark in two.marks else (without, with_it)
-            yield f"{there}, against {here}"
+            yield f"{there}, baseline {here}"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
-        yield (f"{two.key.nnodes} hosts x {two.key.nproc} ranks against {one.key.nnodes} hosts x {one.key.nproc} ranks")
+        yield f"{two.key.nnodes} hosts x {two.key.nproc}, baseline {one.key.nnodes} hosts x {one.key.nproc}"
 
 
-def _parted_inference(one: tuple[str, int] | None, two: tuple[str, int] | None) -> Iterable[str]:
-    """Yield what parts two inferences; engines do not: they are what people compare on purpose."""
+def _not_comparable_inference(one: tuple[str, int] | None, two: tuple[str, int] | None) -> Iterable[str]:
+    """Yield why two inferences are not comparable; different engines are, since they are compared on purpose."""
     if one is None or two is None:
         return
     if one[0] != two[0]:
-        yield f"inferred in {two[0]}, against {one[0]}"
+        yield f"precision {two[0]}, baseline {one[0]}"
     if one[1] != two[1]:
-        yield f"inferred in batches of {two[1]}, against {one[1]}"
+        yield f"batch size {two[1]}, baseline {one[1]}"
 
 
 def _values(run: LoadedRun, case: CaseResult, name: FigureName) -> list[float]:
@@ -270,7 +266,7 @@ def _values(run: LoadedRun, case: CaseResult, name: FigureName) -> list[float]:
 
 def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:
     info = FIGURES[name]
-    found = mean_difference(before, after)
+    difference, interval = mean_difference(before, after)
     base = sum(before) / len(before)
     scale = abs(base)
     return Difference(
@@ -280,22 +276,22 @@ def _difference(name: FigureName, before: Sequence[float], after: Sequence[float
         baseline=base,
         other=sum(after) / len(after),
         num_rounds=(len(before), len(after)),
-        difference=found.difference,
-        interval=found.interval,
-        relative=found.difference / scale if scale else None,
-        relative_interval=(found.interval[0] / scale, found.interval[1] / scale) if found.interval and scale else None,
-        judgement=_judgement(name, found.difference, found.interval),
+        difference=difference,
+        interval=interval,
+        relative=difference / scale if scale else None,
+        relative_interval=(interval[0] / scale, interval[1] / scale) if interval and scale else None,
+        effect=_effect(name, difference, interval),
     )
 
 
-def _judgement(name: FigureName, difference: float, interval: tuple[float, float] | None) -> Judgement:
+def _effect(name: FigureName, difference: float, interval: tuple[float, float] | None) -> Effect:
     if interval is None:
         return "unknown"
     if interval == (0.0, 0.0):
         return "equal"
     if interval[0] <= 0 <= interval[1]:
         return "within noise"
-    wanted = FIGURES[name].better
-    if wanted == "neither":
+    better = FIGURES[name].better
+    if better == "neither":
         return "different"
-    return "better" if (difference > 0) == (wanted == "higher") else "worse"
+    return "better" if (difference > 0) == (better == "higher") else "worse"

@@ -1,4 +1,4 @@
-"""What differs between two results besides their figures: hardware, software, settings, source, findings."""
+"""Differences in the context of two results: hardware, software, settings, source and findings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ABSENT: Final = "–"
 
 _SOFTWARE: Final = ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark")
 _HARDWARE: Final = ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib")
-_PASSING: Final = frozenset({
+_IGNORED: Final = frozenset({
     "uuid", "bus_id", "serial", "pid", "schema_version", "ACCELMARK_NODE_DIR", "ACCELMARK_RUN", "ACCELMARK_CACHE",
 })  # fmt: skip
-"""Parts of a host's description that differ between any two runs, or between two cards of one kind."""
+"""Parts of a host's description that differ between any two runs, or between two cards of the same model."""
 _NAMES: Final = {
     "device_name": ("hardware", "device"),
     "world_size": ("hardware", "ranks"),
@@ -34,11 +34,12 @@ _NAMES: Final = {
     "checkpoint_hash": ("source", "initial weights"),
 }
 
-Facts = dict[tuple[Area, str], str]
+Context = dict[tuple[Area, str], str]
+"""(area, name) -> value."""
 
 
-class Differing(Spec):
-    """One thing that is not the same on both sides."""
+class ContextDifference(Spec):
+    """One value that differs between the sides."""
 
     area: Area
     name: str
@@ -46,21 +47,21 @@ class Differing(Spec):
     other: str
 
 
-def differing(baseline: Facts, other: Facts) -> tuple[Differing, ...]:
-    """Return what ``other`` has otherwise than ``baseline``, by area and name."""
+def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
+    """Return the values that differ, by area and name."""
     names = sorted(baseline.keys() | other.keys(), key=lambda item: (AREAS.index(item[0]), item[1]))
     return tuple(
-        Differing(area=area, name=name, baseline=before, other=after)
+        ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
         if (before := baseline.get((area, name), ABSENT)) != (after := other.get((area, name), ABSENT))
     )
 
 
-def facts_of(run: LoadedRun, case: CaseResult) -> Facts:
-    """Return all that is known of how a case was run; values that vary over rounds or hosts are listed together."""
+def context_of(run: LoadedRun, case: CaseResult) -> Context:
+    """Return the context of a case; values that vary over rounds or hosts are joined."""
     rounds = run.rounds_of(case)
     found: dict[tuple[Area, str], dict[str, None]] = {}
-    for area, name, value in (*_of_run(run, case), *(fact for result in rounds for fact in _of_round(result))):
+    for area, name, value in (*_of_run(run, case), *(entry for result in rounds for entry in _of_round(result))):
         found.setdefault((area, name), {})[value] = None
     return {key: ", ".join(values) for key, values in found.items()}
 
@@ -87,7 +88,7 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     started = result.environment.started
     yield "hardware", "vendor", result.vendor
     yield "hardware", "chip", f"{result.chip.name} {result.chip.variant}".strip() if result.chip else ABSENT
-    yield "software", "framework of the key", result.key.framework
+    yield "software", "framework in the key", result.key.framework
     yield "source", "version of the case", str(result.case_version)
     yield "settings", "precision", result.precision
     for name, (area, title) in _NAMES.items():
@@ -116,7 +117,7 @@ def _of_host(host: Mapping[str, Any]) -> Iterable[tuple[Area, str, str]]:
 
 
 def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
-    if name in _PASSING or value is None:
+    if name in _IGNORED or value is None:
         return
     if isinstance(value, dict):
         for part, below in value.items():
@@ -138,7 +139,7 @@ def _text(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """Shorten what is a SHA-256; everything else stays."""
+    """Shorten a SHA-256; return other text unchanged."""
     return f"{text[:12]}…" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
 
 
@@ -150,6 +151,6 @@ def _plan(run: LoadedRun) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def differing_text(found: Sequence[Differing]) -> list[str]:
+def context_lines(found: Sequence[ContextDifference]) -> list[str]:
     """Return each difference as a line for a terminal."""
-    return [f"{fact.area}: {fact.name}: {fact.baseline} -> {fact.other}" for fact in found]
+    return [f"{entry.area}: {entry.name}: {entry.baseline} -> {entry.other}" for entry in found]

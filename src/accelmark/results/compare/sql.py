@@ -1,4 +1,4 @@
-"""SQL over the table of results through DuckDB: reading only, without files, extensions or a network."""
+"""Query the table of results with SQL in DuckDB: read-only, without files, extensions or network."""
 
 from __future__ import annotations
 
@@ -22,51 +22,53 @@ _MEMORY_LIMIT: Final = "1GB"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a query came to."""
+class QueryResult:
+    """The result of a query."""
 
-    heads: tuple[str, ...]
+    columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows for JSON: heads that are there twice are numbered, what is no finite number is None."""
-        heads: list[str] = []
-        for head in self.heads:
-            names = itertools.chain([head], (f"{head}_{number}" for number in itertools.count(2)))
-            heads.append(next(name for name in names if name not in heads and (name == head or name not in self.heads)))
-        return [dict(zip(heads, map(_finite, row), strict=True)) for row in self.rows]
+        """Return the rows for JSON: repeated column names are numbered, numbers that are not finite become None."""
+        unique: list[str] = []
+        for column in self.columns:
+            names = itertools.chain([column], (f"{column}_{number}" for number in itertools.count(2)))
+            unique.append(
+                next(name for name in names if name not in unique and (name == column or name not in self.columns))
+            )
+        return [dict(zip(unique, map(_finite, row), strict=True)) for row in self.rows]
 
 
-def ask(rows: Sequence[Row], sql: str) -> Answer:
-    """Answer one SELECT over the table ``results``.
+def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
+    """Run one SELECT over the table ``results``.
 
     Raises:
-        RequestError: the statement is wrong, is not one SELECT, or reaches for files; DuckDB is not installed.
+        RequestError: the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not installed.
     """
     duckdb = _duckdb()
-    with _filled(rows) as connection:
+    with _connect(rows) as connection:
         connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
-        connection.execute("SET temp_directory = ''")  # else it spills into the directory that it was called in
+        connection.execute("SET temp_directory = ''")  # do not spill into the working directory
         connection.execute("SET enable_external_access = false")
         connection.execute("SET autoload_known_extensions = false")
         connection.execute("SET lock_configuration = true")
         try:
             statements = connection.extract_statements(sql)
         except duckdb.Error as error:
-            raise RequestError(f"the SQL is wrong: {_first(error)}") from error
+            raise RequestError(f"invalid SQL: {_first_line(error)}") from error
         if len(statements) != 1:
-            raise RequestError(f"one SELECT is answered at a time, these are {len(statements)} statements")
+            raise RequestError(f"a query is a single SELECT, found {len(statements)} statements")
         if statements[0].type != duckdb.StatementType.SELECT:
             kind = statements[0].type.name.replace("_", " ")
-            raise RequestError(f"results are only read: a SELECT is answered, this is {kind}")
+            raise RequestError(f"results are read-only: use SELECT, not {kind}")
         try:
             cursor = connection.execute(statements[0])
-            heads = tuple(str(entry[0]) for entry in cursor.description or ())
-            return Answer(heads, tuple(cursor.fetchall()))
+            columns = tuple(str(entry[0]) for entry in cursor.description or ())
+            return QueryResult(columns, tuple(cursor.fetchall()))
         except duckdb.OutOfMemoryException as error:
-            raise RequestError(f"the SQL takes more than {_MEMORY_LIMIT} of memory: ask for less at a time") from error
+            raise RequestError(f"the query needs more than {_MEMORY_LIMIT} of memory: select less") from error
         except duckdb.Error as error:
-            raise RequestError(f"the SQL cannot be answered: {_first(error)}") from error
+            raise RequestError(f"the query failed: {_first_line(error)}") from error
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
@@ -78,13 +80,13 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
     """
     duckdb = _duckdb()
     beside = path.with_name(f".{path.name}.tmp")
-    with _filled(rows) as connection:
+    with _connect(rows) as connection:
         try:
             connection.table(TABLE).write_parquet(str(beside))
             beside.replace(path)
         except (duckdb.Error, OSError) as error:
             beside.unlink(missing_ok=True)
-            raise RunError(f"{path}: cannot be written: {_first(error)}") from error
+            raise RunError(f"{path}: cannot be written: {_first_line(error)}") from error
 
 
 def _finite(value: Any) -> Any:
@@ -103,7 +105,7 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _filled(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
+def _connect(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(":memory:", config={"threads": 1})
@@ -112,10 +114,10 @@ def _filled(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
     if rows:
         places = ", ".join("?" * len(COLUMNS))
         values = [[row[name] for name in COLUMNS] for row in rows]
-        connection.executemany(f"INSERT INTO {TABLE} VALUES ({places})", values)  # noqa: S608 - our own names
+        connection.executemany(f"INSERT INTO {TABLE} VALUES ({places})", values)  # noqa: S608 - constant names
     return connection
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

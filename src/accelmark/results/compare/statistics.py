@@ -1,69 +1,48 @@
-"""Welch's confidence interval of a difference, and change points of a time series."""
+"""Welch's confidence interval of a difference of means, and change points of a time series."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Final, final
+from statistics import fmean, median
+from typing import Final
+
+MIN_SEGMENT: Final = 2
+"""Least runs between two changes: a single run is an outlier, not a level."""
+_PENALTY: Final = 5
+_MAD_TO_SIGMA: Final = 1.4826
+_OUTLIER_SIGMA: Final = 3
+"""Distance from the median of its neighbours, in units of noise, to which a value is clipped."""
+_MIN_NOISE: Final = 1e-3
+"""Least noise as a share of the level: no machine repeats itself more closely."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class MeanDifference:
-    """Second mean less the first; ``interval`` is null where a side has fewer than two values."""
-
-    difference: float
-    interval: tuple[float, float] | None
-    degrees: float | None
-    """Degrees of freedom by Welch and Satterthwaite; null where nothing varies."""
-
-
-def mean_difference(first: Sequence[float], second: Sequence[float]) -> MeanDifference:
-    """Return mean(second) - mean(first) with Welch's 95 % interval.
-
-    Source: B. L. Welch, Biometrika 34 (1947); degrees of freedom after F. E. Satterthwaite, Biometrics 2 (1946).
+def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Return mean(second) - mean(first) and its 95 % interval by Welch's t-test; None where a side has one value.
 
     Raises:
-        ValueError: a side holds no value.
+        ValueError: a side has no value.
     """
     if not first or not second:
         raise ValueError("both sides need a value")
-    means = [_mean(first), _mean(second)]
-    difference = means[1] - means[0]
+    difference = _mean(second) - _mean(first)
     if min(len(first), len(second)) < 2:
-        return MeanDifference(difference, None, None)
-    parts = [
-        math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-        for values, mean in zip((first, second), means, strict=True)
-    ]
-    error = math.fsum(parts)
-    if error == 0:
-        return MeanDifference(difference, (difference, difference), None)
-    # Shares of the variance, so that squares of tiny variances do not vanish.
-    shares = [part / error for part in parts]
-    degrees = 1 / math.fsum(share**2 / (len(values) - 1) for share, values in zip(shares, (first, second), strict=True))
-    from scipy.special import stdtrit
+        return difference, None
+    if min(first) == max(first) and min(second) == max(second):
+        return difference, (difference, difference)
+    from scipy.stats import ttest_ind  # takes about a second to import
 
-    half = float(stdtrit(degrees, 0.975)) * math.sqrt(error)
-    return MeanDifference(difference, (difference - half, difference + half), degrees)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # of a side without variance
+        interval = ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    return difference, (float(interval.low), float(interval.high))
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean; of values that are all the same that value, so that rounding makes no spread of them."""
-    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
-
-
-LEAST_SEGMENT: Final = 2
-"""Runs between two changes: one run by itself is an outlier, not a level."""
-_PENALTY: Final = 5
-_NORMAL_MAD: Final = 1.4826
-_NEAR: Final = 3
-"""Noise that a value may lie from its neighbours' median before it counts as an outlier."""
-_FLOOR: Final = 1e-3
-"""Noise is taken to be at least this share of the level: no machine repeats itself more closely than that."""
+    """Return the mean, without rounding where all values are equal."""
+    return values[0] if min(values) == max(values) else fmean(values)
 
 
 def change_points(values: Sequence[float]) -> list[int]:
@@ -71,56 +50,50 @@ def change_points(values: Sequence[float]) -> list[int]:
 
     Optimal partitioning (Jackson et al., IEEE Signal Processing Letters 12, 2005) of a mean that changes under
     Gaussian noise: the sum of squares within segments over the noise's variance, plus 5 ln n for each change. The
-    noise is judged from differences of neighbours (their median, so that the changes themselves do not count). A
-    value counts only as far as its neighbours bear it out (:func:`_moderated`): by its square, one outlier would draw
-    a level of two runs around itself, which may even begin a run too early. O(n^2).
+    noise is estimated from the median difference of neighbours, which changes of level do not affect. Outliers are
+    clipped first (:func:`_clipped`), since the square of one would create a level of two runs around it. O(n^2).
     """
     count = len(values)
-    if count < 2 * LEAST_SEGMENT:
+    if count < 2 * MIN_SEGMENT:
         return []
     steps = [abs(after - before) for before, after in itertools.pairwise(values)]
-    noise = max(_NORMAL_MAD * median(steps) / math.sqrt(2), _FLOOR * abs(median(values)))
+    noise = max(_MAD_TO_SIGMA * median(steps) / math.sqrt(2), _MIN_NOISE * abs(median(values)))
     if noise == 0:
-        noise = max(max(steps), 1.0) * _FLOOR
+        noise = max(max(steps), 1.0) * _MIN_NOISE
     centre = median(values)
     sums, squares = [0.0], [0.0]
-    for value in _moderated(values, _NEAR * noise):
+    for value in _clipped(values, _OUTLIER_SIGMA * noise):
         scaled = (value - centre) / noise
         sums.append(sums[-1] + scaled)
         squares.append(squares[-1] + scaled * scaled)
     penalty = _PENALTY * math.log(count)
     best = [-penalty] + [math.inf] * count
-    before = [0] * (count + 1)
-    for end in range(LEAST_SEGMENT, count + 1):
-        for start in range(end - LEAST_SEGMENT + 1):
+    previous = [0] * (count + 1)
+    for end in range(MIN_SEGMENT, count + 1):
+        for start in range(end - MIN_SEGMENT + 1):
             if math.isinf(best[start]):
                 continue
             total = sums[end] - sums[start]
             cost = best[start] + squares[end] - squares[start] - total * total / (end - start) + penalty
             if cost < best[end]:
-                best[end], before[end] = cost, start
+                best[end], previous[end] = cost, start
     changes: list[int] = []
-    end = count
+    end = previous[count]
     while end > 0:
-        end = before[end]
-        if end > 0:
-            changes.append(end)
+        changes.append(end)
+        end = previous[end]
     return changes[::-1]
 
 
-def _moderated(values: Sequence[float], most: float) -> Iterator[float]:
-    """Yield each value, moved to within ``most`` of the median of it and its neighbours; ends look at three as well."""
+def _clipped(values: Sequence[float], limit: float) -> Iterator[float]:
+    """Yield each value, clipped to within ``limit`` of the median of three: itself and its neighbours."""
     for position, value in enumerate(values):
         first = min(max(position - 1, 0), len(values) - 3)
-        near = median(values[first : first + 3])
-        yield min(max(value, near - most), near + most)
+        centre = median(values[first : first + 3])
+        yield min(max(value, centre - limit), centre + limit)
 
 
 def levels(values: Sequence[float], changes: Sequence[int]) -> list[tuple[int, int, float]]:
-    """Return (first, past the last, mean) of each segment between changes."""
+    """Return (first index, index after the last, mean) of each segment between changes."""
     edges = [0, *changes, len(values)]
-    return [
-        (begin, end, math.fsum(values[begin:end]) / (end - begin))
-        for begin, end in itertools.pairwise(edges)
-        if end > begin
-    ]
+    return [(begin, end, fmean(values[begin:end])) for begin, end in itertools.pairwise(edges) if end > begin]

@@ -1,4 +1,4 @@
-"""Many runs as one table: a row for each case of each run, a column for each fact and figure."""
+"""Tabulate runs: one row per case of a run, one column per attribute and figure; filter, group and write CSV."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from accelmark.spec.errors import RequestError, nearest
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 
-FACTS: Final[dict[str, type]] = {
+ATTRIBUTES: Final[dict[str, type]] = {
     "run": str, "path": str, "started_at": str, "state": str, "verdict": str, "converged": bool, "marks": str,
     "task": str, "case": str, "case_version": int, "model": str, "framework": str, "framework_version": str,
     "vendor": str, "chip": str, "scale": str, "nnodes": int, "nproc": int, "ranks": int, "variant": str,
     "precision": str, "rounds": int, "unit": str, "accelmark_version": str,
 }  # fmt: skip
-"""Columns that are no figures."""
+"""Columns that are not figures."""
 HALF: Final = "_half95"
-"""End of the column that holds half a figure's 95 % interval."""
-COLUMNS: Final[dict[str, type]] = FACTS | {
+"""Suffix of the column with half of a figure's 95 % interval."""
+COLUMNS: Final[dict[str, type]] = ATTRIBUTES | {
     column: float for name in FigureName for column in (name.value, f"{name.value}{HALF}")
 }
-_MANY: Final = "marks"
-"""The column whose cells hold any number of words."""
-_SHORT: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
+_LIST_COLUMN: Final = "marks"
+"""The column whose cells list any number of values."""
+_ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
 
 
 def rows_of(runs: Iterable[LoadedRun]) -> list[Row]:
-    """Return one row for each case of ``runs``, oldest run first; every row has every column of COLUMNS."""
+    """Return one row for each case of ``runs``, oldest run first, with every column of COLUMNS."""
     ordered = sorted(runs, key=lambda run: (run.summary.started_at, str(run.path)))
     return [_row(run, case) for run in ordered for case in run.summary.cases]
 
@@ -63,49 +63,48 @@ def _row(run: LoadedRun, case: CaseResult) -> Row:
 
 
 def column(name: str) -> str:
-    """Return the column that a person means.
+    """Return the column of a name or alias.
 
     Raises:
-        RequestError: there is none of that name; the nearest is told.
+        RequestError: there is no such column; the message names the nearest.
     """
-    name = _SHORT.get(name, name)
+    name = _ALIASES.get(name, name)
     if name not in COLUMNS:
-        raise RequestError(f"{name!r} is not a column of the results: {nearest(name, COLUMNS)}")
+        raise RequestError(f"unknown column {name!r}: {nearest(name, COLUMNS)}")
     return name
 
 
-def matching(runs: Iterable[LoadedRun], wanted: Iterable[tuple[str, str]]) -> list[LoadedRun]:
-    """Return the runs with those of their cases alone whose columns hold what is wanted, letter case aside.
+def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> list[LoadedRun]:
+    """Filter the cases of runs by (column, value) pairs, all of which have to match; letter case is ignored.
 
-    ``a,b`` wants either; so does the whole text, where a cell holds commas. Marks are many in one cell: one of them is
-    enough, and marks that are wanted by several entries are all wanted.
+    A value ``a,b`` matches either ``a``, ``b`` or the whole text. A list of marks matches where it has the value.
 
     Raises:
-        RequestError: there is no such column, or one that holds a single value is named twice.
+        RequestError: there is no such column, or a column other than marks is used twice.
     """
     tests: list[tuple[str, frozenset[str]]] = []
-    for name, text in wanted:
+    for name, text in filters:
         name = column(name)
-        if name != _MANY and any(name == before for before, _ in tests):
-            raise RequestError(f"{name} is wanted twice, and no case has two: write {name}=A,B for either")
+        if name != _LIST_COLUMN and any(name == before for before, _ in tests):
+            raise RequestError(f"{name} is used twice: write {name}=A,B to match either")
         parts = (text, *(part for part in text.split(",") if part.strip()))
         tests.append((name, frozenset(part.strip().lower() for part in parts)))
     found = []
     for run in runs:
         rows = [(case, _row(run, case)) for case in run.summary.cases]
-        kept = tuple(case for case, row in rows if all(_words(name, row[name]) & accepted for name, accepted in tests))
+        kept = tuple(case for case, row in rows if all(_values(name, row[name]) & accepted for name, accepted in tests))
         if kept:
             found.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))
     return found
 
 
-def _words(name: str, value: Cell) -> frozenset[str]:
+def _values(name: str, value: Cell) -> frozenset[str]:
     text = "" if value is None else str(value).lower()
-    return frozenset({text, *(text.split(", ") if name == _MANY else ())})
+    return frozenset({text, *(text.split(", ") if name == _LIST_COLUMN else ())})
 
 
 def grouped(rows: Iterable[Row], by: Sequence[str]) -> dict[tuple[Cell, ...], list[Row]]:
-    """Return the rows by the values of some columns, groups in order of those values."""
+    """Group rows by the values of columns, sorted by those values."""
     names = [column(name) for name in by]
     groups: dict[tuple[Cell, ...], list[Row]] = {}
     for row in rows:
@@ -117,11 +116,11 @@ def _sortable(value: Cell) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
-def to_csv(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table as CSV; what was not measured is empty, and no cell begins as a formula of a spreadsheet."""
+def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """Return a table as CSV: missing values are empty, cells that a spreadsheet would run as formulas are quoted."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(heads)
+    writer.writerow(columns)
     for row in rows:
         writer.writerow([_safe(value) for value in row])
     return out.getvalue()

@@ -14,12 +14,12 @@ from pydantic_core import from_json
 
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, loaded_from
 from accelmark.results.store.manifest import MANIFEST_FILE, check_manifest, covered_files
-from accelmark.results.store.secret_list import SECRETS_FILE, HiddenSecrets
+from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 
 SUFFIX: Final = ".accelmark.tar"
-_MOST_NAMED: Final = 5
+_MAX_LISTED: Final = 5
 _MAX_FILES: Final = 100_000
 _MAX_FILE_BYTES: Final = 2**30
 _MAX_BYTES: Final = 16 * 2**30
@@ -34,22 +34,18 @@ def bundle_name(run_dir: Path) -> str:
 def write_bundle(run_dir: Path, output: Path) -> None:
     """Pack the run at ``run_dir`` into ``output``.
 
-    Values of variables whose names look like secrets, of the plan and of the hosts, and the user parts of addresses are
-    replaced everywhere; the manifest in the bundle is over what
-    is in it. It vouches for nothing that the run's own manifest does not: where there is one, every file has to match.
+    Values of variables with secret names, in the plan and on the hosts, and user parts of URLs are replaced in all
+    files; the bundle's manifest covers the files as packed. If the run has a manifest, every file has to match it.
 
     Raises:
-        RunError: ``run_dir`` is not a finished run, a file is not as its manifest says, or ``output`` cannot be
-            written.
+        RunError: ``run_dir`` is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
-        raise RunError(
-            f"{run_dir}: is not a finished run (it has no {SUMMARY_FILE}): run 'accelmark report' on it first"
-        )
+        raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
     covered = covered_files(run_dir)
-    hidden = HiddenSecrets(path for path in covered if path.name == SECRETS_FILE)
+    hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
     files: dict[str, bytes] = {}
     for path in covered:
         if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
@@ -62,24 +58,23 @@ def write_bundle(run_dir: Path, output: Path) -> None:
 
 
 def _refuse_changed(run_dir: Path, output: Path) -> None:
-    """Raise RunError where a file is not as the run's manifest says; without a manifest there is nothing to say."""
+    """Raise RunError if a file differs from the run's manifest, where there is one."""
     if not (run_dir / MANIFEST_FILE).is_file():
         return
     place, root = output.resolve(), run_dir.resolve()
-    # A bundle that was written into the run before is no part of it.
+    # An earlier bundle in the run directory is not part of the run.
     own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
     changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
     if changed:
-        more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
         raise RunError(
-            f"{run_dir}: is not bundled, as a new manifest would hide that it was changed: "
-            f"{'; '.join(changed[:_MOST_NAMED])}{more}. See 'accelmark verify {run_dir}', and bring back the files as "
-            "they were"
+            f"{run_dir}: is not bundled because files differ from its manifest: "
+            f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
         )
 
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the bundle of ``files`` (path below the run -> content), with a manifest over them."""
+    """Return the bundle of ``files`` (path relative to the run -> content) with a manifest."""
     lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
     whole = {**files, MANIFEST_FILE: "".join(lines).encode()}
     stream = io.BytesIO()
@@ -93,10 +88,10 @@ def pack(name: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
-    """Unpack ``bundle`` below ``into``; return the run's directory, and what is wrong with the archive itself.
+    """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself.
 
     Raises:
-        RequestError: it is no bundle, or an entry of it would land elsewhere or is not a plain file.
+        RequestError: it is not a bundle, or an entry is not a plain file or has a path outside of the run.
     """
     try:
         raw = bundle.read_bytes()
@@ -105,7 +100,7 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
         raise RequestError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
     names = {PurePosixPath(path).parts[0] for path in files}
     if len(names) != 1:
-        raise RequestError(f"{bundle}: is not a bundle: it holds {len(names)} directories instead of one run")
+        raise RequestError(f"{bundle}: is not a bundle: it has {len(names)} top-level directories instead of one")
     (name,) = names
     for path, content in files.items():
         target = into / path
@@ -114,7 +109,9 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     inner = {path.split("/", 1)[1]: content for path, content in files.items()}
     inner.pop(MANIFEST_FILE, None)
     problems = (
-        [] if pack(name, inner) == raw else [f"{bundle.name}: is not as 'accelmark bundle' packs it: it was edited"]
+        []
+        if pack(name, inner) == raw
+        else [f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"]
     )
     return into / name, problems
 
@@ -127,16 +124,16 @@ def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
             if not entry.isfile():
                 raise RequestError(f"{bundle}: {entry.name!r} is not a plain file: refused")
             if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
-                raise RequestError(f"{bundle}: {entry.name!r} leads out of the run: refused")
+                raise RequestError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
             num_bytes += entry.size
             if number >= _MAX_FILES or num_bytes > _MAX_BYTES:
-                raise RequestError(f"{bundle}: holds more than a run does: refused")
+                raise RequestError(f"{bundle}: is larger than any run: refused")
             content = archive.extractfile(entry)
             yield path.as_posix(), content.read() if content is not None else b""
 
 
 def _secrets(run_dir: Path) -> list[bytes]:
-    """Return the secrets that plan and tasks name, longest first."""
+    """Return the secrets in the plan and the hosts' tasks, longest first."""
     found: set[str] = set()
     for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
         try:
@@ -146,8 +143,8 @@ def _secrets(run_dir: Path) -> list[bytes]:
     return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
-def _without(content: bytes, secrets: list[bytes], hidden: HiddenSecrets) -> bytes:
-    if b"\0" not in content:  # a text
+def _without(content: bytes, secrets: list[bytes], hidden: SecretFinder) -> bytes:
+    if b"\0" not in content:  # text
         content = without_userinfo(content.decode("latin-1")).encode("latin-1")
     for secret in secrets:
         content = content.replace(secret, LEFT_OUT.encode())
@@ -157,7 +154,7 @@ def _without(content: bytes, secrets: list[bytes], hidden: HiddenSecrets) -> byt
 @final
 @dataclass(frozen=True, slots=True)
 class BundleFiles:
-    """The files of a run inside a bundle."""
+    """The files of a run in a bundle, read without unpacking it."""
 
     path: Path
     run: str
@@ -167,25 +164,25 @@ class BundleFiles:
     sha256: dict[str, str]
 
     def read(self, name: str) -> bytes:
-        """Return the file ``name``; raises RunError where it is missing or not as it was packed."""
+        """Return the file ``name``. Raises RunError where it is missing or differs from the manifest."""
         if name not in self.places:
-            raise RunError(f"{self.where(name)}: cannot be read: the bundle does not hold it")
+            raise RunError(f"{self.where(name)}: is not in the bundle")
         content = _slice(self.path, *self.places[name])
         if hashlib.sha256(content).hexdigest() != self.sha256.get(name):
-            raise RunError(f"{self.where(name)}: is not as it was packed: its SHA-256 is not the manifest's")
+            raise RunError(f"{self.where(name)}: was edited: its SHA-256 differs from the manifest's")
         return content
 
     def has(self, name: str) -> bool:
-        """Tell whether the bundle holds ``name``."""
+        """Return whether the bundle has a file ``name``."""
         return name in self.places
 
     def where(self, name: str) -> str:
-        """Return the bundle and the file in it."""
+        """Return the bundle's path and the file's name in it."""
         return f"{self.path}: {name}"
 
 
 def is_bundle(path: Path) -> bool:
-    """Tell whether a file is a tar that begins as bundles do: with the manifest of one run, or a file beside it."""
+    """Return whether a file is a tar archive with the manifest of one run."""
     try:
         with path.open("rb") as file:
             head = file.read(512)
@@ -200,20 +197,20 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
 
     Raises:
-        RunError: it is no bundle, is damaged, or what is read of it is not as it was packed.
+        RunError: it is not a bundle, is damaged, or a file that is read was edited.
     """
     entries = _index(path)
     names = {_parts(name)[0] for name in entries if _parts(name)}
     if len(names) != 1:
-        raise RunError(f"{path}: is not a bundle: it holds {len(names)} directories instead of one run")
+        raise RunError(f"{path}: is not a bundle: it has {len(names)} top-level directories instead of one")
     (run,) = names
     places = {name.removeprefix(f"{run}/"): place for name, place in entries.items()}
     if MANIFEST_FILE not in places:
-        raise RunError(f"{path}: is not a bundle: it holds no {MANIFEST_FILE}")
+        raise RunError(f"{path}: is not a bundle: it has no {MANIFEST_FILE}")
     try:
         lines = _slice(path, *places[MANIFEST_FILE]).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise RunError(f"{path}: {MANIFEST_FILE}: is not text: the bundle is damaged") from error
+        raise RunError(f"{path}: {MANIFEST_FILE}: is not UTF-8: the bundle is damaged") from error
     sha256 = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     return loaded_from(path, BundleFiles(path, run, places, sha256), curves=curves)
 
@@ -223,13 +220,13 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def _index(path: Path) -> dict[str, tuple[int, int]]:
-    """Return where each file of the archive begins, and its size; contents are not read."""
+    """Return offset and size of each file of the archive, without reading contents."""
     places: dict[str, tuple[int, int]] = {}
     try:
         with tarfile.open(path, mode="r:") as archive:
             for entry in archive:
                 if not entry.isfile() or entry.size > _MAX_FILE_BYTES or len(places) >= _MAX_FILES:
-                    raise RunError(f"{path}: {entry.name!r} is nothing that a bundle of a run holds")
+                    raise RunError(f"{path}: {entry.name!r} is not an entry of a bundle")
                 places[entry.name] = entry.offset_data, entry.size
     except (OSError, tarfile.TarError, EOFError, ValueError) as error:
         raise RunError(f"{path}: is not a bundle of a run, or is damaged: {error}") from error
@@ -244,5 +241,5 @@ def _slice(path: Path, offset: int, size: int) -> bytes:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     if len(content) != size:
-        raise RunError(f"{path}: is damaged: it ends early")
+        raise RunError(f"{path}: is truncated")
     return content

@@ -1,4 +1,4 @@
-"""Writing files so that a killed process or a full disk never leaves half of one."""
+"""Write files atomically, and report errors of the file system."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Final
 from accelmark.spec.errors import RunError
 
 _ADVICE: Final = {
-    errno.ENOSPC: "the disk is full: free some space, or choose another place with --out",
-    errno.EDQUOT: "the disk quota is used up: free some space, or choose another place with --out",
-    errno.EROFS: "the file system is read-only: choose another place with --out",
-    errno.EACCES: "permission denied: choose a place you may write to with --out",
-    errno.EPERM: "permission denied: choose a place you may write to with --out",
-    errno.ENOTDIR: "a part of the path is a file: choose another place with --out",
+    errno.ENOSPC: "the disk is full: free some space, or choose another directory with --out",
+    errno.EDQUOT: "the disk quota is used up: free some space, or choose another directory with --out",
+    errno.EROFS: "the file system is read-only: choose another directory with --out",
+    errno.EACCES: "permission denied: choose a writable directory with --out",
+    errno.EPERM: "permission denied: choose a writable directory with --out",
+    errno.ENOTDIR: "a part of the path is a file: choose another directory with --out",
 }
 
 
 @contextmanager
-def naming_the_disk(path: Path) -> Iterator[None]:
-    """Turn an OSError into a RunError that names ``path`` and says what to do."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a RunError with ``path`` and advice."""
     try:
         yield
     except OSError as error:
@@ -33,30 +33,30 @@ def naming_the_disk(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
-    """Write ``text`` beside ``path`` and rename it there: a reader sees the old file or the new one, never a part.
+    """Write ``text`` to a temporary file and rename it to ``path``: readers see the old file or the new one.
 
-    What is ``private`` only the owner of the directory can read: from within a container that is not who writes.
+    A ``private`` file is readable only by the owner of the directory, which is not the writer in a container.
 
     Raises:
-        RunError: it cannot be written; the reason and what to do are named.
+        RunError: it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with naming_the_disk(path):
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with write_errors(path):
         try:
-            with beside.open("w", encoding="utf-8") as file:
+            with temporary.open("w", encoding="utf-8") as file:
                 if private:
-                    _keep_private(file.fileno(), path.parent)
+                    _make_private(file.fileno(), path.parent)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         except OSError:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
-def _keep_private(descriptor: int, directory: Path) -> None:
-    """Give an open file to the owner of ``directory`` alone; where that cannot be, it stays as readable as others."""
+def _make_private(descriptor: int, directory: Path) -> None:
+    """Restrict an open file to the owner of ``directory``; unchanged where the owner cannot be set."""
     owner = directory.stat()
     try:
         if owner.st_uid != os.geteuid():
@@ -67,15 +67,15 @@ def _keep_private(descriptor: int, directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make ``path`` and what is missing above it.
+    """Create ``path`` and its parents.
 
     Raises:
-        RunError: it cannot be made; the reason and what to do are named.
+        RunError: it cannot be created.
     """
-    with naming_the_disk(path):
+    with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def free_mib(path: Path) -> float:
-    """Return the MiB that an unprivileged writer has left on the file system of ``path``."""
+    """Return the free MiB on the file system of ``path`` for an unprivileged user."""
     return shutil.disk_usage(path).free / 2**20

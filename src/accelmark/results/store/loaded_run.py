@@ -1,4 +1,4 @@
-"""Results on disk: read with their version checked, written beside and renamed."""
+"""Load a run: its summary and the results of its rounds, with their schema version checked."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
 SCHEMA_VERSION: Final = 1
 
-_DRAWN: Final = ("curves", "telemetry", "step_ms_histogram")
-"""Parts of a round's result that are only drawn; they are most of it."""
+_CHART_FIELDS: Final = ("curves", "telemetry", "step_ms_histogram")
+"""Fields of a round's result for charts only; they are most of its size."""
 
 R = TypeVar("R", RoundResult, Summary)
 
 
 class RunFiles(Protocol):
-    """The files of one run, wherever they lie."""
+    """Access to the files of one run, in a directory or a bundle."""
 
     def read(self, name: str) -> bytes:
         """Return the file ``name`` (relative to the run).
 
         Raises:
-            RunError: it is not there, cannot be read, or is not as it was packed.
+            RunError: it is missing, cannot be read, or differs from the bundle's manifest.
         """
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a file ``name``."""
+        """Return whether there is a file ``name``."""
 
     def where(self, name: str) -> str:
-        """Return how a person would name the file, for a message."""
+        """Return the file's place for a message."""
 
 
 @final
@@ -49,14 +49,14 @@ class DirectoryFiles:
     path: Path
 
     def read(self, name: str) -> bytes:
-        """Return the file ``name``; raises RunError where it cannot be read."""
+        """Return the file ``name``. Raises RunError where it cannot be read."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
             raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a file ``name``."""
+        """Return whether there is a file ``name``."""
         return (self.path / name).is_file()
 
     def where(self, name: str) -> str:
@@ -77,7 +77,7 @@ class LoadedRun:
     problems: tuple[str, ...] = ()
     """Rounds that could not be read, by file."""
     packed: RunFiles | None = None
-    """The files of a run that lies in a bundle."""
+    """The files of a run in a bundle; None for a directory."""
 
     @property
     def files(self) -> RunFiles:
@@ -90,35 +90,37 @@ class LoadedRun:
 
 
 def load_round(path: Path) -> RoundResult:
-    """Read a ``result.json``. Raises RunError naming the file, and the version where that is what is wrong."""
+    """Read a ``result.json``. Raises RunError naming the file where it is unreadable or has another version."""
     return _load(RoundResult, DirectoryFiles(path.parent), path.name)
 
 
 def load_summary(path: Path) -> Summary:
-    """Read a ``summary.json``. Raises RunError naming the file, and the version where that is what is wrong."""
+    """Read a ``summary.json``. Raises RunError naming the file where it is unreadable or has another version."""
     return _load(Summary, DirectoryFiles(path.parent), path.name)
 
 
 def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
-    """Read a finished run: its summary and the rounds it names; a round that cannot be read is told of.
+    """Load a finished run; rounds that cannot be read are listed in ``problems``.
 
-    Without ``curves`` what is only drawn is left out: tables over many runs need no more.
+    Without ``curves``, data for charts is omitted, which tables over many runs do not need.
 
     Raises:
-        RunError: there is no readable summary; a run that was killed before it wrote one is said to be half-written.
+        RunError: there is no readable summary.
     """
     summary_file = run_dir / SUMMARY_FILE
     if not run_dir.is_dir():
-        raise RunError(f"{run_dir}: is not a directory of a run")
+        raise RunError(f"{run_dir}: is not a directory")
     if not summary_file.is_file():
         if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
-            raise RunError(f"{run_dir}: is half-written (no {SUMMARY_FILE}): resume it, or report it to summarise it")
-        raise RunError(f"{run_dir}: is not a run (it has no {SUMMARY_FILE} and no plan.json)")
+            raise RunError(
+                f"{run_dir}: is incomplete (no {SUMMARY_FILE}): resume it, or run 'accelmark report' to summarise it"
+            )
+        raise RunError(f"{run_dir}: is not a run (no {SUMMARY_FILE} and no plan.json)")
     return loaded_from(run_dir, DirectoryFiles(run_dir), curves=curves)
 
 
 def loaded_from(path: Path, files: RunFiles, *, curves: bool = True) -> LoadedRun:
-    """Read a finished run from its files; ``path`` is what a person calls it by.
+    """Load a finished run from its files; ``path`` is shown to users.
 
     Raises:
         RunError: there is no readable summary.
@@ -128,13 +130,13 @@ def loaded_from(path: Path, files: RunFiles, *, curves: bool = True) -> LoadedRu
     problems: list[str] = []
     for name in (name for case in summary.cases for name in case.rounds):
         try:
-            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _DRAWN)
+            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _CHART_FIELDS)
         except RunError as error:
             problems.append(str(error))
     return LoadedRun(path, summary, rounds, tuple(problems), None if isinstance(files, DirectoryFiles) else files)
 
 
-def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = ()) -> R:
+def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = ()) -> R:
     path = files.where(name)
     try:
         loaded = from_json(files.read(name), allow_inf_nan=False)
@@ -144,7 +146,7 @@ def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = 
     if version != SCHEMA_VERSION:
         found = "states no schema version" if version is None else f"has schema version {version}"
         raise RunError(f"{path}: {found}; this AccelMark reads version {SCHEMA_VERSION}")
-    for field in left_out:
+    for field in omitted:
         loaded.pop(field, None)
     try:
         result = model.model_validate(loaded)
@@ -153,7 +155,7 @@ def _load(model: type[R], files: RunFiles, name: str, left_out: Iterable[str] = 
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
     for figure, value in _numbers(result):
-        if not math.isfinite(value):  # written as 1e999: JSON has no word for it
+        if not math.isfinite(value):  # 1e999 parses as infinity
             raise RunError(f"{path}: does not follow schema version {version}: figures.{figure}: is not finite")
     return result
 

@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from accelmark.results.read.reevaluation import PREFIX as REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
-from accelmark.spec.evidence import ALLOCATION_FILE, COORDINATOR_LOG
+from accelmark.spec.evidence import COORDINATOR_LOG
+from accelmark.spec.launcher import run_files
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
-_LEFT_OUT: Final = {"checkpoints", "__pycache__"}
-"""Directories the manifest does not cover: checkpoints are large, and no figure comes from them."""
-_COORDINATORS: Final = {COORDINATOR_LOG, ALLOCATION_FILE}
-"""The coordinator's own files, not covered: they change or go as it lets go of the hosts, after all is summed up."""
+_EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}
+"""Directories that the manifest does not cover: checkpoints are large, and no figure depends on them. Nor does it cover
+evaluation jobs, which come later."""
 
 
 def write_manifest(run_dir: Path) -> Path:
-    """Write ``MANIFEST.sha256`` over all files of a run, as ``sha256sum`` would; return its path."""
+    """Write the manifest of all files of a run; return its path."""
     lines = [f"{_sha256(path)}  {path.relative_to(run_dir).as_posix()}\n" for path in sorted(_files(run_dir))]
     manifest = run_dir / MANIFEST_FILE
     write_atomic(manifest, "".join(lines))
@@ -28,9 +29,9 @@ def write_manifest(run_dir: Path) -> Path:
 
 
 def update_manifest(run_dir: Path, *names: str) -> None:
-    """Take the files ``names`` (relative to the run) into the manifest as they are now; other lines stay as they are.
+    """Update the lines of the files ``names`` (relative to the run); other lines are kept, so that edits stay visible.
 
-    So a page that is written anew does not vouch for a log that was edited meanwhile. Without a manifest, one is made.
+    Writes a new manifest where there is none.
     """
     manifest = run_dir / MANIFEST_FILE
     if not manifest.is_file():
@@ -42,10 +43,10 @@ def update_manifest(run_dir: Path, *names: str) -> None:
 
 
 def check_manifest(run_dir: Path) -> list[str]:
-    """Return one sentence for each file that the manifest names and that is gone or was changed, or that it lacks.
+    """Return a message for each file that is missing, was changed, or is not in the manifest.
 
     Raises:
-        RunError: there is no readable manifest.
+        RunError: the manifest is missing or unreadable.
     """
     path = run_dir / MANIFEST_FILE
     try:
@@ -54,33 +55,42 @@ def check_manifest(run_dir: Path) -> list[str]:
         raise RunError(f"{path}: cannot be read: {error}") from error
     problems: list[str] = []
     named: set[str] = set()
+    excluded = _excluded()
     for number, line in enumerate(lines, start=1):
         expected, separator, name = line.partition("  ")
         named.add(name)
         file = run_dir / name
         if not separator or Path(name).is_absolute() or ".." in Path(name).parts:
-            problems.append(f"{path}: line {number} is no line of a manifest")
-        elif name in _COORDINATORS:
-            continue  # a manifest that was written before these were left out
+            problems.append(f"{path}: line {number} is not a line of a manifest")
+        elif name in excluded:
+            continue  # manifests of earlier versions list them
         elif not file.is_file():
             problems.append(f"{name}: is missing")
         elif _sha256(file) != expected:
-            problems.append(f"{name}: was changed (its SHA-256 is not {expected[:12]}…)")
+            problems.append(f"{name}: was changed (expected SHA-256 {expected[:12]}…)")
     found = sorted(file.relative_to(run_dir).as_posix() for file in _files(run_dir))
-    problems += [f"{name}: was added (the manifest does not name it)" for name in found if name not in named]
+    problems += [f"{name}: was added (not in the manifest)" for name in found if name not in named]
     return problems
 
 
 def covered_files(run_dir: Path) -> list[Path]:
-    """Return the files of a run that its manifest covers, by name."""
+    """Return the files that the manifest of a run covers, by name."""
     return sorted(_files(run_dir))
 
 
+def _excluded() -> set[str]:
+    """Return the files of the coordinator and its launcher, which change after the manifest is written."""
+    return {COORDINATOR_LOG} | run_files()
+
+
 def _files(run_dir: Path) -> Iterator[Path]:
+    excluded = _excluded()
     for directory, names, files in os.walk(run_dir):
-        names[:] = [name for name in names if name not in _LEFT_OUT]
+        names[:] = [
+            name for name in names if name not in _EXCLUDED_DIRECTORIES and not name.startswith(REEVALUATION_PREFIX)
+        ]
         for file in files:
-            if Path(directory) == run_dir and file in _COORDINATORS:
+            if Path(directory) == run_dir and file in excluded:
                 continue
             if file != MANIFEST_FILE and not file.endswith((".pid", ".tmp", ".lock")):
                 path = Path(directory, file)

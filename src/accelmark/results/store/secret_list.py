@@ -1,7 +1,7 @@
-"""The secrets that a job was given, kept as salted hashes, so that a bundle of its logs can leave them out.
+"""Salted hashes of a job's secrets, to redact them from the logs in a bundle.
 
-Only the hashes, lengths and one piece's place are kept. To find a secret, its longest run of letters and digits is
-looked for where such a run of that length stands in a text, and what is around it is compared as a whole.
+Only hashes, lengths and one offset are stored. A secret is found by its longest alphanumeric run: every run of that
+length in a text is hashed, and where it matches, the whole secret around it is hashed and compared.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from accelmark.spec.secret import LEFT_OUT, is_secret, is_telling, passwords
 
 SECRETS_FILE: Final = "secrets.json"
 LEAST_LENGTH: Final = 6
-"""Shorter values of a host's own variables are not looked for: common words would be."""
+"""Shorter values of a host's own variables are not redacted: they could be common words."""
 _RUN: Final = re.compile(rb"[A-Za-z0-9]+")
 
 
-class HiddenSecret(Spec):
-    """One secret that nobody can read out of this."""
+class SecretHash(Spec):
+    """One secret, which cannot be recovered from this."""
 
     length: int = Field(ge=1)
     """Bytes of the whole."""
     lead: int = Field(ge=0)
-    """Bytes before its longest run of letters and digits."""
+    """Bytes before its longest alphanumeric run."""
     run_length: int = Field(ge=1)
     run_sha256: str
     sha256: str
@@ -44,21 +44,21 @@ class SecretList(Spec):
     """The secrets of one host's part of a job."""
 
     salt: str
-    hidden: tuple[HiddenSecret, ...] = ()
+    hidden: tuple[SecretHash, ...] = ()
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """Return the secrets among variables: values of secret names that are no places, and passwords in addresses."""
+    """Return the secrets in variables: values of secret names that are not paths, and passwords in URLs."""
     found: set[str] = set()
     for name, value in environment.items():
         found.update(passwords(value))
-        if is_secret(name) and not os.path.exists(value):  # noqa: PTH110  a Path refuses what is too long
+        if is_secret(name) and not os.path.exists(value):  # noqa: PTH110  Path.exists raises on long names
             found.add(value)
     return found
 
 
-def keep_hidden(path: Path, values: Iterable[str]) -> None:
-    """Write the list of ``values`` to ``path``, for its owner alone; none of them can be read out of it.
+def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
+    """Write the hashes of ``values`` to ``path``, readable only by its owner.
 
     Raises:
         RunError: it cannot be written.
@@ -70,17 +70,17 @@ def keep_hidden(path: Path, values: Iterable[str]) -> None:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield what a secret may look like in a text: line by line, as in JSON, and as in an address."""
+    """Yield the forms of a secret in text: each line, JSON-escaped, and URL-quoted."""
     for line in value.splitlines():
         if len(line) >= LEAST_LENGTH and is_telling(line):
             yield from {line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1], quote(line, safe="")}
 
 
-def _hide(form: bytes, salt: str) -> HiddenSecret | None:
+def _hide(form: bytes, salt: str) -> SecretHash | None:
     longest = max(_RUN.finditer(form), key=lambda run: len(run[0]), default=None)
     if longest is None:
         return None
-    return HiddenSecret(
+    return SecretHash(
         length=len(form), lead=longest.start(), run_length=len(longest[0]),
         run_sha256=_hash(longest[0], salt), sha256=_hash(form, salt),
     )  # fmt: skip
@@ -91,15 +91,15 @@ def _hash(value: bytes, salt: str) -> str:
 
 
 @final
-class HiddenSecrets:
-    """Finds the secrets of a run's lists in its files.
+class SecretFinder:
+    """Finds and redacts the secrets of a run in its files.
 
     Args:
-        lists: ``secrets.json`` of the run's hosts; one that cannot be read is passed over.
+        lists: ``secrets.json`` of the run's hosts; unreadable ones are ignored.
     """
 
     def __init__(self, lists: Iterable[Path]) -> None:
-        self._by_run: dict[tuple[str, int], list[HiddenSecret]] = {}
+        self._by_run: dict[tuple[str, int], list[SecretHash]] = {}
         for path in lists:
             try:
                 found = SecretList.model_validate_json(path.read_bytes())
@@ -109,7 +109,7 @@ class HiddenSecrets:
                 self._by_run.setdefault((found.salt, entry.run_length), []).append(entry)
 
     def without(self, content: bytes) -> bytes:
-        """Return ``content`` with every secret of the lists left out."""
+        """Return ``content`` with all secrets redacted."""
         for value in sorted(self._found(content), key=len, reverse=True):
             content = content.replace(value, LEFT_OUT.encode())
         return content
@@ -117,7 +117,7 @@ class HiddenSecrets:
     def _found(self, content: bytes) -> set[bytes]:
         found: set[bytes] = set()
         for (salt, length), entries in self._by_run.items():
-            # In JSON an end of line is "\n": the n is no part of the word after it.
+            # In JSON a line ends with the characters \\n: the n is not part of the next word.
             pattern = re.compile(rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))[A-Za-z0-9]{%d}(?![A-Za-z0-9])" % length)
             places: dict[bytes, list[int]] = {}
             for match in pattern.finditer(content):

@@ -1,4 +1,4 @@
-"""Runs from wherever people point: a run, a bundle of one, a search, or a directory of all of these."""
+"""Find and load runs, bundles and AutoML searches below the paths that a user names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from accelmark.spec.errors import RequestError, RunError
 
 
 def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Read every run that ``paths`` stand for, in their order; a directory stands for each run and bundle below it.
+    """Load every run at or below ``paths``, in their order.
 
     Returns:
-        The runs, and one sentence for each run or directory that could not be read.
+        The runs, and a message for each run or directory that could not be read.
 
     Raises:
-        RequestError: a path is not there, or is a file that is no bundle.
+        RequestError: a path does not exist, or is a file but not a bundle.
     """
     runs: list[LoadedRun] = []
     problems: list[str] = []
@@ -29,25 +29,25 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
         except OSError as error:
             raise RequestError(f"{written(path)}: cannot be read: {error.strerror}") from error
         if not there:
-            raise RequestError(f"{path}: there is no such run, bundle or directory of runs")
+            raise RequestError(f"{path}: no such run, bundle or directory of runs")
         if is_other_file:
-            raise RequestError(f"{path}: is no bundle of a run; name a run, a bundle or a directory of them")
+            raise RequestError(f"{path}: is not a bundle; name a run, a bundle or a directory of them")
         places, unread = find_sources(path)
         found, bad = load_runs(places)
         if not found and not bad and not unread:
-            bad = [f"{path}: holds no run"]
+            bad = [f"{path}: has no runs"]
         runs += found
         problems += unread + bad
     return runs, problems
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
-    """Find ``path`` itself if it is a run or a bundle, else every run and bundle below it, by name.
+    """Return ``path`` itself if it is a run or a bundle, else every run and bundle below it, by name.
 
-    Runs hold no runs. A file that is called as bundles are but is none is among them too, so that it is named as bad.
+    A file with a bundle's suffix is included even if it is not one, so that loading it reports it.
 
     Returns:
-        The runs and bundles, and one sentence for each directory that cannot be read and each name that is not text.
+        The runs and bundles, and a message for each unreadable directory and each name that is not UTF-8.
     """
     places: list[Path] = []
     problems: list[str] = []
@@ -57,7 +57,7 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
 
 def _find(path: Path, places: list[Path], problems: list[str]) -> None:
     if written(path) != str(path):
-        problems.append(f"{written(path)}: its name is not UTF-8: rename it")
+        problems.append(f"{written(path)}: the name is not UTF-8: rename it")
         return
     try:
         if path.is_file() or is_search(path) or any((path / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
@@ -73,12 +73,12 @@ def _find(path: Path, places: list[Path], problems: list[str]) -> None:
 
 
 def written(path: Path) -> str:
-    """Return a path as text; bytes of it that are no UTF-8 are escaped."""
+    """Return a path as text with bytes that are not UTF-8 escaped."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
-    """Read one run, search or bundle, with what is drawn of it or without. Raises RunError where it cannot be."""
+    """Load one run, search or bundle, with or without data for charts. Raises RunError where it cannot be read."""
     try:
         if path.is_file():
             return load_bundle(path, curves=curves)
@@ -88,7 +88,7 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
 
 
 def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Read the figures of every run of ``paths``; those that cannot be read are named in the second list."""
+    """Load the figures of every run of ``paths``; the second list names those that cannot be read."""
     runs: list[LoadedRun] = []
     problems: list[str] = []
     for path in paths:

@@ -1,13 +1,16 @@
-"""``agent.json``: what a node agent is asked to do for one job on one host."""
+"""``agent.json``: the task of a node agent, one job on one host; and the names of the files around it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from accelmark.spec.cluster import HostSpec
 from accelmark.spec.framework import Server
+from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 
 TASK_FILE: Final = "agent.json"
@@ -16,30 +19,30 @@ EXIT_FILE: Final = "exit.json"
 RANKS_FILE: Final = "ranks.json"
 AGENT_LOG: Final = "agent.log"
 LOCK_FILE: Final = "agent.lock"
-"""Locked by a living agent, so that its end shows from outside its container, whatever its process number there is."""
-SEEN_FILE: Final = "coordinator.seen"
-"""Touched as long as a coordinator follows the job from another machine."""
-STOP_FILES: Final = ("stop.asked", "stop.now")
-"""Made by whoever cannot send the agent a signal: asks it to end its ranks, or to end them at once."""
+"""Locked while the agent runs: its end can be seen from outside its container, where its process number differs."""
+HEARTBEAT_FILE: Final = "coordinator.heartbeat"
+"""Heartbeat of a coordinator on another machine: touched while it follows the job."""
+STOP_FILES: Final = ("stop.requested", "stop.now")
+"""Created to make the agent end its ranks, or kill them at once, without a signal."""
 
 
 class Limits(Spec):
-    """When an agent ends its ranks of itself."""
+    """Limits at which an agent ends its ranks."""
 
     timeout_s: PositiveFloat | None = None
-    """From the start of the agent; null: never."""
+    """From the start of the agent; null: no limit."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest time in which a rank that has not finished writes nothing."""
+    """Longest time without output from a rank that has not finished."""
     min_free_mib: NonNegativeFloat = 32.0
-    """Least free disk space below the job's directory."""
+    """Least free disk space in the job's directory."""
     abandon_s: PositiveFloat | None = None
-    """Longest time in which no coordinator asks after the job; null: never, since none could be out of reach."""
+    """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
     grace_s: PositiveFloat = 45.0
     """From asking ranks to end until they are killed: longer than the 30 s that a launcher of ranks waits."""
 
 
 class TelemetryTask(Spec):
-    """What the telemetry recorder is started with."""
+    """Arguments of the telemetry recorder."""
 
     vendor: str
     vendor_folder: Path
@@ -47,7 +50,7 @@ class TelemetryTask(Spec):
 
 
 class VisibleDevices(Spec):
-    """The variable that narrows the devices a rank sees, and how many of them the job was given."""
+    """The variable that limits the devices visible to ranks, and the number of devices that the job uses."""
 
     variable: str
     count: int = Field(ge=1)
@@ -58,7 +61,7 @@ class AgentTask(Spec):
 
     schema_version: Literal[1] = 1
     run: str
-    """Name of the run directory: the mark of all its processes."""
+    """Name of the run directory; every process of the run has it in its environment."""
     host: str
     noderank: int = Field(ge=0)
     nnodes: int = Field(ge=1)
@@ -73,7 +76,7 @@ class AgentTask(Spec):
     master_address: str = "127.0.0.1"
     master_port: int = 29501
     local_address: str | None = None
-    """Address at which the other hosts reach this one; null lets the launcher find it."""
+    """Address at which the other hosts reach this one; null: found from the route to host 0."""
     environment: dict[str, str] = Field(default_factory=dict)
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""
@@ -81,15 +84,15 @@ class AgentTask(Spec):
     servers: tuple[Server, ...] = ()
     """The framework's servers on all hosts, by noderank."""
     interface: str | None = None
-    """Network interface that ranks of several hosts talk through; null finds it from the route to host 0."""
+    """Network interface between ranks of several hosts; null: found from the route to host 0."""
     clear_caches: bool = False
     """Drop the page cache before the ranks start."""
     host_lock: Path | None = None
-    """Locked while the job runs, so that two runs never share a host; null on this machine."""
+    """Locked while the job runs, so that two runs never share a host; null: no lock."""
     adaptation: Path | None = None
-    """The vendor's folder for this case, to be carried out before the ranks start."""
+    """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None
-    """Packages of the ranks: the vendor's file for the case, which replaces the case's own."""
+    """Requirements file of the ranks."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 
@@ -110,5 +113,22 @@ class AgentTask(Spec):
 
     @property
     def launcher_log(self) -> str:
-        """File name of the launcher's own output, FlagPerf's."""
+        """FlagPerf's name for the output of the command that starts the ranks."""
         return f"start_{self.framework}_task.log"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    """A job on one of its hosts, as the coordinator passes it to a launcher."""
+
+    host: HostSpec
+    node_dir: Path
+    """Directory of its files on the coordinator's machine."""
+    job: JobSpec
+    task: AgentTask
+
+    def unique_name(self, run: str) -> str:
+        """Return a name that no other job of any run has on the host, given the run's own unique name."""
+        round_dir = self.node_dir.parent
+        return f"{run}-{round_dir.parent.name}-{round_dir.name}-{self.task.noderank}"

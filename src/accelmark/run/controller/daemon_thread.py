@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop that a person who is in a hurry does not have to wait for."""
+"""Run a blocking call in a daemon thread that does not delay shutdown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_background(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread that does not hold up the end of the process when its result is no longer wanted."""
+async def run_in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run ``call`` in a daemon thread and return its result; unlike ``to_thread``, exit does not wait for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -19,18 +19,18 @@ async def in_background(work: Callable[[], T]) -> T:
         if not future.done():
             set_it()
 
-    def tell(set_it: Callable[[], None]) -> None:
+    def deliver(set_it: Callable[[], None]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, set_it)
 
     def body() -> None:
         try:
-            result = work()
+            result = call()
         except Exception as error:  # noqa: BLE001  carried to the one who waits
             failure = error
-            tell(lambda: future.set_exception(failure))
+            deliver(lambda: future.set_exception(failure))
         else:
-            tell(lambda: future.set_result(result))
+            deliver(lambda: future.set_result(result))
 
     threading.Thread(target=body, daemon=True).start()
     return await future

@@ -1,1 +1,20 @@
-"""How a node agent is started, followed and ended on a host: here, over SSH, or by Slurm."""
+"""Launchers: how a node agent is started, followed and stopped on a host. One folder each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelmark.spec.catalog import find, folder_module
+
+if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
+    from accelmark.run.launchers.launcher import Launcher
+
+
+def create_launcher(plan: Plan, run: Path) -> Launcher:
+    """Return the launcher that a plan's cluster file names, for the run directory ``run``."""
+    launcher: Launcher = folder_module(find("launchers", plan.cluster.launcher, "cluster file"), "launcher").create(
+        plan, run
+    )
+    return launcher

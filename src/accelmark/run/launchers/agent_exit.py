@@ -1,56 +1,51 @@
-"""How an agent of this file system ended: by its own word, or as judged where it left none."""
+"""How a node agent ended: its ``exit.json``, or a record written in its place."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.rank_output import tail
-from accelmark.run.agent.task import EXIT_FILE
-from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.agent.rank_exit import tail
+from accelmark.run.agent.task import EXIT_FILE, NodeJob
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
-SILENT: Final = "the node agent ended without a last word (was it killed?)"
+NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
 
 
-def last_word(node_dir: Path) -> NodeExit | str:
-    """Return what an agent wrote last, or why there is no such word."""
+def read_exit(node_dir: Path) -> NodeExit | str:
+    """Return what an agent recorded of its end, or why there is no record."""
     try:
         return NodeExit.model_validate_json((node_dir / EXIT_FILE).read_bytes())
     except FileNotFoundError:
-        return SILENT
+        return NO_EXIT_FILE
     except (OSError, ValueError) as error:
         return f"{EXIT_FILE} of the node agent cannot be read: {error}"
 
 
-def kept(node_dir: Path, end: NodeExit) -> NodeExit:
-    """Write an end down where the agent did not, so that another coordinator finds it; returns it."""
+def save_exit(node_dir: Path, end: NodeExit) -> None:
+    """Write ``exit.json`` where the agent did not, for later coordinators."""
     with contextlib.suppress(RunError):
         write_atomic(node_dir / EXIT_FILE, end.model_dump_json(indent=2))
-    return end
 
 
-def lost_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
-    """Return the end of a node that nobody saw."""
-    return ended_node(work, "lost", reason, started_at)
+def unreported_exit(node: NodeJob, state: Literal["lost", "failed"], reason: str, started_at: str) -> NodeExit:
+    """Return the record of an agent that wrote none: ``failed`` where it never ran, else ``lost``."""
+    return NodeExit(
+        host=node.task.host,
+        noderank=node.task.noderank,
+        state=state,
+        reason=reason,
+        started_at=started_at,
+        duration_s=0.0,
+        ranks=(),
+    )
 
 
-def failed_node(work: NodeWork, reason: str, started_at: str) -> NodeExit:
-    """Return the end of a node whose agent could never begin."""
-    return ended_node(work, "failed", reason, started_at)
-
-
-def ended_node(work: NodeWork, state: str, reason: str, started_at: str) -> NodeExit:
-    """Return an end that the coordinator judged itself."""
-    values = {"host": work.task.host, "noderank": work.task.noderank, "state": state, "reason": reason}
-    return NodeExit.model_validate({**values, "started_at": started_at, "duration_s": 0.0, "ranks": ()})
-
-
-def said(log: Path) -> str:
-    """Return ``; it last said: …`` with the last line of a log that names an error, else its last line."""
+def last_error(log: Path) -> str:
+    """Return ``; last output: …`` with the last line of a log that names an error, else its last line."""
     lines = [line.strip() for line in tail(log) if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()] or lines
-    return f"; it last said: {telling[-1]}" if telling else ""
+    chosen = [line for line in lines if "error" in line.lower()] or lines
+    return f"; last output: {chosen[-1]}" if chosen else ""

@@ -1,50 +1,41 @@
-"""What the coordinator asks of a launcher: one link for each job and host."""
+"""The interface of launchers. A launcher's folder has ``launcher.py`` with ``create(plan, run) -> Launcher``."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, final
+from typing import Protocol
 
-from accelmark.run.agent.task import AgentTask
+from accelmark.plan.plan import Plan
+from accelmark.run.agent.task import NodeJob
+from accelmark.run.launchers.host import PreflightHost
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.job import JobSpec, NodeExit
-
-if TYPE_CHECKING:
-    from accelmark.run.launchers.place import Place
+from accelmark.spec.job import NodeExit
+from accelmark.spec.launcher import load_launcher
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class NodeWork:
-    """A job's part on one host, as the coordinator hands it to a launcher."""
+class AgentHandle(Protocol):
+    """The node agent of one job on one host.
 
-    host: HostSpec
-    node_dir: Path
-    """Where its files come home to."""
-    job: JobSpec
-    task: AgentTask
-
-
-class Link(Protocol):
-    """One job on one host. Every method may be called again after its failure; none blocks the event loop."""
+    Each method may be called again after it failed; none blocks the event loop.
+    """
 
     @property
-    def work(self) -> NodeWork:
-        """What this link is for."""
+    def node(self) -> NodeJob:
+        """The agent's job on its host."""
         ...
 
     async def prepare(self) -> None:
-        """Bring to the host what the agent needs.
+        """Deliver to the host what the agent needs.
 
         Raises:
-            AccelmarkError: the host cannot take the job; the host is named.
+            AccelmarkError: the host cannot run the job; it is named.
         """
         ...
 
     async def start(self) -> None:
-        """Start the agent.
+        """Start the agent so that it outlives the coordinator.
 
         Raises:
             AccelmarkError: it could not be started; the host is named.
@@ -52,82 +43,84 @@ class Link(Protocol):
         ...
 
     async def attach(self) -> bool:
-        """Take up an agent that an earlier coordinator started; False where there never was one."""
+        """Find an agent that an earlier coordinator started; False where none was."""
         ...
 
     async def wait(self) -> NodeExit:
-        """Follow the agent to its end, its files coming home meanwhile.
+        """Wait for the agent's end, copying its files here meanwhile.
 
-        The agent's own word counts. An agent that is gone without one makes the job lost, never succeeded, and what
-        it left running is ended.
+        Only the agent's ``exit.json`` can mean success. Without it the job is lost, and its processes are ended.
         """
         ...
 
     async def stop(self, *, at_once: bool) -> None:
-        """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` then returns soon."""
+        """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
         ...
 
 
-class Launcher(Protocol):
-    """Starts agents on the hosts of a cluster."""
+class Launcher(ABC):
+    """Starts node agents on the hosts of a plan's cluster.
 
-    @property
-    def fetches_here(self) -> bool:
-        """Whether data that this machine fetches is there for the hosts; else their links see to it."""
-        ...
+    Args:
+        plan: the run.
+        run: its directory on this machine.
+    """
 
-    def link(self, work: NodeWork) -> Link:
-        """Return the link for a job's part on one host; nothing is started yet."""
-        ...
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self.plan = plan
+        self.run = run
+        self.spec = load_launcher(plan.cluster.launcher)
 
     @property
     def python(self) -> str:
-        """The hosts' own Python."""
-        ...
+        """The hosts' Python."""
+        return self.plan.cluster.python
 
     @property
+    def rank_python(self) -> str:
+        """The Python that ranks run with: the container's, else the hosts'."""
+        container = self.plan.cluster.container
+        return container.python if container is not None else self.python
+
+    @property
+    @abstractmethod
     def variables(self) -> Mapping[str, str]:
-        """What makes that Python find AccelMark, once it is there."""
-        ...
+        """Variables with which the hosts' Python imports AccelMark."""
 
-    def first(self) -> list[list[str]]:
-        """Return the commands that would be run here before any host is reached."""
-        ...
+    @abstractmethod
+    def agent(self, node: NodeJob) -> AgentHandle:
+        """Return the agent of a job on one host; nothing is started yet."""
 
-    def on(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
-        """Return the command of this machine that runs ``argv`` on a host."""
-        ...
-
-    def describe(self, work: NodeWork) -> list[list[str]]:
-        """Return the commands that would be run for ``work`` in their order, each as its arguments.
-
-        Those that the agent starts come last, as they are on the host.
-        """
-        ...
-
-    def master_address(self, host: HostSpec) -> str:
-        """Return the address at which the ranks of other hosts reach rank 0 on ``host``."""
-        ...
-
-    def environment(self) -> Mapping[str, str]:
-        """Return variables that ranks need because of how they are launched."""
-        ...
-
-    async def places(self, hosts: Sequence[HostSpec]) -> Sequence[Place]:
-        """Return hosts as preflight looks at them; what has to be asked for first (an allocation) is.
+    @abstractmethod
+    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
+        """Return hosts for preflight, after requesting an allocation where that is needed.
 
         Raises:
-            RunError: they cannot be had.
+            RunError: there is no allocation.
         """
-        ...
 
-    async def tidy(self, hosts: Sequence[HostSpec]) -> list[str]:
-        """End agents of this run that still live on hosts although nobody follows them.
+    @abstractmethod
+    def host_command(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
+        """Return the command that runs ``argv`` on a host, started on this machine."""
 
-        Returns what could not be reached, for people: such agents end once nobody has asked after them for long.
+    @abstractmethod
+    def job_commands(self, node: NodeJob) -> list[list[str]]:
+        """Return, in order, all commands for a job on one host; those that the agent starts come last."""
+
+    def allocation_commands(self) -> list[list[str]]:
+        """Return the commands that run on this machine before any host is reached."""
+        return []
+
+    def master_address(self, host: HostSpec) -> str:
+        """Return the address at which ranks on other hosts reach rank 0 on ``host``."""
+        return host.address
+
+    async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
+        """End agents of this run that still run on hosts without a coordinator.
+
+        Returns one message for each host that could not be reached.
         """
-        ...
+        return []
 
-    async def close(self) -> None:
-        """Let go of connections; what runs goes on."""
-        ...
+    async def close(self) -> None:  # noqa: B027  nothing to close is the common case
+        """Close connections and return allocations; agents continue."""

@@ -1,4 +1,4 @@
-"""Preflight as the command line uses it: one table, and a refusal where something is wrong."""
+"""Run preflight before jobs are started, and print its problems."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.datasets import dataset_specs, place_of
+from accelmark.datasets import dataset_specs, locate
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.display.observer import Watcher
+from accelmark.run.display.observer import RunObserver
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
-from accelmark.run.preflight.facts import HostProblem, NotReadyError
+from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError
 
 
-async def ready(directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], watcher: Watcher) -> None:
-    """Look at every host that ``jobs`` are about to be started on, and tell what is only worth a warning.
+async def run_preflight(
+    directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
+) -> None:
+    """Check every host that ``jobs`` are about to be started on, and report warnings to the observer.
 
     Raises:
-        NotReadyError: with every problem of every host; warnings count where the run is strict.
+        HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
     plan = directory.plan
     problems = await Preflight(directory, launcher, jobs, given_data(plan)).run()
-    refuse(problems, plan)
+    require_ready(problems, plan)
     for problem in problems:
-        watcher.note(f"warning: {problem}")
+        observer.note(f"warning: {problem}")
 
 
-def refuse(problems: Sequence[HostProblem], plan: Plan) -> None:
-    """Do nothing where hosts are ready.
+def require_ready(problems: Sequence[HostProblem], plan: Plan) -> None:
+    """Check that there are no errors.
 
     Raises:
-        NotReadyError: with every problem; warnings count where the run is strict.
+        HostsNotReadyError: with every problem; warnings count where the run is strict.
     """
     if any(problem.severity == "error" or plan.strict for problem in problems):
-        raise NotReadyError(problems, strict=plan.strict)
+        raise HostsNotReadyError(problems, strict=plan.strict)
 
 
 def print_table(problems: Sequence[HostProblem], console: Console | None = None) -> None:
-    """Print one table of every problem of every host."""
+    """Print a table of every problem of every host."""
     if not problems:
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
@@ -57,7 +59,7 @@ def print_table(problems: Sequence[HostProblem], console: Console | None = None)
 
 
 def given_data(plan: Plan) -> list[Path]:
-    """Return the data directories that hosts cannot fetch for themselves."""
+    """Return the data directories that hosts do not fetch themselves."""
     found: dict[Path, None] = {}
     for job in plan.jobs:
         try:
@@ -66,6 +68,6 @@ def given_data(plan: Plan) -> list[Path]:
             continue
         for spec in specs:
             place = job.job.data_dirs.get(spec.name)
-            if place is not None and not (spec.sources and place == place_of(spec)):
+            if place is not None and not (spec.sources and place == locate(spec)):
                 found[place] = None
     return list(found)

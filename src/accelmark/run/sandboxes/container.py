@@ -1,4 +1,4 @@
-"""A container around the node agent: what the engine is asked for."""
+"""Run the node agent in a container: the command line of the engine."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Final, final
 from urllib.parse import urlsplit
 
 from accelmark.run.agent.host_setup import DROP_CACHES, DROP_CACHES_VARIABLE
-from accelmark.run.sandboxes.sandbox import Inside
+from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.vendor import VendorSpec
 
 ENTER: Final = "accelmark/run/sandboxes/enter.sh"
-"""What sees to the agent's own packages before it starts, relative to the code."""
+"""Installs the packages that the agent lacks before it starts; relative to the code."""
 _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
-"""In a container the kernel's own file can only be read: the host's is mounted here where caches are to be dropped."""
+"""Where the host's drop_caches file is mounted: the container's own is read-only."""
 
 
 @final
 class ContainerSandbox:
-    """Runs commands in a container of ``image`` on the host's network, which ends and is removed with them.
+    """Runs commands in a container of ``image`` on the host's network; it is removed when they end.
 
     Args:
-        spec: the cluster's wishes.
-        vendor: what its devices need.
+        spec: the container settings of the cluster file.
+        vendor: declares what its devices need.
         image: the image's name on the hosts.
         code: where AccelMark is on the host, mounted at the same path.
-        clear_caches: whether the agent is to drop the host's page cache.
+        clear_caches: whether the agent drops the host's page cache.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ContainerSandbox:
         self._code = code
         self._clear_caches = clear_caches
 
-    def command(self, python: str, inside: Inside) -> list[str]:
-        """Return the engine's command; the host's ``python`` plays no part in it."""
+    def command(self, python: str, inside: ModuleCommand) -> list[str]:
+        """Return the engine's command; the host's ``python`` is not used."""
         spec, defaults = self._spec, self._vendor.container
         command = [spec.engine, "run", "--rm", "--name", inside.name, "--network", "host", "--ipc"]
         command += ["private", "--shm-size", spec.shm_size] if spec.shm_size else ["host"]
@@ -67,13 +67,13 @@ class ContainerSandbox:
         command += ["--entrypoint", "sh", self._image, str(self._code / ENTER), spec.python]
         return [*command, "-m", inside.module, *inside.arguments]
 
-    def clean_up(self, name: str) -> list[str] | None:
+    def removal(self, name: str) -> list[str] | None:
         """Return the command that ends and removes the container."""
         return [self._spec.engine, "rm", "--force", name]
 
 
 def _pip_variables(source: str | None) -> dict[str, str]:
-    """Return what makes pip use a package index; one without TLS is trusted because the cluster file names it."""
+    """Return pip's variables for a package index; one without TLS is trusted because the cluster file names it."""
     if source is None:
         return {}
     parts = urlsplit(source)

@@ -1,4 +1,4 @@
-"""What a sandbox has to do: say how a command of AccelMark is started inside it."""
+"""Sandboxes: how a module of AccelMark is started on a host, with or without a container."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ from typing import Protocol, final
 
 @final
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """A command for a sandbox, and what it needs there."""
+class ModuleCommand:
+    """A module of AccelMark to run in a sandbox, and what it needs there."""
 
     module: str
-    """``python -m`` what."""
+    """Argument of ``python -m``."""
     arguments: tuple[str, ...]
     name: str
     """Unique on its host."""
     environment: Mapping[str, str]
     writable: Sequence[Path] = ()
-    """Directories that it writes to, at the same paths inside."""
+    """Directories that it writes to; they have the same paths inside."""
     readable: Sequence[Path] = ()
 
 
 class Sandbox(Protocol):
-    """Wraps the node agent, so that ranks and recorder run inside and the host needs nothing but the engine."""
+    """The environment that the node agent, its recorder and its ranks run in."""
 
-    def command(self, python: str, inside: Inside) -> list[str]:
-        """Return the arguments that run ``inside`` on its host; ``python`` is the host's own."""
+    def command(self, python: str, inside: ModuleCommand) -> list[str]:
+        """Return the arguments that run ``inside`` on a host; ``python`` is the host's own."""
         ...
 
-    def clean_up(self, name: str) -> list[str] | None:
-        """Return the arguments that end what bears ``name`` whatever it does, or None where there is nothing to."""
+    def removal(self, name: str) -> list[str] | None:
+        """Return the arguments that end and remove the sandbox ``name``; None where nothing has to be removed."""
         ...
+
+
+@final
+class NativeSandbox:
+    """Runs commands on the host itself, with its Python."""
+
+    def command(self, python: str, inside: ModuleCommand) -> list[str]:
+        """Return the arguments that run ``inside``."""
+        variables = [f"{name}={value}" for name, value in inside.environment.items()]
+        return ["env", *variables, python, "-m", inside.module, *inside.arguments]
+
+    def removal(self, name: str) -> list[str] | None:
+        """Return None: processes of a killed agent are found by the markers in their environment."""
+        return None

@@ -1,4 +1,4 @@
-"""Times and counts of one rank, from which FINISHED is made up at any moment."""
+"""Times and counts of one rank, from which FINISHED can be written at any time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.spec.events import Finished, StepWindow
-from accelmark.spec.work import TrainJob
+from accelmark.spec.work import TrainingWork
 from accelmark.train.loop.contract import Backend, Progress
-from accelmark.train.loop.cpu_wait import CoreWait
+from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.ends import End, follows_reference
 from accelmark.train.loop.window import first_nonfinite
 
@@ -17,7 +17,7 @@ from accelmark.train.loop.window import first_nonfinite
 @final
 @dataclass(slots=True)
 class Account:
-    """What a rank knows about its run; all times are readings of ``time.monotonic``."""
+    """Totals of a rank; all times are readings of ``time.monotonic``."""
 
     process_start: float
     train_start: float | None = None
@@ -32,15 +32,15 @@ class Account:
     last_finite_loss_step: int | None = None
     peak_device_memory_mib: float | None = None
     backend: Backend | None = None
-    job: TrainJob | None = None
-    core_wait: CoreWait = field(default_factory=CoreWait)
+    job: TrainingWork | None = None
+    cpu_wait: CpuWait = field(default_factory=CpuWait)
 
     def elapsed_s(self) -> float:
-        """Raw training time up to now."""
+        """Return the raw training time so far."""
         return 0.0 if self.train_start is None else time.monotonic() - self.train_start
 
     def take(self, window: StepWindow) -> int | None:
-        """Add a window's figures; returns its first step with a loss that is not finite."""
+        """Add the figures of a window; returns its first step with a non-finite loss, or None."""
         self.compute_ms += sum(window.step_ms)
         self.final_loss = window.loss
         first = window.global_steps - len(window.losses) + 1
@@ -57,7 +57,7 @@ class Account:
         return bad
 
     def converged(self) -> bool | None:
-        """Whether the target (and the reference curve) was met; None where there is nothing to meet."""
+        """Tell whether the target and the reference curve were met; None where the case has neither."""
         if self.job is None or self.job.settings.loader.synthetic:
             return None
         answers = []
@@ -68,7 +68,7 @@ class Account:
         return all(answers) if answers else None
 
     def finished(self, end: End) -> Finished:
-        """Return the value of FINISHED as of now."""
+        """Return the value of FINISHED at this time."""
         now = time.monotonic()
         train_start = self.train_start if self.train_start is not None else now
         train_end = self.train_end if self.train_end is not None else now
@@ -99,7 +99,7 @@ class Account:
             num_parameters=backend.num_parameters if backend is not None else 0,
             flops_per_sample=backend.flops_per_sample if backend is not None else None,
             flops_per_sample_formula=backend.flops_per_sample_formula if backend is not None else None,
-            core_wait_s=self.core_wait.longest_s(),
+            core_wait_s=self.cpu_wait.longest_s(),
         )
 
     def _units_per_sample(self) -> int:

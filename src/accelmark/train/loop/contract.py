@@ -1,9 +1,10 @@
-"""What the driver needs of a framework."""
+"""The contract between the training loop and the backend of a framework."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, final
 
 from accelmark.spec.events import EndReason, Inspected, Started
@@ -12,7 +13,7 @@ from accelmark.spec.events import EndReason, Inspected, Started
 @final
 @dataclass(slots=True)
 class Progress:
-    """How far training has come: all of it that a checkpoint holds besides tensors."""
+    """How far training has come: everything in a checkpoint besides tensors."""
 
     epoch: int = 0
     step_in_epoch: int = 0
@@ -20,26 +21,68 @@ class Progress:
     num_trained_samples: int = 0
     """Over all ranks."""
     reached: bool = False
-    """Whether an evaluation has met the target."""
+    """Whether an evaluation has reached the target."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
     reference_losses: dict[int, float] = field(default_factory=dict)
     """Losses at the steps of the case's reference curve."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Optimizer steps that were repeated from a checkpoint."""
+
+    first_step: int
+    losses: list[float]
+    update_norms: list[float]
+    """Euclidean norm of each step's change of the parameters."""
+
+
+class StepClock(Protocol):
+    """Marks points in the device's time, which are read later."""
+
+    def mark(self) -> Any:
+        """Mark the current end of the device's work queue, without waiting."""
+        ...
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Return the time between two marks, waiting for the second where the device has not reached it."""
+        ...
+
+    def release(self, marks: list[Any]) -> None:
+        """Reuse marks that are not read again."""
+        ...
+
+
+class LossReader(Protocol):
+    """Copies the losses of a window to the host."""
+
+    def keep(self, loss: Any) -> Any:
+        """Return what is kept of a step's loss, without waiting for the device."""
+        ...
+
+    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+        """Start copying kept losses; the returned function waits for them."""
+        ...
+
+
 class Backend(Protocol):
-    """One rank's training in a framework. The driver never looks inside batches, losses or marks."""
+    """One rank's training in a framework. The driver treats batches, losses and marks as opaque.
+
+    ``backend.py`` of a framework's folder defines
+    ``open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend``.
+    """
 
     world_size: int
     steps_per_epoch: int
     samples_per_step: int
     """Samples of an optimizer step over all ranks."""
     immediate: bool
-    """Whether a step is done when ``step`` returns, so that its loss and time can be read at once."""
-    clock: Any
-    """:class:`accelmark.frameworks.pytorch.clock.Clock`."""
-    losses: Any
-    """:class:`accelmark.frameworks.pytorch.clock.LossReader`."""
+    """Whether the work of a step is done when ``step`` returns, so that its loss and time can be read at once."""
+    clock: StepClock | None
+    """None where only windows of steps are timed; then the driver calls ``synchronize`` before it closes a window."""
+    losses: LossReader
     num_parameters: int
     flops_per_sample: float | None
     flops_per_sample_formula: float | None
@@ -47,11 +90,11 @@ class Backend(Protocol):
     """Take one optimizer step over some batches and return its loss, without waiting for the device."""
 
     def prepare(self) -> Started:
-        """Build everything up to the first step, telling the log what is done."""
+        """Build everything up to the first step, and log an event for each part."""
         ...
 
     def restore(self) -> Progress | None:
-        """Load the newest checkpoint where the job resumes and there is one."""
+        """Load the newest checkpoint if the job resumes and there is one."""
         ...
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Any]]:
@@ -59,23 +102,30 @@ class Backend(Protocol):
         ...
 
     def learning_rate(self) -> float:
-        """Return the learning rate that the next step uses."""
+        """Return the learning rate of the next step."""
         ...
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the case's metrics over its evaluation data, the same on every rank."""
+    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
+        """Return the case's metrics over its evaluation data, the same on every rank.
+
+        ``weights`` is a checkpoint whose weights are loaded first; None evaluates the current ones.
+        """
         ...
 
-    def save(self, progress: Progress) -> str:
-        """Write a checkpoint and return its name."""
+    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
+        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
+        ...
+
+    def save(self, progress: Progress, *, final: bool = False) -> str:
+        """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all queued work."""
         ...
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Begin to take the largest of each value over all ranks; the result waits for them."""
+        """Start a maximum of each value over all ranks; the returned function waits for the result."""
         ...
 
     def mean(self, values: list[float]) -> list[float]:
@@ -83,17 +133,17 @@ class Backend(Protocol):
         ...
 
     def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device so far; None where the framework does not know."""
+        """Return the largest allocation on this rank's device so far; None where the framework does not count."""
         ...
 
     def inspected(self) -> Inspected | None:
-        """Return what was seen of a vendor's code up to the end of training; None where there was none."""
+        """Return what was observed of a vendor's code up to the end of training; None where there was none."""
         ...
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Return why an error ended the run, in words that tell what to do."""
+        """Return the end reason of an error, and a message that says what to do."""
         ...
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group, ``together`` with the other ranks unless they may be gone."""
+        """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
         ...

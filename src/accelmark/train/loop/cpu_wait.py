@@ -1,4 +1,4 @@
-"""How long the threads of this process, ready to run, waited for a core: what other work took from it."""
+"""Measure how long the threads of this process waited for a CPU while they were ready to run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _TASKS: Final = Path("/proc/self/task")
 
 
 @final
-class CoreWait:
-    """Counts from when it is made; reading costs some microseconds a thread, and nothing in between."""
+class CpuWait:
+    """Counts from its creation; reading it costs some microseconds per thread."""
 
     def __init__(self, tasks: Path = _TASKS) -> None:
         self._tasks = tasks
         self._before = self._delays_ns()
 
     def longest_s(self) -> float | None:
-        """Return the longest wait of any thread up to now, in seconds; None where the kernel does not tell.
+        """Return the longest wait of any thread so far, in seconds; None where the kernel does not count it.
 
-        Threads of a step wait for one another, so that the longest wait is the least that the steps lost.
+        The threads of a step wait for each other, so the steps lost at least the longest wait.
         """
         waits = [delay - self._before.get(thread, 0) for thread, delay in self._delays_ns().items()]
         return max(waits) / 1e9 if waits else None
@@ -32,7 +32,7 @@ class CoreWait:
                 try:
                     delays[task.name] = int((task / "schedstat").read_text(encoding="ascii").split()[1])
                 except (OSError, ValueError, IndexError):
-                    continue  # it ended since, or the kernel does not count
+                    continue  # the thread has ended, or the kernel does not count
         except OSError:
             pass
         return delays

@@ -1,4 +1,4 @@
-"""The training loop: one for every framework, case and chip."""
+"""The training loop, the same for every framework, case and chip."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end
 from accelmark.train.loop.process import Stop
-from accelmark.train.loop.window import ClosedWindow, Standing, Window
+from accelmark.train.loop.window import ClosedWindow, Window, WindowPosition
 
 _HELD_NS: Final = 100_000_000
-"""Longest that closed windows wait to be written together, where steps are so short that writing each would tell."""
+"""Closed windows are written together where they close more often than this: writing each would slow down training."""
 
 
-class Judge(Protocol):
-    """Looks at every evaluation and may end training there: the early stop of a search's trial, say."""
+class EvaluationObserver(Protocol):
+    """Observes every evaluation and may end training, for example to stop a trial of a search early."""
 
     def evaluated(self, evaluation: Evaluation) -> End | None:
-        """Return the end that this evaluation calls for, the same on every rank; None to go on.
-
-        Its time is no part of any window, nor of the evaluation.
-        """
+        """Return an end, the same on every rank, or None to continue; its time counts for no window or evaluation."""
         ...
 
 
 @final
 class Driver:
-    """Trains to an end. What it measures goes to ``account`` and, window by window, to ``log``."""
+    """Trains to an end; totals go to ``account``, and each window of steps to ``log``."""
 
     def __init__(
         self,
@@ -43,7 +40,7 @@ class Driver:
         log: EventLog,
         account: Account,
         stop: Stop,
-        judge: Judge | None = None,
+        observer: EvaluationObserver | None = None,
     ) -> None:
         self._job = job
         self._settings = job.settings
@@ -51,21 +48,26 @@ class Driver:
         self._log = log
         self._account = account
         self._stop = stop
-        self._judge = judge
+        self._observer = observer
         self._window = Window(backend.clock, backend.losses)
         self._agreement = (
             Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
         )
         self._unread: list[ClosedWindow] = []
-        self._holds = backend.immediate and self._agreement is None
+        self._batches_writes = backend.immediate and self._agreement is None
         self._read_ns = 0
         self._opened_ns = 0
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
         self._evaluated_step = -1
+        self._saved_step = -1
         self._first_step = 0
         self._deadline_ns = math.inf
-        self._attend_at = 0
+        self._check_at = 0
+
+    @property
+    def _step(self) -> int:
+        return self.progress.global_steps
 
     @property
     def progress(self) -> Progress:
@@ -73,7 +75,7 @@ class Driver:
         return self._account.progress
 
     def run(self) -> End:
-        """Train until an end is reached, evaluate once more, and return the end."""
+        """Train until an end is reached, evaluate the final model, and return the end."""
         restored = self._backend.restore()
         if restored is not None:
             self._account.progress = restored
@@ -84,12 +86,14 @@ class Driver:
         try:
             end = self._train()
         except BaseException:
-            self._read_held()
+            self._write_delayed()
             raise
         end = self._conclude(end)
         self._account.train_end = time.monotonic()
         self._account.peak_device_memory_mib = self._backend.peak_memory_mib()
         self._log.event(Event.TRAIN_END, {"global_steps": self.progress.global_steps, "end_reason": end.reason})
+        if end.completed and self._settings.checkpoint.every_steps is not None and self._saved_step != self._step:
+            self._save(final=True)
         return end
 
     def _start(self) -> None:
@@ -115,28 +119,29 @@ class Driver:
             steps = self._backend.open_epoch(progress.epoch, progress.step_in_epoch)
             self._log.event(Event.EPOCH_BEGIN, {"epoch": progress.epoch, "global_steps": progress.global_steps})
             end = self._epoch(steps)
-            self._read_held()
+            self._write_delayed()
             self._log.event(Event.EPOCH_END, {"epoch": progress.epoch, "global_steps": progress.global_steps})
             if end is not None:
                 return end
         return End(bound)
 
     def _epoch(self, steps: Iterator[list[Any]]) -> End | None:
-        """Train to the end of the epoch; the part of a step's cost that is ours stands here."""
+        """Train to the end of the epoch. The loop body is AccelMark's whole cost per step."""
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
-        now, mark, train, learning_rate = time.monotonic_ns, backend.clock.mark, backend.step, backend.learning_rate
+        now, train, learning_rate = time.monotonic_ns, backend.step, backend.learning_rate
+        mark = _no_mark if backend.clock is None else backend.clock.mark
         add = window.add
         checks_alone = self._agreement is None
         checks_loss = checks_alone and backend.immediate
         samples = backend.samples_per_step
-        self._attend_at = self._next_attention()
+        self._check_at = self._next_check()
         for _ in range(backend.steps_per_epoch - progress.step_in_epoch):
             before = now()
             batches = next(steps, None)
             if batches is None:
                 raise RunError(
                     f"epoch {progress.epoch} ended after {progress.step_in_epoch} of {backend.steps_per_epoch} steps: "
-                    "the case's train_batches yields fewer batches than its num_samples promises"
+                    "the case's train_batches yields fewer batches than its num_samples says"
                 )
             self._learning_rate = learning_rate()
             ready = now()
@@ -147,18 +152,18 @@ class Driver:
             progress.step_in_epoch += 1
             progress.num_trained_samples += samples
             if (
-                progress.global_steps >= self._attend_at
+                progress.global_steps >= self._check_at
                 or (checks_alone and (stop.requested is not None or ready > self._deadline_ns))
                 or (checks_loss and not math.isfinite(kept))
             ):
-                end = self._attend()
+                end = self._check()
                 if end is not None:
                     return end
-                self._attend_at = self._next_attention()
+                self._check_at = self._next_check()
         return None
 
-    def _next_attention(self) -> int:
-        """Return the next step after which anything else than training may be due."""
+    def _next_check(self) -> int:
+        """Return the next step after which anything other than a step may be due."""
         progress, settings = self.progress, self._settings
         step = progress.global_steps
         steps = [
@@ -176,7 +181,7 @@ class Driver:
             steps.append(self._agreement.next_step)
         return min(steps)
 
-    def _attend(self) -> End | None:
+    def _check(self) -> End | None:
         """Do what is due between two steps."""
         settings, progress = self._settings, self.progress
         step = progress.global_steps
@@ -196,11 +201,11 @@ class Driver:
         return end
 
     def _stops(self, *, settled: bool) -> End | None:
-        """Return the end that a signal, the time limit or a loss that is not finite asks for, agreed by all ranks."""
+        """Return the end due to a signal, the time limit or a non-finite loss, agreed by all ranks."""
         now = time.monotonic_ns()
         if self._agreement is None:
             if self._backend.immediate and len(self._window):
-                self._look_at_losses()
+                self._check_last_loss()
             vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, now > self._deadline_ns)
         else:
             steps_here = max(1, self.progress.global_steps - self._first_step)
@@ -226,8 +231,8 @@ class Driver:
             return End("cancelled", f"ended by {name} after step {self.progress.global_steps}")
         return End("max_duration") if vote.overtime else None
 
-    def _look_at_losses(self) -> None:
-        """Close the open window where its last loss, which is at hand, is not finite."""
+    def _check_last_loss(self) -> None:
+        """Close the open window if its last loss is not finite."""
         if self._window.last_is_nonfinite():
             self._close_window(flush=True)
 
@@ -244,25 +249,27 @@ class Driver:
         return self.progress.epoch + (self.progress.step_in_epoch == self._backend.steps_per_epoch)
 
     def _close_window(self, *, flush: bool) -> None:
-        """Close the open window; read the one before, and this one too where nothing is still on its way."""
+        """Close the open window; write the one before, and this one too where the device has computed it."""
         if len(self._window):
+            if self._backend.clock is None:
+                self._backend.synchronize()
             now = time.monotonic_ns()
             progress = self.progress
-            standing = Standing(
+            position = WindowPosition(
                 progress.global_steps, progress.epoch, progress.num_trained_samples, self._learning_rate
             )
-            closed = self._window.close(standing, now, (now - self._opened_ns) / 1e6)
+            closed = self._window.close(position, now, (now - self._opened_ns) / 1e6)
             self._opened_ns = now
             if not self._backend.immediate:
                 self._read_unread()
             self._unread.append(closed)
-            if self._holds and not flush and now - self._read_ns < _HELD_NS:
+            if self._batches_writes and not flush and now - self._read_ns < _HELD_NS:
                 return
         if flush or self._backend.immediate:
             self._read_unread()
 
     def _read_unread(self) -> None:
-        """Write the windows that are closed and not written yet."""
+        """Write the windows that are closed but not written."""
         self._read_ns = time.monotonic_ns()
         closed, self._unread = self._unread, []
         for one in closed:
@@ -272,13 +279,13 @@ class Driver:
                 self._nonfinite_step = bad
             self._log.event(Event.STEP_END, window, at_ns=one.closed_ns if self._backend.immediate else None)
 
-    def _read_held(self) -> None:
-        """Write the windows that were only held back for others to come."""
-        if self._holds:
+    def _write_delayed(self) -> None:
+        """Write the windows whose writing was delayed."""
+        if self._batches_writes:
             self._read_unread()
 
     def _evaluate(self) -> End | None:
-        """Evaluate and tell whether the target is met; the time it takes is no part of any window."""
+        """Evaluate; returns an end if the target is reached. Its time counts for no window."""
         backend, progress, target = self._backend, self.progress, self._job.target
         backend.synchronize()
         start = time.monotonic()
@@ -304,22 +311,23 @@ class Driver:
             reached=reached,
         )
         self._log.event(Event.EVALUATE, evaluation)
-        end = self._judge.evaluated(evaluation) if self._judge is not None else None
+        end = self._observer.evaluated(evaluation) if self._observer is not None else None
         self._opened_ns = time.monotonic_ns()
         return End("target") if reached and self._settings.end.at_target else end
 
-    def _save(self) -> None:
+    def _save(self, *, final: bool = False) -> None:
         start = time.monotonic()
-        name = self._backend.save(self.progress)
+        name = self._backend.save(self.progress, final=final)
+        self._saved_step = self._step
         value = {"name": name, "global_steps": self.progress.global_steps, "duration_s": time.monotonic() - start}
         self._log.event(Event.CHECKPOINT, value)
 
     def _conclude(self, end: End) -> End:
-        """Read what is unread, hear all ranks a last time, and evaluate the final model."""
+        """Write the remaining windows, agree on the end with all ranks, and evaluate the final model."""
         self._backend.synchronize()
         self._close_window(flush=True)
         if end.completed:
-            end = self._last_word(end)
+            end = self._agreed_end(end)
         if end.reason == "cancelled" and self._settings.checkpoint.every_steps is not None:
             self._save()
         evaluated = self._evaluated_step == self.progress.global_steps
@@ -329,14 +337,18 @@ class Driver:
             self._average_reference_losses()
         return end
 
-    def _last_word(self, end: End) -> End:
+    def _agreed_end(self, end: End) -> End:
         stops = self._stops(settled=True)
         return stops if stops is not None and stops.reason == "nonfinite_loss" else end
 
     def _average_reference_losses(self) -> None:
-        """Take the mean over the ranks of the losses that are held against the reference."""
+        """Average over the ranks the losses that are compared with the reference."""
         losses = self.progress.reference_losses
         steps = sorted(losses)
         self.progress.reference_losses = dict(
             zip(steps, self._backend.mean([losses[step] for step in steps]), strict=True)
         )
+
+
+def _no_mark() -> None:
+    """Mark nothing: the framework times windows of steps only."""

@@ -1,4 +1,4 @@
-"""When training ends, and how all ranks come to the same answer without waiting for each other at every step."""
+"""Decide when training ends, with one decision for all ranks and without synchronising them at every step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from accelmark.train.loop.contract import Progress
 
 POLL_INTERVAL_S: Final = 1.0
 _LATE: Final = 1e15
-"""Above any step number: the largest of ``_LATE - step`` over the ranks tells the earliest step."""
+"""Above any step number: the maximum of ``_LATE - step`` over the ranks gives the earliest step."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why training ended; ``message`` says what to do where it did not complete."""
+    """Why training ended; ``message`` says what to do if it did not complete."""
 
     reason: EndReason
     message: str | None = None
 
     @property
     def completed(self) -> bool:
-        """Whether training ran to one of the ends that the settings name."""
+        """Whether training ran to an end that the settings name."""
         return self.reason not in ("nonfinite_loss", "out_of_memory", "cancelled", "error")
 
 
@@ -66,16 +66,16 @@ def follows_reference(reference: ReferenceLoss, losses: dict[int, float]) -> boo
 @final
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a rank has to say about going on; the others' votes are joined to it by :class:`Agreement`."""
+    """What a rank contributes to the decision to end; :class:`Agreement` joins the votes of all ranks."""
 
     nonfinite_step: int | None = None
     cancelled: bool = False
     overtime: bool = False
     step_s: float = 0.0
-    """Time of a step, from which the next poll is placed."""
+    """Time of a step, which determines the distance to the next poll."""
 
     def encoded(self) -> list[float]:
-        """Return numbers whose largest over the ranks is the joint vote."""
+        """Return numbers whose maximum over the ranks is the joint vote."""
         late = 0.0 if self.nonfinite_step is None else _LATE - self.nonfinite_step
         return [late, float(self.cancelled), float(self.overtime), self.step_s]
 
@@ -88,9 +88,9 @@ class Vote:
 
 @final
 class Agreement:
-    """Polls the ranks about every second: votes go out at one poll and are read, long since there, at the next.
+    """Polls the ranks about every second: votes are sent at one poll and read at the next, when they have arrived.
 
-    All ranks poll at the same steps, because the distance to the next poll comes out of the joint vote.
+    All ranks poll at the same steps, because the joint vote determines the distance to the next poll.
     """
 
     def __init__(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]], most_steps: int) -> None:
@@ -102,7 +102,7 @@ class Agreement:
         """The step after which the next poll is due."""
 
     def start(self, step: int) -> None:
-        """Place the first poll after the next step."""
+        """Schedule the first poll after the next step."""
         self.next_step = step + 1
 
     def poll(self, step: int, vote: Vote) -> Vote | None:
@@ -115,7 +115,7 @@ class Agreement:
         return joint
 
     def settle(self, vote: Vote) -> Vote:
-        """Return the joint vote of now, waiting for the other ranks: for the end of training."""
+        """Return the current joint vote, waiting for the other ranks, at the end of training."""
         self._collect()
         return Vote.decoded(self._exchange(vote.encoded())())
 

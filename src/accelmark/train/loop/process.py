@@ -1,4 +1,4 @@
-"""What a rank's process does with its own descriptors, clock and signals."""
+"""The process of a rank: redirected output, start time, and signals."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from types import FrameType
 from typing import Final, Protocol, final
 
 GRACE_S: Final = 20.0
-"""Longest a step may still take after a signal; the launcher waits 30 s before it kills."""
+"""Longest that a step may take after a signal; the launcher kills after 30 s."""
 _GRACE_SECOND_SIGNAL_S: Final = 1.0
 _SAME_REQUEST_S: Final = 1.0
-"""A signal that comes this soon after the first is the same request, sent to the whole group and by the launcher."""
+"""A signal this soon after the first is the same request, sent to the process group and again by the launcher."""
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Cancelled(BaseException):
-    """The process was told to stop, and stops where it stands."""
+    """Raised where a signal stops the process at once."""
 
 
 def redirect_output(path: Path) -> None:
-    """Send descriptors 1 and 2 to the end of ``path``, so that prints of any library land there too."""
+    """Append descriptors 1 and 2 to ``path``, so that output of native libraries is included."""
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -39,7 +39,7 @@ def redirect_output(path: Path) -> None:
 
 
 def process_start() -> float:
-    """Return when this process began, on the clock of ``time.monotonic`` (to 10 ms; now where /proc is missing)."""
+    """Return when this process started, on the clock of ``time.monotonic``, to 10 ms; the time now without /proc."""
     now = time.monotonic()
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8")
@@ -52,20 +52,20 @@ def process_start() -> float:
 
 
 class Stop(Protocol):
-    """Whether somebody wants training to end; the driver looks at it after every step."""
+    """A request to end training, which the driver checks after every step."""
 
     interruptible: bool
     """Set by the driver: whether a signal may raise at once."""
 
     @property
     def requested(self) -> str | None:
-        """Who or what asked, in words for the message of the end; None while nobody has."""
+        """The source of the request, for the message of the end; None without a request."""
         ...
 
 
 @final
 class StopRequest:
-    """Whether somebody asked this process to stop.
+    """A request to stop this process, by a signal.
 
     The first SIGTERM or SIGINT lets the step in hand finish (the loop looks at ``requested``); outside the loop, and
     at the second signal, :class:`Cancelled` is raised. A main thread that hangs in a collective cannot run Python's
@@ -74,7 +74,7 @@ class StopRequest:
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted
-        """Whether this process is to listen at all (a test that drives a rank inside its own process is not)."""
+        """Whether signals are handled; a test that runs a rank in its own process does not."""
         self.requested: str | None = None
         self._finished = False
         self._first_at = 0.0
@@ -82,7 +82,7 @@ class StopRequest:
         """Whether the first signal raises at once (outside the training loop)."""
 
     def install(self, on_overdue: Callable[[str], None], grace_s: float = GRACE_S) -> None:
-        """Listen for signals; to be called once, in the main thread."""
+        """Install the signal handlers; call once, in the main thread."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         for number in _STOPPING:
@@ -92,7 +92,7 @@ class StopRequest:
         watcher.start()
 
     def finish(self) -> None:
-        """Let nothing interrupt what is left: writing the last event."""
+        """Ignore further signals, while the last event is written."""
         self._finished = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

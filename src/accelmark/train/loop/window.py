@@ -1,4 +1,4 @@
-"""Windows of optimizer steps: collected without waiting for the device, read one window later."""
+"""Windows of optimizer steps: collected without waiting for the device, and read one window later."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from accelmark.spec.events import StepWindow
+from accelmark.train.loop.contract import LossReader, StepClock
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where training stood when a window closed."""
+class WindowPosition:
+    """The position in training at which a window closed."""
 
     global_steps: int
     epoch: int
@@ -24,9 +25,9 @@ class Standing:
 @final
 @dataclass(frozen=True, slots=True)
 class ClosedWindow:
-    """A window whose figures may still be on their way from the device."""
+    """A closed window; the device may not have computed all of its figures yet."""
 
-    standing: Standing
+    position: WindowPosition
     marks: list[tuple[Any, Any]]
     data_wait_ns: list[int]
     closed_ns: int
@@ -34,17 +35,12 @@ class ClosedWindow:
     wall_ms: float
     losses: Callable[[], list[float]]
 
-    @property
-    def first_step(self) -> int:
-        """Number of the window's first optimizer step, from 1."""
-        return self.standing.global_steps - len(self.marks) + 1
-
 
 @final
 class Window:
-    """Collects steps. ``clock`` and ``reader`` are :class:`Clock` and :class:`LossReader` of the backend."""
+    """Collects the marks, losses and data waits of steps; ``clock`` is None where only windows are timed."""
 
-    def __init__(self, clock: Any, reader: Any) -> None:
+    def __init__(self, clock: StepClock | None, reader: LossReader) -> None:
         self._clock = clock
         self._reader = reader
         self._keep = reader.keep
@@ -53,10 +49,10 @@ class Window:
         self._waits: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._waits)
 
     def add(self, start: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
-        """Take in one step, and return what the reader keeps of its loss (a float where it is at hand already)."""
+        """Add one step; returns what the reader keeps of its loss (a float where it can be read at once)."""
         kept = self._keep(loss)
         self._marks.append((start, end))
         self._waits.append(data_wait_ns)
@@ -67,30 +63,35 @@ class Window:
         """Tell whether the last loss is NaN or infinite; only where the reader keeps floats."""
         return not math.isfinite(self._losses[-1])
 
-    def close(self, standing: Standing, closed_ns: int, wall_ms: float) -> ClosedWindow:
-        """Begin to bring the figures to the host, and start an empty window."""
+    def close(self, position: WindowPosition, closed_ns: int, wall_ms: float) -> ClosedWindow:
+        """Start copying the figures to the host, and begin an empty window."""
         losses = self._reader.fetch(self._losses)
-        closed = ClosedWindow(standing, self._marks, self._waits, closed_ns, wall_ms, losses)
+        closed = ClosedWindow(position, self._marks, self._waits, closed_ns, wall_ms, losses)
         self._marks, self._losses, self._waits = [], [], []
         return closed
 
     def read(self, closed: ClosedWindow) -> StepWindow:
-        """Return the figures of a closed window, waiting for its last step where it is still being computed."""
+        """Return the figures of a closed window, waiting for its last step where it is not computed yet."""
         losses = closed.losses()
-        step_ms = tuple(round(self._clock.elapsed_ms(start, end), 4) for start, end in closed.marks)
-        self._clock.release([mark for pair in closed.marks for mark in pair])
-        standing = closed.standing
-        # Unchecked: every value is a number that was made right here, and a window closes between two steps.
+        step_ms: tuple[float, ...] = ()
+        span_ms: float | None = None
+        if self._clock is not None:
+            step_ms = tuple(round(self._clock.elapsed_ms(start, end), 4) for start, end in closed.marks)
+            span_ms = round(self._clock.elapsed_ms(closed.marks[0][0], closed.marks[-1][1]), 4)
+            self._clock.release([mark for pair in closed.marks for mark in pair])
+        position = closed.position
+        # Without validation: every value is a number made here, and a window is read between two steps.
         return StepWindow.model_construct(
-            global_steps=standing.global_steps,
-            epoch=standing.epoch,
-            num_trained_samples=standing.num_trained_samples,
-            learning_rate=standing.learning_rate,
+            global_steps=position.global_steps,
+            epoch=position.epoch,
+            num_trained_samples=position.num_trained_samples,
+            learning_rate=position.learning_rate,
             loss=losses[-1],
             losses=tuple(losses),
             step_ms=step_ms,
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
             wall_ms=round(closed.wall_ms, 4),
+            span_ms=span_ms,
         )
 
 

@@ -60,7 +60,7 @@ class Functions:
         """
         now = dict(_functions(self._case_class))
         return tuple(
-            f"{name} -> {place_of(now[name])}"
+            f"{name} -> {locate(now[name])}"
             for name, (function, body) in sorted(self._before.items())
             if name in now
             and _is_other(now[name], function, body)
@@ -70,9 +70,7 @@ class Functions:
 
 def foreign_functions() -> tuple[str, ...]:
     """Return functions of AccelMark's training that stand neither in its files nor in those of what it is built on."""
-    return tuple(
-        sorted(f"{name} -> {place_of(function)}" for name, function in _ours(None) if not _is_at_home(function))
-    )
+    return tuple(sorted(f"{name} -> {locate(function)}" for name, function in _ours(None) if not _is_at_home(function)))
 
 
 def shadowed(hooks: Hooks, case: TrainCase, hooks_class: type[Hooks], case_class: type[TrainCase]) -> tuple[str, ...]:
@@ -82,7 +80,7 @@ def shadowed(hooks: Hooks, case: TrainCase, hooks_class: type[Hooks], case_class
         if type(held) is not cls:
             found.append(f"the class of {cls.__name__} -> {type(held).__name__}")
         found += [
-            f"{cls.__name__}.{name} of the object -> {place_of(value)}"
+            f"{cls.__name__}.{name} of the object -> {locate(value)}"
             for name, value in sorted(vars(held).items())
             if callable(inspect.getattr_static(cls, name, None))
         ]
@@ -94,7 +92,7 @@ def shadowed(hooks: Hooks, case: TrainCase, hooks_class: type[Hooks], case_class
     return tuple(found)
 
 
-def place_of(function: Any) -> str:
+def locate(function: Any) -> str:
     """Return where a function stands, ``file:line``; the name of its type where it has no code of its own."""
     code = getattr(function, "__code__", None)
     if code is None:

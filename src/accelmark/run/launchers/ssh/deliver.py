@@ -1,4 +1,8 @@
-"""Bringing files and AccelMark itself to a host."""
+"""Deliver files and AccelMark itself to a host.
+
+A program on the host (:mod:`accelmark.run.onhost.receive`) writes them, since SFTP reports a full disk or a read-only
+file system as "Failure" only, and some hosts have no SFTP server.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,24 @@ import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from accelmark.run.launchers.ssh.connection import HostError, SshHost, UnreachableError, library
+from accelmark.run.launchers.host import HostError
+from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.launchers.ssh.wheel import Wheel
 from accelmark.run.onhost import command
 
 
-def delivery(python: str, wheel: Wheel, code: PurePosixPath) -> list[str]:
-    """Return the command that receives a wheel on a host."""
+def delivery_command(python: str, wheel: Wheel, code: PurePosixPath) -> list[str]:
+    """Return the command on a host that receives a wheel."""
     return command(python, "receive", "wheel", str(code), wheel.sha256, str(len(wheel.content)))
 
 
-async def deliver(host: SshHost, python: str, wheel: Wheel, code: PurePosixPath) -> bool:
-    """Unpack the wheel at ``code`` on a host that has not got it; returns whether it had to be sent.
+async def deliver(host: SshConnection, python: str, wheel: Wheel, code: PurePosixPath) -> bool:
+    """Unpack the wheel at ``code`` on a host where it is missing; returns whether it was sent.
 
     Raises:
-        HostError: it cannot be had there; the reason is named.
+        HostError: it could not be written; the cause is named.
     """
-    process = await host.open(delivery(python, wheel, code))
+    process = await host.open(delivery_command(python, wheel, code))
     try:
         answer = (await process.stdout.readline()).strip()
         if answer == b"send":
@@ -35,16 +40,16 @@ async def deliver(host: SshHost, python: str, wheel: Wheel, code: PurePosixPath)
                 return True
         if answer == b"have":
             return False
-        said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+        errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
     except (OSError, library().Error, asyncio.IncompleteReadError) as error:
-        raise UnreachableError(host.name, f"the connection was lost while AccelMark was delivered ({error})") from error
+        raise host.lost(error) from error
     finally:
         process.close()
-    raise HostError(host.name, f"AccelMark could not be delivered: {said[-1] if said else 'no answer'}")
+    raise HostError(host.name, f"AccelMark could not be delivered: {errors[-1] if errors else 'no answer'}")
 
 
-async def put_files(host: SshHost, python: str, files: Mapping[PurePosixPath, str]) -> None:
-    """Write text files on a host, each complete or not at all.
+async def put_files(host: SshConnection, python: str, files: Mapping[PurePosixPath, str]) -> None:
+    """Write text files on a host; each appears complete or not at all.
 
     Raises:
         HostError: they cannot be written.
@@ -57,4 +62,4 @@ async def put_files(host: SshHost, python: str, files: Mapping[PurePosixPath, st
     stdin = b"".join([json.dumps(header).encode(), b"\n", *contents])
     done = await host.run(command(python, "receive", "files"), stdin)
     if done.code != 0:
-        raise HostError(host.name, f"files could not be written: {done.said}")
+        raise HostError(host.name, f"files could not be written: {done.message}")

@@ -1,8 +1,9 @@
-"""Where a run's files are on a host, and a job as a host has to read it."""
+"""Paths of a run's files on its hosts, and jobs with those paths."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import final
@@ -10,11 +11,11 @@ from typing import final
 from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.agent.task import AgentTask, TelemetryTask
-from accelmark.run.launchers.launcher import NodeWork
+from accelmark.run.agent.task import AgentTask, NodeJob
+from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.wheel import PLUGINS, on_host, path_on_host, wheel
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.catalog import PLUGINS_VARIABLE, Kind
+from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
@@ -29,82 +30,79 @@ class Layout:
     is_shared: bool = False
     """Whether all hosts see the same files there."""
     abandon_s: float | None = None
-    """Longest time in which no coordinator asks after a job."""
-    home: PurePosixPath | None = None
-    """The run's directory on this machine where all hosts see it too: they write to it, and nothing is copied."""
+    """Longest time that an agent continues without a heartbeat of a coordinator."""
+    shared_run: PurePosixPath | None = None
+    """The run's directory where all hosts share it: they write to it directly, and nothing is copied."""
 
     @classmethod
-    def of(cls, plan: Plan, run: Path) -> Layout:
-        """Return the layout of the run at ``run``; its name is unlike that of any other run of any coordinator."""
+    def of(cls, plan: Plan, run: Path, options: Options) -> Layout:
+        """Return the layout of the run at ``run``; its name is unique among the runs of all coordinators."""
         mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
-        shared = plan.cluster.shared_directory
-        work = shared / "accelmark" if shared is not None else plan.cluster.work_directory
-        is_seen = shared is not None and run.absolute().is_relative_to(shared)
-        home = PurePosixPath(run.absolute()) if is_seen else None
-        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, plan.cluster.abandon_s, home)
+        shared = options.shared_directory
+        work = shared / "accelmark" if shared is not None else options.work_directory
+        is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
+        shared_run = PurePosixPath(run.absolute()) if is_shared_run else None
+        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, options.abandon_s, shared_run)
 
     @property
     def code(self) -> PurePosixPath:
-        """Where AccelMark is unpacked."""
+        """The directory of the unpacked AccelMark."""
         return self.work / "code" / wheel().directory
 
     @property
     def run(self) -> PurePosixPath:
         """The run's own directory."""
-        return self.home or self.work / "runs" / self.run_id
+        return self.shared_run or self.work / "runs" / self.run_id
 
     def lock(self, host: HostSpec) -> PurePosixPath:
-        """Return what a job locks so that no other run uses the host."""
+        """Return the file that a job locks so that no other run uses the host."""
         return self.work / (f"host-{safe_name(host.address)}.lock" if self.is_shared else "host.lock")
 
-    def node_dir(self, work: NodeWork) -> PurePosixPath:
+    def node_dir(self, node: NodeJob) -> PurePosixPath:
         """Return a job's directory on its host."""
-        round_dir, case = work.node_dir.parent, work.node_dir.parent.parent
-        return self.run / case.name / round_dir.name / work.node_dir.name
+        round_dir, case = node.node_dir.parent, node.node_dir.parent.parent
+        return self.run / case.name / round_dir.name / node.node_dir.name
 
-    def job_file(self, work: NodeWork) -> PurePosixPath:
-        """Return where a job stands as its hosts read it; beside the coordinator's own where that is seen by them."""
-        return self.node_dir(work).parent / ("job.hosts.json" if self.home is not None else "job.json")
+    def job_file(self, node: NodeJob) -> PurePosixPath:
+        """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
+        return self.node_dir(node).parent / ("job.hosts.json" if self.shared_run is not None else "job.json")
 
-    def job(self, work: NodeWork) -> JobSpec:
-        """Return the job with paths as they are on a host."""
-        job = work.job
+    def job(self, node: NodeJob) -> JobSpec:
+        """Return the job with the paths of a host."""
+        job = node.job
+        # An evaluation job reads the checkpoints of its round, which is next to it.
+        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
         return job.model_copy(
             update={
-                "case": on_host(job.case, "cases", self.code),
-                "extern": on_host(job.extern, "vendors", self.code) if job.extern is not None else None,
-                "checkpoint_dir": Path(self.node_dir(work).parent / "checkpoints"),
+                "case": on_host(job.case, self.code),
+                "extern": on_host(job.extern, self.code) if job.extern is not None else None,
+                "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
             }
         )
 
-    def task(self, work: NodeWork) -> AgentTask:
-        """Return the agent's task with paths as they are on a host."""
-        task = work.task
-        telemetry = task.telemetry
+    def task(self, node: NodeJob) -> AgentTask:
+        """Return the agent's task with the paths of a host."""
+        task, telemetry = node.task, node.task.telemetry
         if telemetry is not None:
-            folder = path_on_host(telemetry.vendor_folder, "vendors", self.code)
-            telemetry = TelemetryTask(vendor=telemetry.vendor, vendor_folder=folder, interval_s=telemetry.interval_s)
-        adaptation, requirements = task.adaptation, task.requirements
-        if requirements is not None:
-            kind: Kind = "cases" if requirements.is_relative_to(work.job.case.path) else "vendors"
-            requirements = path_on_host(requirements, kind, self.code)
+            folder = path_on_host(telemetry.vendor_folder, self.code)
+            telemetry = telemetry.model_copy(update={"vendor_folder": folder})
+        folders = {"adaptation": task.adaptation, "requirements": task.requirements}
         changed = {
+            **{name: path_on_host(path, self.code) for name, path in folders.items() if path is not None},
             "run": self.run_id,
-            "adaptation": path_on_host(adaptation, "vendors", self.code) if adaptation is not None else None,
-            "requirements": requirements,
-            "job_file": Path(self.job_file(work)),
+            "job_file": Path(self.job_file(node)),
             "telemetry": telemetry,
             "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),
-            "host_lock": Path(self.lock(work.host)),
+            "host_lock": Path(self.lock(node.host)),
         }
         return task.model_copy(update=changed)
 
-    def environment(self, work: NodeWork) -> dict[str, str]:
-        """Return the variables that a host's agent is started with."""
+    def environment(self, node: NodeJob) -> dict[str, str]:
+        """Return the variables of the agent."""
         return {
             "PYTHONPATH": str(self.code),
             PLUGINS_VARIABLE: str(self.code / PLUGINS),
             RUN_MARKER: self.run_id,
-            NODE_MARKER: str(self.node_dir(work)),
+            NODE_MARKER: str(self.node_dir(node)),
             CACHE_VARIABLE: str(cache_directory()),
         }

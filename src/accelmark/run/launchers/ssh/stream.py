@@ -1,4 +1,4 @@
-"""A node directory coming home: frames of a follower on the host become the same files here, proved by checksum."""
+"""Copy a node directory from a host while it grows, verified by checksums."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from accelmark.results.store.files import make_directory, naming_the_disk
-from accelmark.run.launchers.ssh.connection import HostError, SshHost, UnreachableError, library
+from accelmark.results.store.files import make_directory, write_errors
+from accelmark.run.launchers.host import HostError
+from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.onhost import command
 
 if TYPE_CHECKING:
@@ -25,80 +26,80 @@ _LARGEST_FRAME: Final = 1 << 20
 _PING_S: Final = 5.0
 _GROWING: Final = (".log", ".jsonl")
 _SETTLE_S: Final = 20.0
-"""Longest time from a host's writing a file on a shared file system to its being seen here."""
+"""Longest time until a file that a host wrote to a shared file system is visible here."""
 
 
 @final
 @dataclass(slots=True)
-class Stream:
-    """One node directory on one host, and its copy here."""
+class NodeStream:
+    """Copies one node directory of one host to this machine."""
 
-    host: SshHost
+    host: SshConnection
     python: str
     remote: str
     local: Path
-    birth_s: float = 120.0
-    """Longest time from starting an agent (a container may have to be set up) to its first sign of life."""
+    start_timeout_s: float = 120.0
+    """Longest time from starting an agent (a container may have to be set up) to its lock."""
     in_place: bool = False
-    """Whether ``local`` is what the host calls ``remote``, on a shared file system: then nothing is copied."""
+    """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
-    _letters: bytes = b""
-    _distrusted: set[str] = field(default_factory=set)
+    _requests: bytes = b""
+    _damaged: set[str] = field(default_factory=set)
 
-    async def to_the_end(self) -> AgentEnd:
-        """Bring files home until the agent has ended; returns how, once every file is the same here.
+    async def follow(self) -> AgentEnd:
+        """Copy files until the agent has ended; returns how it ended, once every file is identical here.
 
         Raises:
-            UnreachableError: the connection was lost; call again to go on.
-            HostError: files cannot be brought home intact.
+            UnreachableError: the connection was lost; call again to continue.
+            HostError: files cannot be copied intact.
         """
         if self.in_place:
             end, checksums = await self._once()
             for name, digest in checksums.items():
-                await seen_here(self.host.name, self.local / name, digest)
+                await wait_until_visible(self.host.name, self.local / name, digest)
             return end
         for _ in range(3):
             end, checksums = await self._once()
-            self._distrusted = {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
-            if not self._distrusted:
+            self._damaged = {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
+            if not self._damaged:
                 return end
-            for name in self._distrusted:
+            for name in self._damaged:
                 (self.local / name).unlink(missing_ok=True)
-        raise HostError(self.host.name, f"files keep changing on their way home: {', '.join(sorted(self._distrusted))}")
+        raise HostError(self.host.name, f"copies of {', '.join(sorted(self._damaged))} differ from the host's files")
 
     def ask(self, *, at_once: bool) -> None:
-        """Ask the agent to end, now or as soon as the host is reached again."""
-        self._letters += b"k\n" if at_once else b"s\n"
+        """Ask the agent to end, as soon as the host can be reached."""
+        self._requests += b"k\n" if at_once else b"s\n"
         self._send(b"k\n" if at_once else b"s\n")
 
-    def _send(self, letters: bytes) -> None:
+    def _send(self, requests: bytes) -> None:
         if self._process is not None:
             with contextlib.suppress(OSError, BrokenPipeError):
-                self._process.stdin.write(letters)
+                self._process.stdin.write(requests)
 
     async def _once(self) -> tuple[AgentEnd, dict[str, str]]:
         make_directory(self.local)
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
         have = {} if self.in_place else self._have()
-        request = {"have": have, "birth_s": self.birth_s, "send": not self.in_place}
+        request = {"have": have, "start_timeout_s": self.start_timeout_s, "send": not self.in_place}
         pinging: asyncio.Task[None] | None = None
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n" + self._letters)
+            process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
             pinging = asyncio.create_task(self._ping())
             while True:
                 line = await process.stdout.readline()
                 if not line.endswith(b"\n"):
-                    said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-                    if said:
-                        raise HostError(self.host.name, f"its files cannot be followed: {said[-1]}")
-                    raise UnreachableError(self.host.name, "the connection was lost")
+                    errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+                    if errors:
+                        raise HostError(self.host.name, f"its files cannot be copied: {errors[-1]}")
+                    raise self.host.lost()
                 header: dict[str, Any] = json.loads(line)
                 if "end" in header:
                     return header["end"], header["sha256"]
                 await self._take(process, header)
         except (OSError, library().Error, asyncio.IncompleteReadError) as error:
-            raise UnreachableError(self.host.name, f"the connection was lost ({error})") from error
+            raise self.host.lost(error) from error
         finally:
             if pinging is not None:
                 pinging.cancel()
@@ -108,19 +109,19 @@ class Stream:
     async def _take(self, process: asyncssh.SSHClientProcess[bytes], header: dict[str, Any]) -> None:
         name, offset, size = str(header["file"]), int(header["offset"]), int(header["size"])
         if not _NAME.fullmatch(name) or not 0 <= size <= _LARGEST_FRAME:
-            raise HostError(self.host.name, f"sent a frame that cannot be right: {name!r} of {size} bytes")
+            raise HostError(self.host.name, f"sent an invalid frame: {name!r} of {size} bytes")
         content = await process.stdout.readexactly(size) if size else b""
         path = self.local / name
-        with naming_the_disk(path):
+        with write_errors(path):
             if name.endswith(_GROWING):
                 with path.open("r+b" if path.exists() else "w+b") as file:
                     file.truncate(offset)
                     file.seek(offset)
                     file.write(content)
             elif offset == 0 and size < _LARGEST_FRAME:
-                beside = path.with_name(f".{name}.part")
-                beside.write_bytes(content)
-                beside.replace(path)
+                partial = path.with_name(f".{name}.part")
+                partial.write_bytes(content)
+                partial.replace(path)
             else:
                 with path.open("r+b") as file:
                     file.seek(offset)
@@ -130,7 +131,7 @@ class Stream:
         return {
             path.name: path.stat().st_size
             for path in self.local.iterdir()
-            if path.is_file() and path.name.endswith(_GROWING) and path.name not in self._distrusted
+            if path.is_file() and path.name.endswith(_GROWING) and path.name not in self._damaged
         }
 
     async def _ping(self) -> None:
@@ -139,17 +140,17 @@ class Stream:
             self._send(b"p\n")
 
 
-async def seen_here(host: str, path: Path, digest: str) -> None:
-    """Wait until a file that a host wrote in a shared directory is seen here.
+async def wait_until_visible(host: str, path: Path, digest: str) -> None:
+    """Wait until a file that a host wrote in a shared directory is visible here.
 
     Raises:
-        HostError: it is not.
+        HostError: it does not become visible.
     """
     deadline = time.monotonic() + _SETTLE_S
     while _sha256(path) != digest:
         if time.monotonic() > deadline:
-            what = f"what it wrote to {path} is not seen here: shared_directory does not hold the same files on it"
-            raise HostError(host, f"{what}; name one that does, or none")
+            what = f"{path}, which it wrote, is not visible here: shared_directory is not shared with this machine"
+            raise HostError(host, f"{what}; correct or remove it in the cluster file")
         await asyncio.sleep(0.2)
 
 

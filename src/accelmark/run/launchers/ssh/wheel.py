@@ -1,7 +1,7 @@
-"""AccelMark as a wheel, made from the files that run here: what is brought to hosts that have none.
+"""Build a wheel of the running AccelMark, for hosts without it.
 
-The wheel is the same bytes for the same files, so its hash names it, and a host that has it is sent nothing. Cases,
-vendors and frameworks from other places than this tree are included below ``plugins/``.
+The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases, vendors and frameworks from
+plug-ins are in it below ``plugins/``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import KINDS, Kind, folders
+from accelmark.spec.catalog import JOB_KINDS, folders
 from accelmark.spec.job import FolderRef
 
 PLUGINS: Final = "plugins"
@@ -36,16 +36,16 @@ class Wheel:
 
     @property
     def directory(self) -> str:
-        """Name of the directory that it is unpacked to."""
+        """Name of the directory for its content."""
         return f"accelmark-{accelmark.__version__}-{self.sha256[:16]}"
 
 
 @cache
 def wheel() -> Wheel:
-    """Build the wheel of the AccelMark that runs."""
+    """Build the wheel."""
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
-    for kind in KINDS:
+    for kind in JOB_KINDS:
         for folder in folders(kind).values():
             if not folder.path.is_relative_to(root):
                 place = f"{PLUGINS}/{kind}/{folder.name}"
@@ -70,21 +70,22 @@ def wheel() -> Wheel:
     return Wheel(content, hashlib.sha256(content).hexdigest())
 
 
-def on_host(ref: FolderRef, kind: Kind, code: PurePosixPath) -> FolderRef:
-    """Return where a case's or vendor's folder (or one inside it) is once the wheel is unpacked at ``code``."""
-    place = path_on_host(ref.path, kind, code)
+def on_host(ref: FolderRef, code: PurePosixPath) -> FolderRef:
+    """Return a plug-in's folder, or one inside it, with its path in the wheel unpacked at ``code``."""
     is_ours = ref.path.is_relative_to(Path(accelmark.__file__).parent)
-    return ref.model_copy(update={"path": place} if is_ours else {"path": place, "package": None})
+    changed = {"path": path_on_host(ref.path, code)} | ({} if is_ours else {"package": None})
+    return ref.model_copy(update=changed)
 
 
-def path_on_host(path: Path, kind: Kind, code: PurePosixPath) -> Path:
-    """Return where a case's or vendor's folder, or what is inside one, is once the wheel is unpacked at ``code``."""
+def path_on_host(path: Path, code: PurePosixPath) -> Path:
+    """Return the path of a plug-in's folder, or of a file inside it, in the wheel unpacked at ``code``."""
     root = Path(accelmark.__file__).parent
     if path.is_relative_to(root):
         return Path(code / "accelmark" / path.relative_to(root))
-    for folder in folders(kind).values():
-        if path.is_relative_to(folder.path):
-            return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
+    for kind in JOB_KINDS:
+        for folder in folders(kind).values():
+            if path.is_relative_to(folder.path):
+                return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
     return path
 
 

@@ -1,0 +1,139 @@
+"""Data of a search: images split into training, validation and held-out, and checked against the network."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from accelmark.automl.config import DatasetConfig
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
+from accelmark.automl.records import Splits
+from accelmark.datasets import ensure
+from accelmark.datasets.images import (
+    ArrayImages,
+    FolderImages,
+    Images,
+    read_arrays,
+    read_cifar10,
+    read_fashion_mnist,
+    read_imagenet,
+    read_npz,
+)
+from accelmark.datasets.spec import known_dataset
+from accelmark.spec.errors import DataError
+
+SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
+"""Of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
+IMAGENET_TRAINING: Final = 1_281_167
+IMAGENET_HELD_OUT: Final = 50_000
+_FETCHED: Final = {"fashion-mnist": "fashion_mnist"}
+_READERS: Final = {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}
+_SPLIT_SEED: Final = 20_240_601
+_IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+_IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Images to train on, to validate the search on, and held out for the scored error.
+
+    ``mean`` and ``deviation`` are per channel, of pixels scaled to 0..1. ``fingerprint`` is the SHA-256 of all labels
+    in their splits; a run resumes on equal data only. ``identity`` is the data set's name for the rules.
+    """
+
+    name: str
+    training: Images
+    validation: Images
+    held_out: Images
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    fingerprint: str
+    identity: str
+
+    def splits(self, classes: int) -> Splits:
+        """Return the sizes of the splits."""
+        sizes = {name: len(getattr(self, name)) for name in ("training", "validation", "held_out")}
+        return Splits(**sizes, classes=classes)
+
+
+def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
+    """Open, split and check the data.
+
+    Raises:
+        DataError: a split is missing or malformed, or does not fit the network's input shape or classes.
+    """
+    everything, held_out = _read(config, network)
+    for split, images in (("training", everything), ("held-out", held_out)):
+        _check(images, network, f"data set {config.name}", split)
+    identity = imagenet_identity(everything, held_out) if config.name == "imagenet" else config.name
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(everything))
+    if config.limit is not None:
+        order = order[: config.limit]
+        held_out = held_out.subset(np.arange(min(config.limit, len(held_out))))
+    validated = round(len(order) * config.validation_share)
+    if not 0 < validated < len(order):
+        raise DataError(f"{len(order)} training images are too few to train and validate on")
+    training, validation = everything.subset(order[validated:]), everything.subset(order[:validated])
+    mean: tuple[float, ...] = _IMAGENET_MEAN
+    deviation: tuple[float, ...] = _IMAGENET_DEVIATION
+    if isinstance(training, ArrayImages):
+        sample = training.pixels[:10_000].astype(np.float32) / 255
+        mean = tuple(map(float, sample.mean(axis=(0, 2, 3))))
+        deviation = tuple(max(float(value), 1e-3) for value in sample.std(axis=(0, 2, 3)))
+    digest = hashlib.sha256(b"".join(images.labels.tobytes() for images in (training, validation, held_out)))
+    return Dataset(config.name, training, validation, held_out, mean, deviation, digest.hexdigest(), identity)
+
+
+def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
+    if config.name == "imagenet":
+        root = config.directory or Path()
+        train, held_out = config.train_directory or root / "train", config.held_out_directory or root / "val"
+        return read_imagenet(train, held_out, network.input_shape[1])
+    directory = config.directory
+    if directory is None and config.name in _FETCHED:
+        directory = ensure(known_dataset(_FETCHED[config.name], "dataset.name"))
+    if directory is None:
+        raise DataError(f"data set {config.name}: give its location in dataset.directory")
+    if not directory.exists():
+        raise DataError(f"data set {config.name}: there is no {directory}")
+    return _READERS[config.name](directory)
+
+
+def _check(images: Images, network: Network, where: str, split: str) -> None:
+    if len(images) == 0:
+        raise DataError(f"{where}: the {split} split is empty")
+    if images.shape != network.input_shape:
+        wanted = f"network {network.name!r} takes {network.input_shape} (channels, height, width)"
+        raise DataError(f"{where}: {split} images are {images.shape}, {wanted}")
+    lowest, highest = int(images.labels.min()), int(images.labels.max())
+    if lowest < 0 or highest + 1 != network.classes:
+        wanted = f"network {network.name!r} has {network.classes} classes"
+        raise DataError(f"{where}: the {split} split has classes {lowest} to {highest}, {wanted}")
+
+
+def imagenet_identity(training: Images, held_out: Images) -> str:
+    """Return ``imagenet`` where these are the folders of ILSVRC-2012, else a description.
+
+    Compares the names of the class folders and the number of images, not the images' content.
+    """
+    files = training.files if isinstance(training, FolderImages) else ()
+    classes = sorted({file.parent.name for file in files})
+    if hashlib.sha256("\n".join(classes).encode()).hexdigest() != SYNSETS_SHA256:
+        return f"folders of {len(classes)} other classes than ImageNet's"
+    if (len(training), len(held_out)) != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
+        return f"a part of imagenet ({len(training):,} training and {len(held_out):,} held-out images)"
+    return "imagenet"
+
+
+def read_weights(path: Path) -> dict[str, Array]:
+    """Read weights from an .npz file; raises DataError where it is missing or damaged."""
+    arrays = read_npz(path, "weights")
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise DataError(f"{path}: cannot be read as weights: {name} holds {array.dtype}, expected floats")
+    return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -1,0 +1,239 @@
+"""Tables of results: many runs as rows, in a terminal, on a page and in Markdown, and the results in a README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from accelmark.report.case_view import half_interval
+from accelmark.report.printable import printable
+from accelmark.results.compare.table import HALF, Cell, Row, grouped
+from accelmark.results.figures.definitions import FigureName, format_figure, title_of
+from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.spec.errors import RunError
+from accelmark.spec.number_format import NOTHING, percent
+
+BEGIN: Final = "<!-- results -->"
+END: Final = "<!-- /results -->"
+
+F = FigureName
+_COLUMNS: Final[dict[Task, tuple[tuple[str, FigureName], ...]]] = {
+    "train": (
+        ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("Final metric", F.FINAL_METRIC),
+        ("MFU", F.MFU), ("Peak memory", F.PEAK_DEVICE_MEMORY), ("Energy", F.ENERGY),
+    ),
+    "infer": (
+        ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE), ("Accuracy", F.INFERENCE_METRIC),
+        ("Framework's", F.VALIDATION_METRIC), ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
+        ("MFU", F.MFU), ("Energy", F.ENERGY),
+    ),
+    "automl": (
+        ("Score", F.SEARCH_SCORE), ("Held-out error", F.SEARCH_HELD_OUT_ERROR),
+        ("Regulated score", F.SEARCH_REGULATED_SCORE), ("Idle", F.SEARCH_IDLE_SHARE), ("Time", F.SEARCH_TIME),
+        ("Energy", F.ENERGY),
+    ),
+}  # fmt: skip
+_TITLES: Final[dict[Task, str]] = {"train": "Training", "infer": "Inference", "automl": "Search"}
+_STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
+"""Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
+_OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size"})
+FIGURES_SHOWN: Final = (
+    F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.TIME_TO_TARGET, F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
+    F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
+)  # fmt: skip
+_FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chip", "chip"), ("Scale", "scale"),
+                 ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
+_OPTIONAL: Final = "variant"
+"""A column that is shown only if a row has it: distinguishes inference runs and searches of one case."""
+_ROUNDING: Final = 1e-9
+"""A relative interval below this is a rounding error and shown as 0."""
+_SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
+
+
+def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
+    """Return the column titles, and the figures that at least one row has."""
+    names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
+    titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
+    return [*(title for title, _ in shown_facts(rows)), *titles], names
+
+
+def shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return (title, column) of the columns that are not figures."""
+    any_variant = any(row[_OPTIONAL] is not None for row in rows)
+    return [(title, name) for title, name in _FACTS if name != _OPTIONAL or any_variant]
+
+
+def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the cells of each row for :func:`shown_columns`."""
+    facts, names = shown_facts(rows), shown_columns(rows)[1]
+    return [[*(_fact(row, name) for _, name in facts), *(figure_cell(row, name) for name in names)] for row in rows]
+
+
+def _fact(row: Row, name: str) -> str:
+    text = NOTHING if row[name] is None else str(row[name])
+    marks = str(row["marks"]).replace("_", " ")
+    return f"{text} ({marks})" if name == "verdict" and marks else text
+
+
+def figure_cell(row: Row, name: FigureName) -> str:
+    """Return a figure of a row with half its relative 95 % interval."""
+    value, half = row[name.value], row[f"{name.value}{HALF}"]
+    if not isinstance(value, float | int):
+        return NOTHING
+    text = format_figure(name, float(value), str(row["unit"]))
+    if not isinstance(half, float | int) or not value:
+        return text
+    share = float(half) / abs(value)
+    return f"{text} ± {percent(share if share > _ROUNDING else 0.0)}"
+
+
+def group_title(by: Sequence[str], values: Iterable[Cell]) -> str:
+    """Return the title of a group."""
+    return ", ".join(f"{name} {NOTHING if value is None else value}" for name, value in zip(by, values, strict=True))
+
+
+def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
+    """Return the table in Markdown with a heading for each group."""
+    parts = []
+    for values, part in grouped(rows, group_by).items():
+        title = f"### {escaped(group_title(group_by, values))}\n\n" if group_by else ""
+        parts.append(title + plain_markdown(shown_columns(part)[0], shown_rows(part)))
+    return "\n".join(parts) or plain_markdown(shown_columns(rows)[0], [])
+
+
+def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *([NOTHING if value is None else value for value in row] for row in rows)]
+    return "".join("| " + " | ".join(escaped(str(cell)) for cell in line) + " |\n" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Escape a cell of Markdown: one line, no HTML, no terminal control characters."""
+    return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    run: LoadedRun
+    case: CaseResult
+
+    @property
+    def first(self) -> RoundResult | None:
+        return next(iter(self.run.rounds_of(self.case)), None)
+
+
+def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
+    """Return a Markdown table for each task with a row for each case (of ``model`` only, where given), newest last."""
+    entries = [
+        _Entry(run, case)
+        for run in sorted(runs, key=lambda run: run.summary.started_at)
+        for case in run.summary.cases
+        if model is None or case.key.model == model
+    ]
+    tasks = [task for task in _COLUMNS if any(entry.case.task == task for entry in entries)]
+    parts = []
+    for task in tasks:
+        title = f"{_TITLES[task]}:\n\n" if len(tasks) > 1 else ""
+        parts.append(title + _table(task, [entry for entry in entries if entry.case.task == task], model is None))
+    return "\n".join(parts)
+
+
+def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
+    """Replace the text between the markers of a README by the results of ``model``.
+
+    Raises:
+        RunError: the file cannot be read or has no markers.
+    """
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{readme}: cannot be read: {error.strerror}") from error
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise RunError(f"{readme}: has no markers {BEGIN!r} and {END!r}; the table is written between them")
+    note = "Means over rounds ± half the 95 % interval. Written by `accelmark results --readme`; do not edit."
+    write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{note}\n{END}{after}")
+
+
+def _table(task: Task, entries: Sequence[_Entry], name_cases: bool) -> str:
+    shown = [
+        (title, name) for title, name in _COLUMNS[task] if any(_mean(entry, name) is not None for entry in entries)
+    ]
+    heads = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
+    heads += ["Engine and batch"] if task == "infer" else []
+    metrics = {str((entry.first.target or {}).get("metric")) for entry in entries if entry.first}
+    named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 and task == "train" else {}
+    aligned = ["---"] * len(heads) + ["---:"] * (1 + len(shown)) + ["---"] * 2
+    lines = [
+        _line([*heads, "Rounds", *(named.get(title, title) for title, _ in shown), "Verdict", "Date"]),
+        _line(aligned),
+    ]
+    lines += [_line(_cells(task, entry, [name for _, name in shown], name_cases)) for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _mean(entry: _Entry, name: FigureName) -> float | None:
+    spread = entry.case.figures.get(name)
+    return spread.mean if spread else None
+
+
+def _cells(task: Task, entry: _Entry, names: Iterable[FigureName], name_case: bool) -> Iterator[str]:
+    case, key, first = entry.case, entry.case.key, entry.first
+    if name_case:
+        yield key.case
+    yield machine(key.hardware, first)
+    yield _software(key.framework, first)
+    yield f"{key.nnodes}×{key.nproc}" + "".join(f", {text}" for text in _changed_settings(first))
+    yield first.precision if first else NOTHING
+    if task == "infer":
+        inference = first.inference if first else None
+        yield f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
+    yield str(max((spread.num_rounds for spread in case.figures.values()), default=0))
+    for name in names:
+        yield _cell(name, case.figures.get(name), case.unit)
+    yield case.verdict + (f" ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else "")
+    yield entry.run.summary.started_at[:10] or NOTHING
+
+
+def machine(hardware: str, first: RoundResult | None) -> str:
+    """Return the chip; for a run on CPUs also the processor and its cores."""
+    hosts = first.environment.hosts if first else ()
+    if not hosts or hosts[0].get("devices"):
+        return hardware
+    found = hosts[0].get("cpu")
+    cpu: dict[str, Any] = found if isinstance(found, dict) else {}
+    parts = [str(cpu["model"])] if cpu.get("model") else []
+    parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
+    return f"{hardware} ({', '.join(parts)})" if parts else hardware
+
+
+def _software(framework: str, first: RoundResult | None) -> str:
+    version = first.environment.started.get("framework_version") if first else None
+    return f"{framework} {version}" if version else framework
+
+
+def _changed_settings(first: RoundResult | None) -> list[str]:
+    """Return the settings given by run file or command line, except those that have columns."""
+    settings = first.settings if first else {}
+    return [
+        f"{name} {setting.value}"
+        for name, setting in settings.items()
+        if not setting.layer.startswith(_STANDARD_LAYERS) and name not in _OWN_COLUMNS
+    ]
+
+
+def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
+    if spread is None or spread.mean is None:
+        return NOTHING
+    half = half_interval(spread)
+    return format_figure(name, spread.mean, unit) + (f" ± {percent(half)}" if half is not None else "")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"

@@ -1,0 +1,63 @@
+"""Fill the HTML templates, and embed style sheets, scripts and data in a page."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from accelmark.spec.number_format import NOTHING, percent, quantity
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def text_of(name: str) -> str:
+    """Return a file of ``report/templates``."""
+    return (files("accelmark.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def fill(template: str, **values: Any) -> str:
+    """Return a template of ``report/templates`` filled with values, which are escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+def inline(name: str) -> Any:
+    """Return a file of ``report/templates`` to embed in a page without escaping."""
+    from markupsafe import Markup
+
+    return Markup(text_of(name))  # noqa: S704 - our own file
+
+
+def embed_json(value: Any) -> Any:
+    """Return JSON for a script element: nothing in it can end the element or begin a comment."""
+    from markupsafe import Markup
+
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped
+
+
+def plotly() -> Any:
+    """Return Plotly's script to embed in a page."""
+    from markupsafe import Markup
+
+    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return Markup(text)  # noqa: S704 - the library as it is packaged
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("accelmark.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["quantity"] = quantity
+    environment.filters["percent"] = percent
+    environment.globals["NOTHING"] = NOTHING
+    return environment

@@ -1,0 +1,1 @@
+"""Web pages over a directory of runs: list, live progress, comparison, scaling, trend."""

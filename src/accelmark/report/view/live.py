@@ -1,0 +1,97 @@
+"""Progress of runs without a summary, read from their records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """One round of a run in progress."""
+
+    name: str
+    state: str
+    share: float | None
+    facts: tuple[tuple[str, str], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run without a summary."""
+
+    name: str
+    running: bool
+    """Whether a coordinator on this machine drives it."""
+    problem: str
+    jobs: tuple[LiveJob, ...]
+
+
+def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
+    """Return the progress of every unfinished run, running ones first; a run that cannot be read has a problem."""
+    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
+
+
+def live_run(name: str, path: Path) -> LiveRun:
+    """Return the progress of a run or a search."""
+    from accelmark.results.rounds.search import is_search
+    from accelmark.run.controller import session
+
+    try:
+        if is_search(path):
+            return _live_search(name, path)
+        seen = session.read_status(path)
+    except (AccelmarkError, OSError) as error:
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}
+    jobs: list[LiveJob] = []
+    for directory, status in seen.statuses.items():
+        facts: list[tuple[str, str]] = []
+        share: float | None = 1.0 if status.ended else None
+        progress = seen.progress.get(directory)
+        if progress is not None:
+            share = progress.share
+            total = f" of {progress.total_steps:,}" if progress.total_steps else ""
+            facts += [
+                ("phase", progress.phase),
+                ("step", f"{progress.step:,}{total}"),
+                ("loss", NOTHING if progress.loss is None else digits(progress.loss)),
+                ("throughput", quantity(progress.throughput, units[directory])),
+                ("remaining", NOTHING if progress.eta_s is None else duration(progress.eta_s)),
+                ("power", quantity(progress.devices.power_w, "W")),
+                ("utilisation", percent(progress.devices.utilisation)),
+            ]
+            if progress.metric is not None:
+                facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
+        elif status.reason:
+            facts.append(("reason", status.reason))
+        shown = tuple(fact for fact in facts if fact[1] != NOTHING)
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
+    return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))
+
+
+def _live_search(name: str, path: Path) -> LiveRun:
+    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.scoring.summary import summarise
+
+    directory = SearchDirectory(path)
+    seen, limits = summarise(directory), directory.config().schedule
+    finished = seen.trials.get("finished", 0)
+    shares = [seen.duration_s / limits.max_duration] if limits.max_duration else []
+    shares += [finished / limits.max_trials] if limits.max_trials else []
+    facts = (
+        ("trials", f"{finished} finished of {seen.trials_started}"),
+        ("epochs", str(seen.epochs)),
+        ("score", quantity(seen.final.score, "OP/s")),
+        ("held-out error", quantity(seen.final.error, "ratio")),
+        ("idle", percent(seen.utilisation.idle_share)),
+    )
+    job = LiveJob("search", seen.status, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, seen.status == "running", "", (job,))

@@ -1,0 +1,265 @@
+"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of the ranks' logs."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+from accelmark.spec.events import Event
+from accelmark.spec.framework import LaunchRecord
+from accelmark.spec.job import NodeExit, RankExit, RankState
+from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
+
+NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
+
+LAST_LINES: Final = 20
+_TAIL_BYTES: Final = 256 * 1024
+_MAX_LINE_LENGTH: Final = 500
+_EXCEPTION: Final = re.compile(
+    r"^(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
+)
+_FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b.*")
+_NOT_STARTED: Final = re.compile(
+    r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
+)
+"""Python's message, without a traceback, where it finds nothing to run."""
+_SIGNAL_HINTS: Final = {
+    signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
+    signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
+    signal.SIGABRT: "an abort in native code: see the last lines for its message",
+    signal.SIGBUS: "often shared memory that is too small, or a full disk under a mapped file",
+    signal.SIGXFSZ: "a file grew beyond the limit for files",
+}
+_CONNECTION_ERRORS: Final = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "processgroup",
+    "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
+)  # fmt: skip
+"""Errors that ranks raise after another rank has died."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The end of a rank's log."""
+
+    lines: tuple[str, ...]
+    finished: Mapping[str, Any] | None
+    """The value of ``FINISHED``, where that is the last event."""
+    cause: str | None
+    """One line: the message of the last event, the exception, or None."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the rank reported that it completed."""
+        return self.finished is not None and self.finished.get("state", "completed") == "completed"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the rank reported that it was cancelled."""
+        return self.finished is not None and self.finished.get("state") == "cancelled"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """Why the node agent terminated the ranks."""
+
+    rank_state: Literal["timed_out", "stalled", "cancelled", "failed", "lost"]
+    node_state: NodeState
+    reason: str
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with characters that a terminal or a JSON reader cannot show written as ``\xNN``."""
+    shown = "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= _MAX_LINE_LENGTH else f"{shown[:_MAX_LINE_LENGTH]} …"
+
+
+def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[str]:
+    r"""Return the last lines of a file, undecodable bytes written as ``\xNN``; empty where there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - num_bytes))
+            data = file.read(num_bytes)
+    except OSError:
+        return []
+    lines = data.decode("utf-8", errors="backslashreplace").split("\n")
+    return lines[1:] if size > num_bytes else lines
+
+
+def read_log_end(path: Path) -> LogEnd:
+    """Read the end of a rank's log."""
+    lines = tail(path)
+    finished: Mapping[str, Any] | None = None
+    error: str | None = None
+    for event in chain.from_iterable(map(decode_line, lines)):
+        # A resumed rank appends to the log: FINISHED of the earlier process does not count.
+        finished = event.value if event.event == Event.FINISHED else None
+        if event.event == Event.ERROR:
+            error = _message(event.value) or error
+    other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
+    own = _message(finished) if finished is not None and finished.get("state", "completed") != "completed" else None
+    cause = own or error or next(_exceptions(reversed(other)), None)
+    shown = [line for line in lines if line.strip()][-LAST_LINES:]
+    return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
+
+
+def _message(value: Mapping[str, Any]) -> str | None:
+    message = value.get("message") or value.get("reason")
+    return " ".join(str(message).split()) if message else None
+
+
+def _exceptions(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if _EXCEPTION.match(line) or _FATAL.match(line) or _NOT_STARTED.match(line):
+            yield line.strip()
+
+
+def signal_name(exit_code: int) -> str | None:
+    """Return the name of the signal behind an exit code, as Python (-9) or a shell (137) reports it."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    try:
+        return signal.Signals(number).name if number > 0 else None
+    except ValueError:
+        return None
+
+
+def classify_ranks(
+    logs: Mapping[int, LogEnd], exit_code: int | None, record: LaunchRecord | None, termination: Termination | None
+) -> tuple[RankExit, ...]:
+    """Return how each rank of a host ended.
+
+    Args:
+        logs: global rank -> the end of its log, in order.
+        exit_code: of the launch process; None where it was not started.
+        record: exit codes of the ranks, where the launch wrote them; else ``exit_code`` counts for each rank.
+        termination: why the agent terminated the ranks, if it did.
+    """
+    exits = []
+    for local_rank, (rank, log) in enumerate(logs.items()):
+        code = record.exit_codes.get(rank) if record is not None else exit_code
+        found = classify_rank(rank, local_rank, code, log, termination)
+        if record is not None and termination is None:
+            found = _as_launched(found, record)
+        exits.append(found)
+    return tuple(exits if termination is not None else _victims_cancelled(exits))
+
+
+def classify_rank(
+    rank: int, local_rank: int, exit_code: int | None, log: LogEnd, termination: Termination | None
+) -> RankExit:
+    """Return how one rank ended; ``exit_code`` is None where nobody saw one.
+
+    Success takes a FINISHED event that reports it and no other exit code than 0: a crash never counts as success.
+    """
+    name = signal_name(exit_code) if exit_code is not None else None
+    state: RankState
+    reason: str | None
+    if log.completed and exit_code in (0, None):
+        state, reason = "succeeded", None
+    elif termination is not None:
+        state, reason = termination.rank_state, termination.reason
+    elif log.cancelled:
+        state, reason = "cancelled", log.cause or "was cancelled"
+    elif name is not None and log.finished is None:
+        hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
+        state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")
+    elif exit_code == 0 and log.finished is None:
+        state, reason = "failed", log.cause or "exited with code 0 without a FINISHED event"
+    elif exit_code is None and log.finished is None:
+        state, reason = "lost", log.cause or "ended without an exit code or a FINISHED event"
+    else:
+        code = "an unknown code" if exit_code is None else f"code {exit_code}"
+        state, reason = "failed", log.cause or f"exited with {code}"
+    lines = () if state == "succeeded" else log.lines
+    return RankExit(
+        rank=rank, local_rank=local_rank, state=state, exit_code=exit_code, signal=name, reason=reason, last_lines=lines
+    )
+
+
+def _as_launched(found: RankExit, record: LaunchRecord) -> RankExit:
+    if found.state == "succeeded":
+        return found
+    if record.problem is not None:
+        return found.model_copy(update={"state": "failed", "reason": record.problem})
+    if record.signal is not None and found.state in ("lost", "signaled"):
+        reason = f"the launcher received {record.signal}, and rank {found.rank} did not end in time"
+        return found.model_copy(update={"state": "cancelled", "reason": reason})
+    return found
+
+
+def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
+    """Mark ranks as cancelled that the launcher terminated, or that lost their connection, after another failed."""
+    culprits = [item for item in exits if item.state == "signaled" and item.signal != "SIGTERM"]
+    culprits = culprits or [item for item in exits if item.state == "failed"]
+    if not culprits:
+        return list(exits)
+    reason = f"ended because rank {culprits[0].rank} did ({culprits[0].reason})"
+    return [
+        item.model_copy(update={"state": "cancelled", "reason": reason}) if _is_victim(item, culprits) else item
+        for item in exits
+    ]
+
+
+def _is_victim(item: RankExit, culprits: Sequence[RankExit]) -> bool:
+    if item in culprits or item.state == "succeeded":
+        return False
+    return item.state != "signaled" or item.signal in ("SIGTERM", "SIGKILL")
+
+
+def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
+    """Return the rank whose failure explains the others: it failed by itself, before those that ended because of it."""
+    rest = [rank for rank in ranks if rank.state != "succeeded"]
+    return min(rest, key=_priority, default=None)
+
+
+def _priority(rank: RankExit) -> tuple[int, int]:
+    """Order of blame: killed by a foreign signal, raised an error, was terminated; lost its connection comes last."""
+    order: dict[RankState, int] = {"signaled": 1, "failed": 2, "lost": 3, "stalled": 4, "timed_out": 5, "cancelled": 6}
+    reason = (rank.reason or "").lower()
+    lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
+    terminated = rank.state == "signaled" and rank.signal == "SIGTERM"
+    return (7 if lost_connection or terminated else order.get(rank.state, 8)), rank.rank
+
+
+def classify_node(ranks: Sequence[RankExit], termination: Termination | None) -> tuple[NodeState, str | None]:
+    """Return the state of a node and the reason."""
+    cause = first_cause(ranks)
+    if cause is None and ranks:
+        return "succeeded", None
+    if termination is not None:
+        return termination.node_state, termination.reason
+    if cause is None:
+        return "failed", "no rank was started"
+    reason = cause.reason or cause.state
+    if not reason.startswith(f"rank {cause.rank}"):
+        reason = f"rank {cause.rank}: {reason}"
+    return ("cancelled" if cause.state == "cancelled" else "failed"), reason
+
+
+def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:
+    """Return the state of a job and the reason, which names the host where there are several.
+
+    Args:
+        nodes: how each node ended.
+        order: noderanks in the order in which their ends were seen.
+    """
+    bad = [node for node in nodes if node.state != "succeeded"]
+    if not bad:
+        return "succeeded", None
+    position = {noderank: place for place, noderank in enumerate(order)}
+    cause = min(bad, key=lambda node: (*_node_priority(node), position.get(node.noderank, len(position))))
+    where = f"{cause.host}: " if len(nodes) > 1 else ""
+    return cause.state, f"{where}{cause.reason}"
+
+
+def _node_priority(node: NodeExit) -> tuple[int, int]:
+    cause = first_cause(node.ranks)
+    order: dict[NodeState, int] = {"failed": 1, "lost": 2, "timed_out": 3, "cancelled": 4}
+    return order.get(node.state, 5), _priority(cause)[0] if cause is not None else 9

@@ -1,0 +1,12 @@
+"""Settings that the Slurm launcher adds to a cluster file."""
+
+from __future__ import annotations
+
+from accelmark.spec.launcher import LauncherOptions
+
+
+class Options(LauncherOptions):
+    """Settings of the Slurm launcher."""
+
+    slurm_options: tuple[str, ...] = ()
+    """Options of ``salloc`` where an allocation has to be requested (``--partition=gpu``)."""

@@ -1,0 +1,153 @@
+"""Every training case at its full size on the meta device: nothing is computed and no memory is taken."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelmark.frameworks.pytorch import identity
+from accelmark.frameworks.pytorch.case import Batch, TrainCase
+from accelmark.frameworks.pytorch.identity import count_flops, meta_copy, num_parameters
+from accelmark.frameworks.pytorch.synthetic import on_meta
+from tests.cases.test_definitions import CASES, SMALL, case_of
+
+PARAMETERS = {
+    "bert": (335_174_458, "bert-large-uncased with its masked-LM head"),
+    "llama2_7b": (6_738_415_616, "Llama-2-7b-hf"),
+    "llama_mini": (1_869_504, "the case's README"),
+    "minilm_finetune": (22_566_146, "all-MiniLM-L6-v2 without its pooler, and a head of three classes"),
+    "resnet50": (25_557_032, "torchvision's ResNet50_Weights.IMAGENET1K_V1"),
+    "resnet_mini": (77_866, "the case's README"),
+}
+"""Case -> number of parameters and where that number is published. A new case adds a row."""
+
+
+def resident_mib(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def test_every_case_has_a_row() -> None:
+    assert sorted(PARAMETERS) == sorted(CASES)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_counted_at_full_size_without_memory(name: str) -> None:
+    case = case_of(name, {})
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
+    before = resident_mib("VmRSS")
+    with torch.device("meta"):
+        model = case.build_model()
+    expected, source = PARAMETERS[name]
+    assert num_parameters(model) == expected, source
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    flops, reason = count_flops(case, model)
+    assert reason is None
+    assert flops == case.flops_per_sample()
+    assert resident_mib("VmHWM") - before < 400, "MiB"
+    del model
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+class Attention(TorchFunctionMode):
+    """Records the arguments of scaled_dot_product_attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.scaled_dot_product_attention:
+            self.calls.append({"attn_mask": args[3] if len(args) > 3 else None, **(kwargs or {})})
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operators of attention that the dispatcher chose, and reads of tensors by the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "attention" in str(func) or "local_scalar" in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["llama2_7b", "llama_mini"])
+def test_a_decoder_calls_causal_attention_without_a_mask_and_never_reads_a_tensor(name: str) -> None:
+    case = case_of(name, SMALL[name])
+    model, batch = case.build_model(), case.synthetic_batch(2)
+    with Attention() as attention, Operators() as operators:
+        case.loss(model, batch)
+    assert len(attention.calls) == SMALL[name]["model.num_layers"]
+    assert all(call["is_causal"] is True and call["attn_mask"] is None for call in attention.calls)
+    assert operators.names == ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * len(attention.calls)
+
+
+def test_the_compiled_decoder_calls_causal_attention_without_a_mask() -> None:
+    case = case_of("llama2_7b", SMALL["llama2_7b"])
+    model, batch = case.build_model(), case.synthetic_batch(2)
+    arguments: list[dict[str, Any]] = []
+
+    def capture(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        arguments.extend(
+            {"attn_mask": node.args[3] if len(node.args) > 3 else None, **node.kwargs}
+            for node in graph.graph.nodes
+            if "scaled_dot_product_attention" in str(node.target)
+        )
+        return graph.forward
+
+    torch._dynamo.reset()
+    model.compile(backend=capture, fullgraph=True)
+    case.loss(model, batch)
+    assert len(arguments) == 3
+    assert all(call["is_causal"] is True and call["attn_mask"] is None for call in arguments)
+
+
+class Reading(nn.Module):
+    """A model that reads a value of its output, which the meta device has not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens)
+        return logits if bool((logits == logits).all()) else logits * 0
+
+
+def reading() -> tuple[TrainCase, nn.Module, Batch]:
+    case = case_of("llama_mini", SMALL["llama_mini"])
+    return case, Reading(case.build_model()), case.synthetic_batch(2)
+
+
+def test_a_small_model_that_reads_values_is_counted_on_real_tensors() -> None:
+    case, model, batch = reading()
+    with pytest.raises(RuntimeError, match="meta"):
+        case.loss(meta_copy(model), on_meta(batch))
+    assert count_flops(case, model) == (case.flops_per_sample(), None)
+
+
+def test_a_large_model_that_reads_values_is_not_counted_and_the_reason_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, model, _ = reading()
+    monkeypatch.setattr(identity, "_MOST_REAL_PARAMETERS", 1000)
+    flops, reason = count_flops(case, model)
+    assert flops is None
+    assert reason is not None
+    assert "does not run on the meta device" in reason
+    assert "at most 1e+03 parameters" in reason

@@ -1,0 +1,112 @@
+"""A framework in one folder: a case trains with it on two ranks, and nothing else of AccelMark is changed for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import accelmark
+from accelmark.spec.catalog import PLUGINS_VARIABLE, find, look_again
+from accelmark.spec.errors import SpecError
+
+TOY = Path(__file__).with_name("toy")
+SOURCE = Path(accelmark.__file__).parents[1]
+
+
+def run_accelmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PYTHONPATH": str(SOURCE), PLUGINS_VARIABLE: str(TOY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy") / "run"
+    done = run_accelmark("train", "points:toy:CPU:1:2", "--vendor", "cpu", "--out", str(path))
+    assert (path / "summary.json").is_file(), done.stdout + done.stderr
+    return path
+
+
+def test_two_ranks_train_to_the_target_with_telemetry_and_a_page(run: Path) -> None:
+    round_dir = run / "points-toy-CPUx1x2" / "round1"
+    result = json.loads((round_dir / "result.json").read_text())
+    assert (result["state"], result["converged"]) == ("succeeded", True)
+    assert [rank["state"] for rank in result["nodes"][0]["ranks"]] == ["succeeded", "succeeded"]
+    assert result["environment"]["started"]["framework"] == "toy"
+    assert (round_dir / "localhost_noderank0" / "start_toy_task.log").is_file()
+    assert (round_dir / "localhost_noderank0" / "telemetry.jsonl").read_text().count("\n") > 0
+    assert "points" in (run / "report.html").read_text()
+
+
+def test_figures_of_single_steps_are_null_with_the_reason(run: Path) -> None:
+    figures = json.loads((run / "points-toy-CPUx1x2" / "round1" / "result.json").read_text())["figures"]
+    for name in ("step_p50_ms", "step_p90_ms", "step_p99_ms", "throughput_core"):
+        assert figures[name]["value"] is None
+        assert figures[name]["reason"] == "the framework times windows of steps, not single steps"
+    assert figures["throughput_train"]["value"] > 0
+
+
+def test_the_audit_finds_nothing_against_the_framework(run: Path) -> None:
+    (case,) = json.loads((run / "summary.json").read_text())["cases"]
+    errors = {finding["rule"] for finding in case["findings"] if finding["severity"] == "error"}
+    assert errors <= {"enough-duration"}, "the toy case trains for less than a second"
+
+
+def test_final_weights_are_evaluated_again_and_steps_replayed(run: Path) -> None:
+    done = run_accelmark("evaluate", str(run), "--replay", "20", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)
+    assert (found["state"], found["num_replayed_steps"], found["findings"]) == ("succeeded", 20, [])
+    assert json.loads(run_accelmark("verify", str(run), "--json").stdout)["intact"]
+    (run / "points-toy-CPUx1x2" / "evaluation-round1").rename(run / "points-toy-CPUx1x2" / "evaluation-honest")
+
+
+def test_other_weights_than_those_reported_are_a_finding(run: Path) -> None:
+    checkpoints = run / "points-toy-CPUx1x2" / "round1" / "checkpoints"
+    weights = sorted(checkpoints.iterdir())[-1] / "weights.npy"
+    trained = np.load(weights)
+    np.save(weights, -trained)
+    try:
+        done = run_accelmark("evaluate", str(run), "--json")
+        assert done.returncode == 1, done.stdout + done.stderr
+        (found,) = json.loads(done.stdout)
+        assert {finding["rule"] for finding in found["findings"]} == {"reevaluated-metric"}
+        (case,) = json.loads(run_accelmark("verify", str(run), "--json").stdout)["cases"]
+        assert "reevaluated-metric" in {finding["rule"] for finding in case["findings"]}
+        assert case["verdict"] == "INVALID"
+    finally:
+        np.save(weights, trained)
+        (run / "points-toy-CPUx1x2" / "evaluation-round1").rename(run / "points-toy-CPUx1x2" / "evaluation-forged")
+
+
+def test_a_run_without_saved_weights_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_accelmark(
+        "train", "points:toy:CPU:1:1", "--vendor", "cpu", "--set", "checkpoint.every_steps=null", "--out", str(run)
+    )
+    done = run_accelmark("evaluate", str(run))
+    assert done.returncode == 2
+    assert "train with checkpoint.every_steps set" in done.stderr
+
+
+def test_doctor_lists_the_framework() -> None:
+    frameworks = json.loads(run_accelmark("doctor", "--json").stdout)["frameworks"]
+    assert {"name": "toy", "module": "numpy", "version": np.__version__} in frameworks
+
+
+def test_two_frameworks_of_one_name_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "frameworks" / "pytorch"
+    folder.mkdir(parents=True)
+    (folder / "framework.yaml").write_text("name: pytorch\n")
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    look_again()
+    with pytest.raises(SpecError, match="two frameworks have the name 'pytorch'"):
+        find("frameworks", "pytorch")

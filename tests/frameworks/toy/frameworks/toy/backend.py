@@ -1,0 +1,155 @@
+"""Softmax regression in NumPy: the backend of a framework that times windows of steps only."""
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accelmark.spec.catalog import folder_module
+from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.framework import RankPlace
+from accelmark.spec.job import JobSpec
+from accelmark.spec.perflog import EventLog
+from accelmark.spec.work import TrainJob
+from accelmark.train.loop.contract import Progress, Replay
+
+
+def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> "ToyBackend":
+    return ToyBackend(job, train, place, log)
+
+
+class Group:
+    """Reduces arrays over the ranks of one host, through rank 0."""
+
+    def __init__(self, place: RankPlace) -> None:
+        self._peers: list[Any] = []
+        address = f"\0{os.environ['TOY_SOCKET']}"
+        if place.rank == 0 and place.world_size > 1:
+            with Listener(address, "AF_UNIX") as listener:
+                (Path(os.environ["ACCELMARK_NODE_DIR"]) / "toy.ready").touch()
+                self._peers = [listener.accept() for _ in range(place.world_size - 1)]
+        elif place.rank > 0:
+            while not (Path(os.environ["ACCELMARK_NODE_DIR"]) / "toy.ready").exists():
+                time.sleep(0.01)
+            self._peers = [Client(address, "AF_UNIX")]
+        self._is_root = place.rank == 0
+
+    def reduce(self, values: Any, operation: Callable[..., Any] = np.sum) -> Any:
+        if not self._is_root:
+            self._peers[0].send(values)
+            return self._peers[0].recv()
+        total = operation([values, *(peer.recv() for peer in self._peers)], axis=0)
+        for peer in self._peers:
+            peer.send(total)
+        return total
+
+
+class Losses:
+    def keep(self, loss: float) -> float:
+        return loss
+
+    def fetch(self, kept: list[float]) -> Callable[[], list[float]]:
+        return lambda: kept
+
+
+class ToyBackend:
+    immediate = True
+    clock = None
+    flops_per_sample = None
+
+    def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
+        self._job, self._settings, self._place, self._log = job, train.settings, place, log
+        self.losses, self.world_size = Losses(), place.world_size
+
+    def prepare(self) -> Started:
+        settings, place = self._settings, self._place
+        self._case = folder_module(self._job.case, "toy").Case(settings)
+        self._group = Group(place)
+        self._weights = np.zeros((self._case.num_features, self._case.num_classes), np.float32)
+        self.samples_per_step = settings.batch_size * place.world_size
+        self.steps_per_epoch = len(self._case.train[0]) // self.samples_per_step
+        self.num_parameters = self._weights.size
+        self.flops_per_sample_formula = 6.0 * self._weights.size
+        self._log.event(Event.LAUNCH_TRAINING, {"hooks": {}})
+        structure = hashlib.sha256(str(self._weights.shape).encode()).hexdigest()
+        values = hashlib.sha256(self._weights.tobytes()).hexdigest()
+        return Started(
+            framework="toy", framework_version=np.__version__, device_type="cpu", device_name=None, device_index=None,
+            world_size=place.world_size, hostname=socket.gethostname(), threads=1, seed=settings.seed,
+            precision=settings.precision, model_class="Softmax", num_parameters=self._weights.size,
+            parameter_hash=structure, standard_parameter_hash=structure, checkpoint_hash=values,
+            optimizer_class="SGD", standard_optimizer_class="SGD", compute_type="float32",
+            train_samples=self.steps_per_epoch * self.samples_per_step, eval_samples=len(self._case.test[0]),
+            hooks={}, library_versions={"numpy": np.__version__},
+        )  # fmt: skip
+
+    def restore(self) -> Progress | None:
+        return None
+
+    def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Any]]:
+        order = np.random.default_rng((self._settings.seed, epoch)).permutation(len(self._case.train[0]))
+        for step in range(skip_steps, self.steps_per_epoch):
+            start = step * self.samples_per_step + self._place.rank * self._settings.batch_size
+            chosen = order[start : start + self._settings.batch_size]
+            yield [tuple(part[chosen] for part in self._case.train)]
+
+    def step(self, batches: list[Any]) -> float:
+        loss, gradient = self._case.loss_and_gradient(self._weights, *batches[0])
+        self._weights -= self.learning_rate() * self._group.reduce(gradient) / self.world_size
+        return float(loss)
+
+    def learning_rate(self) -> float:
+        return self._settings.optimizer.lr
+
+    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
+        if weights is not None:
+            self._weights = np.load(weights / "weights.npy")
+        mine = [part[self._place.rank :: self.world_size] for part in self._case.test]
+        right = self._group.reduce(np.array([(mine[0] @ self._weights).argmax(1) == mine[1]]).sum().astype(float))
+        return {"accuracy": float(right) / len(self._case.test[0])}
+
+    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
+        self._weights = np.load(checkpoint / "weights.npy")
+        first = int(checkpoint.name.removeprefix("step")) + 1
+        replay = Replay(first, [], [])
+        for number in range(first - 1, first - 1 + num_steps):
+            epoch, step = divmod(number, self.steps_per_epoch)
+            before = self._weights.copy()
+            replay.losses.append(self.step(next(self.open_epoch(epoch, step))))
+            replay.update_norms.append(float(np.linalg.norm(self._weights - before)))
+        return replay
+
+    def save(self, progress: Progress, *, final: bool = False) -> str:
+        name = f"step{progress.global_steps:09d}"
+        if self._place.rank == 0:
+            (self._job.checkpoint_dir / name).mkdir(parents=True)
+            np.save(self._job.checkpoint_dir / name / "weights.npy", self._weights)
+        return name
+
+    def synchronize(self) -> None:
+        pass
+
+    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
+        largest = self._group.reduce(np.array(values), np.max)
+        return lambda: [float(value) for value in largest]
+
+    def mean(self, values: list[float]) -> list[float]:
+        return [float(value) for value in self._group.reduce(np.array(values)) / self.world_size]
+
+    def peak_memory_mib(self) -> float | None:
+        return None
+
+    def inspected(self) -> Inspected | None:
+        return None
+
+    def explain(self, error: BaseException) -> tuple[EndReason, str]:
+        return "error", f"{type(error).__name__}: {error}"
+
+    def close(self, *, together: bool) -> None:
+        pass

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from accelmark.cli.view import view
+from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.report.view.access import is_loopback, read_or_create_token
+from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import RequestError
+from tests.made_run import perflog
+from tests.report.serving import Asked, serving
+from tests.results.compared_runs import made
+from tests.results.test_sources import RECORDED
+from tests.run.fakes import job_spec
+
+TOKEN = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("served") / "runs"
+    root.mkdir()
+    made(root / "base", rounds=2)
+    made(root / "team" / "fast", rounds=2, step_ms=5.0)
+    made(root / "two", rounds=1, nproc=2)
+    made(root / "<i>bold", rounds=1, model="<b>x</b>")
+    (root / "torn").mkdir()
+    (root / "torn" / "summary.json").write_text("{")
+    outside = made(root.parent / "outside", rounds=1)
+    (root / "link").symlink_to(outside)
+    return root
+
+
+@pytest.fixture(scope="module")
+def port(runs: Path) -> Iterator[int]:
+    with serving(runs) as found:
+        yield found
+
+
+def test_the_list_shows_every_run_and_names_the_bad_one(port: int, runs: Path) -> None:
+    page = Asked(port, "/")
+    assert page.status == 200
+    for name in ("/run/base", "/run/team/fast", "/run/two"):
+        assert f'href="{name}"' in page.text
+    assert "torn/summary.json: is not JSON" in page.text
+    assert str(runs) not in page.text
+    assert "<i>bold" not in page.text
+    assert "<b>x</b>" not in page.text
+
+
+def test_the_list_is_filtered(port: int) -> None:
+    text = Asked(port, "/?scale=1x2").text
+    assert "/run/two" in text
+    assert "/run/base" not in text
+    assert "No result matches the filter" in Asked(port, "/?q=nothing-is-called-so").text
+
+
+def test_a_run_has_its_page_and_compares(port: int) -> None:
+    page = Asked(port, "/run/team/fast")
+    assert page.status == 200
+    assert "Benchmark report" in page.text
+    compared = Asked(port, "/compare?run=base&run=team/fast")
+    assert compared.status == 200
+    assert "effect better" in compared.text
+    refused = Asked(port, "/compare?run=base&run=two")
+    assert refused.status == 400
+    assert "not comparable" in refused.text
+    assert Asked(port, "/compare?run=base&run=two&across=1").status == 200
+    assert "Not comparable; compared with --force" in Asked(port, "/compare?run=base&run=two&force=1").text
+    assert Asked(port, "/compare?run=base").status == 400
+    assert Asked(port, "/compare?run=base&run=gone").status == 404
+
+
+def test_scaling_trend_and_the_table_for_programs(port: int) -> None:
+    assert "<svg" in Asked(port, "/scaling").text
+    trend = Asked(port, "/trend?figure=mfu")
+    assert trend.status == 200
+    assert "MFU" in trend.text
+    told = json.loads(Asked(port, "/results.json").text)
+    assert {row["path"] for row in told["results"]} == {"base", "team/fast", "two", "<i>bold"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/run/../outside", "/run/%2e%2e/outside", "/run/link", "/run//etc/passwd", "/static/../page.html", "/run/",
+     "/static/page.html", "/nothing", "/run/base/../../outside", "/run/torn"],
+)  # fmt: skip
+def test_nothing_outside_the_runs_can_be_had(port: int, path: str) -> None:
+    assert Asked(port, path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(port: int, method: str) -> None:
+    assert Asked(port, "/run/base", method).status in {405, 501}
+
+
+def test_pages_allow_no_foreign_content(port: int) -> None:
+    for path in ("/", "/scaling", "/compare?run=base&run=team/fast", "/run/base"):
+        page = Asked(port, path)
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        own = re.sub(r"<script>.*?</script>", "", page.text, flags=re.DOTALL)
+        assert re.findall(r"""(?:src|href)=["']https?:""", own) == []
+    assert "unsafe-inline" not in Asked(port, "/").headers["Content-Security-Policy"]
+
+
+def test_another_name_for_this_machine_is_refused(port: int) -> None:
+    assert Asked(port, "/", Host="evil.example").status == 421
+    assert Asked(port, "/", Host="localhost:8710").status == 200
+
+
+def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(runs, TOKEN) as guarded:
+        for path in ("/", "/run/base", "/results.json", "/live", "/metrics"):
+            asked = Asked(guarded, path)
+            assert asked.status == 401
+            assert "base" not in re.sub(r"<[^>]*>", "", asked.text)
+        assert Asked(guarded, "/", Authorization=f"Bearer {TOKEN}").status == 200
+        assert Asked(guarded, "/", Authorization=f"Bearer {TOKEN}x").status == 401
+        assert Asked(guarded, "/", Authorization="Bearer é").status == 401
+        assert Asked(guarded, f"/?token={TOKEN}").status == 401
+        wrong = Asked(guarded, "/sign-in", "POST", "token=wrong")
+        assert wrong.status == 403
+        right = Asked(guarded, "/sign-in", "POST", f"token={TOKEN}")
+        assert right.status == 303
+        cookie = right.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert Asked(guarded, "/", Cookie=cookie.partition(";")[0]).status == 200
+        assert Asked(guarded, "/sign-in", "POST", "x" * 5000).status == 413
+    assert TOKEN not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "other", ["a=1", 'prefs={"theme":"dark"}', "x y=1", "_xsrf=2|a|b", "a[b]=1", "n=café", "accelmark_token_old=x", ""]
+)
+def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
+    with serving(runs, TOKEN) as guarded:
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}; z=1").status == 200
+        assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}x").status == 401
+
+
+@pytest.mark.parametrize(
+    ("request_line", "length", "status"),
+    [
+        ("POST /sign-in", b"\xb2", 400), ("POST /sign-in", b"-1", 400), ("POST /sign-in", b"9" * 5000, 400),
+        ("POST /sign-in", b"", 400), ("GET http://[", b"0", 401), ("POST http://[", b"0", 401),
+        ("HEAD http://[", b"0", 401),
+    ],
+)  # fmt: skip
+def test_odd_requests_are_answered_before_anything_fails(
+    runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
+) -> None:
+    with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
+        head = f"{request_line} HTTP/1.0\r\nHost: localhost\r\nContent-Length: ".encode()
+        connection.sendall(head + length + b"\r\n\r\n")
+        first = connection.recv(100)
+    assert first.split(b" ")[1] == str(status).encode()
+    assert capfd.readouterr().err == ""
+
+
+def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(view)
+    with pytest.raises(RequestError, match="--token-file"):
+        CliRunner().invoke(app, [str(tmp_path), "--host", "0.0.0.0"], catch_exceptions=False)  # noqa: S104
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "example.org")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_tokens_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    token = read_or_create_token(file)
+    assert len(token) >= 40
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_or_create_token(file) == token
+    file.chmod(0o644)
+    with pytest.raises(RequestError, match="other users can read"):
+        read_or_create_token(file)
+    file.chmod(0o600)
+    file.write_text("short\n")
+    with pytest.raises(RequestError, match="20 to 256"):
+        read_or_create_token(file)
+
+
+def running(root: Path) -> Path:
+    """A run in progress, as its coordinator and rank 0 would have left it by now: GENERATED."""
+    run = root / "running"
+    run.mkdir(parents=True)
+    spec = job_spec()
+    node = PlannedNode(host="localhost", noderank=0, nproc=1, command=("python",))
+    plan = Plan(
+        name="test", created_at="2026-11-21T10:00:00Z", accelmark_version="0", source_sha256="0" * 64, vendor="acme",
+        vendor_sha256="0" * 64, open=False, strict=False, fail_fast=False, timeout_s=None, stall_timeout_s=60.0,
+        telemetry_interval_s=1.0, cluster=ClusterSpec(),
+        jobs=(PlannedJob(directory=f"{spec.key.slug}/round1", job=spec, nodes=(node,)),),
+    )  # fmt: skip
+    (run / "plan.json").write_text(plan.model_dump_json())
+    job = plan.jobs[0]
+    events = [{"at": "2026-11-21T10:00:00.000Z", "kind": "state", "job": job.directory, "state": "running"}]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    place = run / job.directory / "localhost_noderank0"
+    place.mkdir(parents=True)
+    window = {"global_steps": 5, "num_trained_samples": 40, "wall_ms": 1000.0, "loss": 1.25, "epoch": 0}
+    (place / "rank0.out.log").write_text(perflog("TRAIN_START", {}, 0, 0) + perflog("STEP_END", window, 1, 0))
+    sample = {"t": 1.0, "wall": time.time(), "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
+    (place / "telemetry.jsonl").write_text(json.dumps({"header": {}}) + "\n" + json.dumps(sample) + "\n")
+    return run
+
+
+def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
+    running(tmp_path / "runs")
+    with serving(tmp_path / "runs") as found:
+        page = Asked(found, "/live")
+        assert "loss <b>1.250</b>" in page.text
+        assert "running" in page.text
+        assert "the report appears here" in Asked(found, "/run/running").text.lower()
+        metrics = Asked(found, "/metrics").text
+    assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
+    assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
+
+
+def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs" / "run", rounds=2)
+    write_bundle(run, tmp_path / "runs" / f"packed{SUFFIX}")
+    shutil.copytree(RECORDED, tmp_path / "runs" / "search")
+    with serving(tmp_path / "runs") as found:
+        text = Asked(found, "/").text
+        assert f'href="/run/packed{SUFFIX}"' in text
+        assert "automl-fashion-mnist:pytorch" in text
+        assert "Benchmark report" in Asked(found, f"/run/packed{SUFFIX}").text
+        assert "within noise" in Asked(found, f"/compare?run=run&run=packed{SUFFIX}").text
+
+
+def test_one_run_in_progress_is_watched_alone(tmp_path: Path) -> None:
+    running(tmp_path / "runs")
+    shutil.copytree(tmp_path / "runs" / "running", tmp_path / "runs" / "another")
+    with serving(tmp_path / "runs") as found:
+        assert "/run/another" in Asked(found, "/live").text
+        assert "/run/another" not in Asked(found, "/live?run=running").text
+        assert 'data-live="/live?run=running"' in Asked(found, "/run/running").text
+
+
+def test_a_damaged_run_in_progress_does_not_hide_the_others(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "good", rounds=1)
+    bad = tmp_path / "runs" / "bad"
+    bad.mkdir()
+    (bad / "plan.json").write_text("{")
+    with serving(tmp_path / "runs") as found:
+        text = Asked(found, "/").text
+    assert "/run/good" in text
+    assert "is damaged" in text
+    assert str(tmp_path) not in text
+
+
+def test_one_corrupt_run_among_many_is_named_and_the_others_show(tmp_path: Path) -> None:
+    first = made(tmp_path / "runs" / "0000", rounds=1, windows=2, eval_windows=(), metrics=(), telemetry=False)
+    for number in range(1, 1000):
+        run = tmp_path / "runs" / f"{number:04d}"
+        run.mkdir()
+        for name in ("summary.json", "toy-pytorch-X1x1x1/round1/result.json"):
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).hardlink_to(first / name)
+    bad = tmp_path / "runs" / "0500" / "summary.json"
+    bad.unlink()
+    bad.write_text("{")
+    with serving(tmp_path / "runs") as found:
+        told = json.loads(Asked(found, "/results.json").text)
+    assert len(told["results"]) == 999
+    assert len(told["problems"]) == 1
+    assert told["problems"][0].startswith("0500/summary.json: is not JSON")
+
+
+def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "runs" / "good", rounds=1)
+    (tmp_path / "runs" / "locked").mkdir()
+    (tmp_path / "runs" / os.fsdecode(b"bad\xff")).mkdir()
+    stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "locked":  # what the kernel says of a directory with mode 000
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with serving(tmp_path / "runs") as found:
+        for path in ("/", "/live", "/scaling", "/trend", "/metrics", "/run/good"):
+            assert Asked(found, path).status == 200
+        text = Asked(found, "/").text
+        problems = json.loads(Asked(found, "/results.json").text)["problems"]
+    assert "/run/good" in text
+    assert problems == ["bad\\xff: the name is not UTF-8: rename it", "locked: cannot be read: Permission denied"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, number: int, code: int) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "view", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        port = int(address.rpartition(":")[2].strip("/"))
+        assert Asked(port, "/").status == 200
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode == code
+    assert errors == ""
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['accelmark', 'view', '.'];"
+        "from accelmark.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: the web pages need uvicorn: pip install 'accelmark[view]'\n"
+
+
+def test_serve_names_the_new_verb(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "serve", "team/runs", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: 'serve' no longer shows runs: use accelmark view team/runs\n"

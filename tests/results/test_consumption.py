@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from accelmark.results.figures.consumption import integrate
+
+NAN = math.nan
+
+
+def test_a_constant_integrates_to_its_area_with_interpolated_ends() -> None:
+    found = integrate([0, 1, 2, 3], [10, 10, 10, 10], [(0.5, 2.5)], 5)
+    assert (found.value, found.mean) == (20, 10)
+
+
+def test_a_ramp_is_exact() -> None:
+    assert integrate([0, 1, 2], [0, 10, 20], [(0.5, 1.5)], 5).value == pytest.approx(10)
+
+
+def test_spans_add_up_and_what_lies_between_does_not_count() -> None:
+    found = integrate([0, 1, 2, 3, 4], [1, 1, 100, 1, 1], [(0, 1), (3, 4)], 5)
+    assert (found.value, found.mean) == (2, 1)
+
+
+def test_uneven_samples_are_weighted_by_time() -> None:
+    assert integrate([0, 1, 5], [0, 0, 0], [(0, 5)], 5).mean == 0
+    assert integrate([0, 4, 5], [1, 1, 0], [(0, 5)], 5).mean == pytest.approx(4.5 / 5)
+
+
+def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
+    assert integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 5).value == 20
+    assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
+
+
+def test_samples_that_end_early_leave_it_open() -> None:
+    assert integrate([0, 1, 2], [1, 1, 1], [(0, 10)], 5).value is None
+
+
+def test_no_samples_and_no_time_have_reasons() -> None:
+    assert integrate([], [], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [1.0], [], 5).reason == "nothing was measured"

@@ -1,0 +1,154 @@
+"""How ranks, nodes and jobs are classified: pure functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.frameworks.pytorch.elastic import exit_code_of
+from accelmark.run.agent.rank_exit import (
+    LogEnd,
+    Termination,
+    classify_job,
+    classify_node,
+    classify_rank,
+    classify_ranks,
+    first_cause,
+    read_log_end,
+)
+from accelmark.spec.framework import LaunchRecord
+from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.perflog import encode_line
+
+ASKED = Termination("cancelled", "cancelled", "was asked to end")
+
+
+def log_end(state: str | None = "completed", cause: str | None = None) -> LogEnd:
+    return LogEnd(("last line",), {"state": state} if state else None, cause)
+
+
+def rank(number: int, state: Any, reason: str | None = None, signal: str | None = None) -> RankExit:
+    return RankExit(rank=number, local_rank=number, state=state, exit_code=1, reason=reason, signal=signal)
+
+
+def node(noderank: int, state: Any, reason: str | None, *ranks: RankExit) -> NodeExit:
+    return NodeExit(
+        host=f"h{noderank}", noderank=noderank, state=state, reason=reason, started_at="", duration_s=1.0, ranks=ranks
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "termination", "state"),
+    [
+        (0, log_end(), None, "succeeded"),
+        (0, log_end(), ASKED, "succeeded"),
+        (0, log_end(None), None, "failed"),
+        (0, log_end("failed", "NaN"), None, "failed"),
+        (1, log_end(), None, "failed"),
+        (130, log_end("cancelled"), None, "cancelled"),
+        (-9, log_end(None), None, "signaled"),
+        (137, log_end(None), None, "signaled"),
+        (-15, log_end(None), ASKED, "cancelled"),
+        (None, log_end(None), None, "lost"),
+    ],
+)
+def test_success_takes_an_exit_code_and_a_finished_event(
+    code: int | None, log: LogEnd, termination: Termination | None, state: str
+) -> None:
+    found = classify_rank(0, 0, code, log, termination)
+    assert found.state == state
+    assert (found.reason is None) == (state == "succeeded")
+
+
+def test_the_first_cause_is_the_rank_that_died_and_not_those_that_lost_it() -> None:
+    echo = "RuntimeError: Connection closed by peer [127.0.0.1]:51095"
+    ranks = [
+        rank(0, "failed", echo),
+        rank(1, "signaled", "killed", "SIGTERM"),
+        rank(2, "signaled", "killed", "SIGKILL"),
+    ]
+    cause = first_cause(ranks)
+    assert cause is not None
+    assert cause.rank == 2
+    assert classify_node(ranks, None) == ("failed", "rank 2: killed")
+
+
+def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:
+    echo = node(0, "failed", "rank 0: Broken pipe", rank(0, "failed", "Broken pipe"))
+    culprit = node(1, "failed", "rank 1: ValueError: no", rank(1, "failed", "ValueError: no"))
+    bystander = node(2, "cancelled", "was asked to end", rank(2, "cancelled", "was asked to end"))
+    assert classify_job([echo, culprit, bystander], order=[0, 1, 2]) == ("failed", "h1: rank 1: ValueError: no")
+
+
+def test_a_lost_host_makes_the_job_lost_though_others_were_then_ended() -> None:
+    lost = node(1, "lost", "the node agent ended without a last word")
+    bystander = node(0, "cancelled", "was asked to end", rank(0, "cancelled", "was asked to end"))
+    assert classify_job([bystander, lost], order=[1, 0]) == ("lost", "h1: the node agent ended without a last word")
+
+
+COMPLETED = log_end()
+FAILED = log_end("failed", "the loss was not finite")
+CANCELLED = log_end("cancelled", "ended by SIGTERM after step 4")
+SILENT = log_end(None)
+
+
+def states(codes: dict[int, int | None], logs: dict[int, LogEnd], signal: str | None = None) -> list[str]:
+    record = LaunchRecord(exit_codes=codes, signal=signal)
+    return [item.state for item in classify_ranks(logs, 1, record, None)]
+
+
+def test_a_rank_without_a_finished_event_did_not_succeed() -> None:
+    assert states({0: 0}, {0: SILENT}) == ["failed"]
+    assert states({0: None}, {0: SILENT}) == ["lost"]
+    assert states({0: 1}, {0: COMPLETED}) == ["failed"]
+    (crashed,) = classify_ranks({3: SILENT}, 1, LaunchRecord(exit_codes={3: -11}), None)
+    assert (crashed.rank, crashed.local_rank, crashed.signal) == (3, 0, "SIGSEGV")
+
+
+def test_ranks_that_a_failed_rank_ended_are_cancelled() -> None:
+    assert states({0: 1, 1: -9}, {0: FAILED, 1: SILENT}) == ["cancelled", "signaled"]
+    assert states({0: 130, 1: 1}, {0: CANCELLED, 1: FAILED}) == ["cancelled", "failed"]
+    assert states({0: -15, 1: 1}, {0: SILENT, 1: FAILED}) == ["cancelled", "failed"]
+    assert states({0: None, 1: 1}, {0: COMPLETED, 1: FAILED}) == ["succeeded", "failed"]
+
+
+def test_a_stopped_launcher_cancels_its_ranks() -> None:
+    assert states({0: None, 1: None}, {0: CANCELLED, 1: SILENT}, "SIGTERM") == ["cancelled", "cancelled"]
+
+
+def test_a_termination_by_the_agent_takes_precedence_over_the_record() -> None:
+    record = LaunchRecord(exit_codes={0: None, 1: None}, signal="SIGTERM")
+    stalled = Termination("stalled", "timed_out", "rank 1 wrote nothing for 5 s")
+    found = classify_ranks({0: COMPLETED, 1: SILENT}, 130, record, stalled)
+    assert [(item.state, item.reason) for item in found] == [("succeeded", None), ("stalled", stalled.reason)]
+
+
+def test_the_launchers_exit_code_follows_those_of_its_ranks() -> None:
+    assert exit_code_of(LaunchRecord(exit_codes={0: 0})) == 0
+    assert exit_code_of(LaunchRecord(exit_codes={0: 0, 1: 1, 2: 130})) == 1
+    assert exit_code_of(LaunchRecord(exit_codes={0: 0, 2: 130})) == 130
+    assert exit_code_of(LaunchRecord(exit_codes={0: None}, signal="SIGTERM")) == 130
+    assert exit_code_of(LaunchRecord(exit_codes={0: None}, problem="no port")) == 1
+
+
+def test_finished_counts_as_the_last_event_only(tmp_path: Path) -> None:
+    """A resumed rank appends to its log: the FINISHED of the process before does not count for it."""
+    metadata = {"time_ms": 0, "mono_ms": 0, "rank": 0}
+    finished = encode_line("FINISHED", {"state": "completed", "message": None}, metadata)
+    log = tmp_path / "rank0.out.log"
+    log.write_text(f"noise\n{finished}\nnoise\n")
+    assert read_log_end(log).finished == {"state": "completed", "message": None}
+    log.write_text(f"{finished}\n{encode_line('INIT_START', {}, metadata)}\n")
+    assert read_log_end(log).finished is None
+    log.write_text("[PerfLog] {broken\n")
+    assert read_log_end(log).finished is None
+    assert read_log_end(tmp_path / "absent").lines == ()
+
+
+def test_a_failed_launch_is_the_reason_of_every_rank() -> None:
+    record = LaunchRecord(exit_codes={0: None, 1: None}, problem="no port")
+    found = classify_ranks({0: SILENT, 1: SILENT}, 1, record, None)
+    assert [(item.state, item.reason) for item in found] == [("failed", "no port")] * 2
+    assert found[0].last_lines == ("last line",)

@@ -1,0 +1,101 @@
+"""Explanations of failed SSH connections: missing or invalid files of this machine, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from accelmark.run.launchers.host import UnreachableError
+from accelmark.run.launchers.ssh.connection import SshConnection
+from accelmark.run.launchers.ssh.options import Options
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.launcher import options_of
+
+asyncssh = pytest.importorskip("asyncssh")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory of one good key and files that are none; no agent."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    (tmp_path / ".ssh").mkdir()
+    for name, passphrase in (("key", ""), ("locked", "secret")):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    (tmp_path / "garbage").write_text("nothing")
+    (tmp_path / "noise").write_bytes(b"\xff\xfe nothing")
+    (tmp_path / "marker").write_text("@nobody host ssh-ed25519 AAAA\n")
+    (tmp_path / "known").touch()
+    return tmp_path
+
+
+def refusal(home: Path, **changed: str) -> str:
+    """Return what connecting to a server of this machine ends with."""
+
+    async def connect() -> None:
+        server = await asyncssh.create_server(
+            asyncssh.SSHServer, "127.0.0.1", 0, server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")]
+        )
+        files = {name: str(home / file) for name, file in ({"key": "key", "known_hosts": "known"} | changed).items()}
+        values = {"launcher": "ssh", "ssh_port": server.get_port(), "hosts": [{"address": "127.0.0.1", "label": "n1"}]}
+        cluster = ClusterSpec.model_validate(values | files)
+        async with server:
+            await SshConnection(cluster.hosts[0], options_of(Options, cluster)).connect()
+
+    with pytest.raises(UnreachableError) as caught:
+        asyncio.run(connect())
+    return str(caught.value).replace(str(home), "HOME")
+
+
+def test_an_unknown_host_key_is_reported(home: Path) -> None:
+    assert refusal(home).startswith("n1: unknown host key")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (
+            "locked",
+            "the key file HOME/locked has a passphrase, which cannot be asked for: add it to ssh-agent ",
+        ),
+        ("key.pub", "the key file HOME/key.pub is not a readable private key "),
+        ("garbage", "the key file HOME/garbage is not a readable private key "),
+        ("gone", "the key file HOME/gone cannot be read (No such file or directory): correct key in the cluster file"),
+        (".ssh", "the key file HOME/.ssh cannot be read (Is a directory): correct key in the cluster file"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_is_named(home: Path, key: str, told: str) -> None:
+    assert refusal(home, key=key).startswith(f"n1: {told}")
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ("noise", "HOME/noise is not a text file (invalid start byte): create it again (ssh-keyscan -p "),
+        ("marker", "SSH cannot use HOME/marker and ~/.ssh/config: Invalid known hosts marker: nobody"),
+        ("gone", "the file of known hosts HOME/gone cannot be read (No such file or directory): correct known_hosts"),
+        (".ssh", "the file of known hosts HOME/.ssh cannot be read (Is a directory): correct known_hosts"),
+    ],
+)
+def test_a_file_of_known_hosts_that_cannot_be_used_is_named(home: Path, known: str, told: str) -> None:
+    assert refusal(home, known_hosts=known).startswith(f"n1: {told}")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (b"Host *\n  Port many\n", "invalid SSH configuration on this machine: HOME/.ssh/config line 2: "),
+        (b"Host \xff\n", "~/.ssh/config is not a text file (invalid start byte): correct it"),
+        (
+            b"Host *\n  ProxyCommand HOME/nowhere\n",
+            "HOME/nowhere, which ~/.ssh/config names, cannot be used (No such file ",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named(home: Path, config: bytes, told: str) -> None:
+    (home / ".ssh" / "config").write_bytes(config.replace(b"HOME", str(home).encode()))
+    assert refusal(home).startswith(f"n1: {told}")
