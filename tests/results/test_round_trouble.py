@@ -229,8 +229,6 @@ def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
     (path / "telemetry.jsonl").write_text("".join(json.dumps(_with_second_device(line)) + "\n" for line in lines))
     task = {"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}
     (path / "agent.json").write_text(json.dumps(task))
-        '{"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}'
-    )
     energies: dict[str, float | None] = {}
     for uuid in ("GPU-0000", "GPU-1111", "GPU-2222"):
         info = json.loads((path / "sys_info.json").read_text())
