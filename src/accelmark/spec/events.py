@@ -45,6 +45,7 @@ class Event(StrEnum):
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
     SCENARIO = "SCENARIO"
+    HEARTBEAT = "HEARTBEAT"
     WARNING = "WARNING"
     ERROR = "ERROR"
 
@@ -54,13 +55,16 @@ class StepWindow(Spec):
 
     global_steps: int
     """Optimizer steps done when the window closed."""
+    num_steps: int | None = None
+    """Optimizer steps in the window; null: as many as ``losses`` has entries."""
     epoch: int
     num_trained_samples: int
     """Samples over all ranks when the window closed."""
-    learning_rate: float
+    learning_rate: float | None
     loss: float | None
     """Mean loss of the window's last step on this rank; null where it is not finite."""
     losses: tuple[float | None, ...]
+    """Of the window's last steps; an external trainer may print fewer than it takes."""
     step_ms: tuple[float, ...]
     """Computation of each step, by device events or the monotonic clock; empty where the framework times windows only.
     """

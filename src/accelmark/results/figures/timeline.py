@@ -48,7 +48,10 @@ class TimedEvaluation:
 @final
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One round over all its ranks. The lead rank is the lowest that left a log; job-wide times are its."""
+    """One round over all its ranks; job-wide times are those of the lead rank.
+
+    The lead is the lowest rank whose log has windows of steps, else the lowest that left a log.
+    """
 
     lead: int
     ranks: tuple[RankEnd, ...]
@@ -88,7 +91,7 @@ class Timeline:
     @property
     def lead_end(self) -> RankEnd:
         """The lead rank's."""
-        return self.ranks[0]
+        return next(end for end in self.ranks if end.rank == self.lead)
 
     @property
     def final_loss(self) -> float | None:
@@ -115,7 +118,7 @@ class _Losses:
         for attempt in attempts:
             if not len(attempt.losses):
                 continue
-            lengths = np.asarray(attempt.window_lengths).astype(np.int64)
+            lengths = np.asarray(attempt.num_losses).astype(np.int64)
             first = np.asarray(attempt.window_steps).astype(np.int64) - lengths
             starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
             index = np.repeat(first - starts, lengths) + np.arange(int(lengths.sum()))
@@ -152,6 +155,7 @@ class _Fold:
     """What accumulates while the ranks' logs are read one after another."""
 
     lead: TrainLog | None = None
+    has_windows: bool = False
     ends: list[RankEnd] = field(default_factory=list)
     step_ms: list[Floats] = field(default_factory=list)
     compute_ms: float = 0.0
@@ -173,7 +177,10 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         log = read_train_log(path, rank)
         if not log.attempts:
             continue
-        fold.lead = fold.lead or log
+        has_windows = any(attempt.window_steps for attempt in log.attempts)
+        if fold.lead is None or (has_windows and not fold.has_windows):
+            fold.lead, fold.has_windows = log, has_windows
+            fold.spans.pop(str(path.parent), None)
         fold.ends.append(_end_of(log))
         fold.step_ms.append(np.frombuffer(log.step_ms, dtype=np.float32))
         fold.compute_ms = max(fold.compute_ms, log.compute_ms)

@@ -33,6 +33,8 @@ class Attempt:
     window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
     window_lengths: array[float] = field(default_factory=lambda: array("d"))
     """Steps in each window."""
+    num_losses: array[float] = field(default_factory=lambda: array("d"))
+    """Losses in each window: of all its steps, or of its last."""
     losses: array[float] = field(default_factory=lambda: array("d"))
     """Loss of each step, NaN where it was not finite."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
@@ -133,4 +135,5 @@ def _take_window(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None
     attempt.window_samples.append(window.num_trained_samples)
     attempt.window_ms.append(record.mono_ms)
     attempt.window_wall_ms.append(window.wall_ms)
-    attempt.window_lengths.append(len(window.losses))
+    attempt.window_lengths.append(window.num_steps or len(window.losses))
+    attempt.num_losses.append(len(window.losses))
