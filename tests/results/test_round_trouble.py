@@ -217,7 +217,12 @@ def test_a_bad_job_file_is_named(tmp_path: Path, content: str | None) -> None:
 
 
 def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
-    infos = {0: {"uuid": "GPU-aa11"}, 1: {"uuid": "GPU-bb22-c3"}, 2: {"uuid": "GPU-bb44"}, 3: {"uuid": None}}
+    infos: dict[int, dict[str, Any]] = {
+        0: {"uuid": "GPU-aa11"},
+        1: {"uuid": "GPU-bb22-c3"},
+        2: {"uuid": "GPU-bb44"},
+        3: {"uuid": None},
+    }
     assert device_indices(["GPU-bb22-c3", "gpu-aa"], infos) == [1, 0]
     assert device_indices(["3", "1"], infos) == [3, 1]
     assert device_indices(["GPU-bb"], infos) == []  # not unique
