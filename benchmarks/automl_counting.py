@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelmark.automl.counting import count
-from accelmark.automl.graph import Network, seed_network
-from accelmark.automl.graph.module import GraphModule
-from accelmark.automl.morphs import random_morph
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.morphs import random_morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import seed_network
+from accelmark.automl.trial.module import GraphModule
 from benchmarks.automl_figures import stamp, write_figures
 
 BATCH = 2

@@ -11,9 +11,8 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from accelmark.automl.engine.rundir import RunDirectory
-from accelmark.automl.summary import summarise
-from accelmark.automl.verify import verify_run
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.scoring.summary import summarise, verify_search
 from benchmarks.automl_figures import stamp, write_figures
 
 
@@ -21,8 +20,8 @@ def main() -> None:
     """Read a run and write its figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
-    run = RunDirectory(parser.parse_args().run)
-    summary, verified = summarise(run), verify_run(run)
+    run = SearchDirectory(parser.parse_args().run)
+    summary, verified = summarise(run), verify_search(run)
     state = run.state()
     gaps: list[float] = []
     for worker in range(summary.utilisation.workers):

@@ -4,9 +4,9 @@
 
 Trial lengths are drawn from the epochs of a measured run: each trial's speed is that of a measured trial, drawn with
 replacement, times ``--stretch`` (an epoch of a large data set takes minutes, not a second). The time that the search
-takes for a proposal is measured here, on a family of morphed ResNet-50s as large as it fits, one proposal at a time; a
-worker that would wait is given a hurried one, as the engine does. Only the clock is simulated: ``Scheduler`` is the
-code that drives real runs.
+takes for a proposal is measured here, on a population of morphed ResNet-50s as large as it fits, one proposal at a
+time; a worker that would wait is given a random morph, as the controller does. Only the clock is simulated:
+``Scheduler`` is the code that drives real runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.automl.schedule import Assignment, Schedule, Scheduler
+from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -60,9 +60,9 @@ class Outcome:
 
 def measured_from(run: Path) -> Measured:
     """Read the distributions of a real run."""
-    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.controller.directory import SearchDirectory
 
-    state = RunDirectory(run).state()
+    state = SearchDirectory(run).state()
     lengths = [
         statistics.mean(
             epoch.training_s + epoch.evaluating_s for epoch in state.epochs if epoch.trial == trial and epoch.complete
@@ -89,22 +89,23 @@ def measured_from(run: Path) -> Measured:
 
 def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
     """Return what proposals take with a full memory of networks: searched ones, and a hurried one."""
-    from accelmark.automl.graph import resnet50
-    from accelmark.automl.search import Family, make_searcher
+    from accelmark.automl.model.seeds import resnet50
+    from accelmark.automl.search.population import Population
+    from accelmark.automl.search.searchers import make_searcher
 
-    family, draw = Family.started(resnet50(), 0), make_searcher("random")
+    population, draw = Population.started(resnet50(), 0), make_searcher("random")
     values = np.random.default_rng(0)
-    family.observe(0, 0.5)
+    population.set(0, "observed", 0.5)
     began = time.monotonic()
     for _ in range(observed):
-        family.observe(draw.propose(family).id, float(values.uniform(0.5, 0.8)))
+        population.set(draw.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
     hurried_s = (time.monotonic() - began) / observed
     searcher = make_searcher("bayesian")
-    searcher.propose(family)  # fills the table of distances, which a running search has filled bit by bit
+    searcher.propose(population)  # fills the table of distances, which a running search has filled bit by bit
     searched: list[float] = []
     for _ in range(repeats):
         began = time.monotonic()
-        family.observe(searcher.propose(family).id, float(values.uniform(0.5, 0.8)))
+        population.set(searcher.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
         searched.append(time.monotonic() - began)
     return tuple(searched), hurried_s
 

@@ -27,17 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
-from accelmark.automl.counting import count
-from accelmark.automl.data.layouts import read_fashion_mnist
-from accelmark.automl.engine.coordinator import Coordinator
-from accelmark.automl.engine.journal import Proposed, read_journal
-from accelmark.automl.engine.rundir import RunDirectory
-from accelmark.automl.engine.state import RunState
-from accelmark.automl.engine.thread_crew import ThreadCrew
-from accelmark.automl.graph import Network
-from accelmark.automl.graph.seeds import small
-from accelmark.automl.schedule import Scheduler
-from accelmark.automl.search import SearchName
+from accelmark.automl.controller.controller import SearchController
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.controller.journal import Proposed, read_journal
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.dataset import read_fashion_mnist
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import small
+from accelmark.automl.search.schedule import Scheduler
+from accelmark.automl.search.searchers import SearchName
+from accelmark.automl.workers.pool import ThreadPool
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 NAME: Final = "automl_search_quality"
@@ -76,7 +76,8 @@ class Setting:
         trained = self.images - validated
         trained -= trained % self.batch_size
         steps = trained // self.batch_size
-        return self.epochs * cost.operations(trained_images=trained, evaluated_images=validated, steps=steps)
+        once = (cost.forward + cost.backward) * trained + cost.evaluation * validated + cost.update * steps
+        return self.epochs * once
 
     def config(self, method: SearchName, seed: int, data: Path) -> AutomlConfig:
         """The configuration of one run."""
@@ -115,15 +116,15 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
     config, network, budget = setting.config(method, seed, data), setting.network, setting.budget
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory.created(Path(folder), config, network)
-        crew = ThreadCrew(config.dataset, network, 1)
+        run = SearchDirectory.create(Path(folder), config, network)
+        workers = ThreadPool(config.dataset, network, 1)
 
-        def stop_when_spent(state: RunState, scheduler: Scheduler) -> None:
+        def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
             board = state.scoreboard()
             if method != "none" and board.operations_until(board.ended_s) >= budget:
                 scheduler.asked_to_stop = True
 
-        Coordinator(run, config, crew, fingerprint=next(iter(crew.fingerprints)), observer=stop_when_spent).work()
+        SearchController(run, config, workers, observer=stop_when_spent).run()
         state = run.state()
         drawn = [event.searcher for event in read_journal(run.path) if isinstance(event, Proposed)]
     within = _within(state, budget)
@@ -136,7 +137,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
         "held_out_error": board.held_out_error_at(at),
         "search_error": board.search_error_at(at),
         "trials": len(within),
-        "proposals_in_a_hurry": sum("hurry" in searcher for searcher in drawn),
+        "immediate_proposals": sum("immediate" in searcher for searcher in drawn),
         "morphs_a_proposal": statistics.mean(
             [len(one.morphs) for one in state.individuals if one.parent is not None] or [0]
         ),
@@ -147,12 +148,12 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
     }
 
 
-def _within(state: RunState, budget: int) -> list[int]:
+def _within(state: SearchState, budget: int) -> list[int]:
     """Return the trials that ended within the budget: one that went beyond it had more work than the others."""
     board = state.scoreboard()
     spent: dict[int, int] = {}
     for epoch in board.epochs:
-        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.of(epoch)
+        spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.operations(epoch)
     total, within = 0, []
     for trial in sorted(spent):
         total += spent[trial]
@@ -162,7 +163,7 @@ def _within(state: RunState, budget: int) -> list[int]:
     return within
 
 
-def _curve(state: RunState, within: list[int]) -> list[list[float]]:
+def _curve(state: SearchState, within: list[int]) -> list[list[float]]:
     """Return operations spent and held-out error reached after every trial."""
     board = state.scoreboard()
     ends = [board.trials[trial].ended_s or 0.0 for trial in within]
@@ -170,7 +171,7 @@ def _curve(state: RunState, within: list[int]) -> list[list[float]]:
     return [[operations, error] for operations, error in points if error is not None]
 
 
-def _line_of_descent(state: RunState, individual: int) -> list[str]:
+def _line_of_descent(state: SearchState, individual: int) -> list[str]:
     one = state.individuals[individual]
     line: list[str] = []
     while one.parent is not None:
@@ -198,7 +199,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool,
     ):
-        data = halved_pictures(given.data, Path(folder) / "pictures.npz")
+        data = halved_pictures(given.data, Path(folder) / "images.npz")
         tasks = [(method, seed, data, setting) for seed in given.seeds for method in given.methods]
         for done in pool.map(_search, tasks):
             print(json.dumps(done), flush=True)

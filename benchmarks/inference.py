@@ -27,15 +27,15 @@ from torch import Tensor, from_numpy, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import MadeUpBatches
+from accelmark.infer.batches import SyntheticBatches
 from accelmark.infer.case import InferBatch, InferCase
 from accelmark.infer.engine import Engine, EngineRequest, as_list
-from accelmark.infer.export import export_onnx
-from accelmark.infer.failures import Situation
+from accelmark.infer.engines import engine_class
+from accelmark.infer.failures import Context
 from accelmark.infer.measure import measure
-from accelmark.infer.registry import engine_class
-from accelmark.spec.infer_events import WarmUp
+from accelmark.infer.onnx_export import export_onnx
 from accelmark.spec.inference import InferSettings
+from accelmark.spec.inference.events import WarmUp
 
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
 BATCHES = (1, 8)
@@ -105,8 +105,8 @@ class _Speed(InferCase):
 
     make_inputs: Callable[[int], tuple[Tensor, ...]]
 
-    def build_dataloader(self) -> MadeUpBatches:
-        return MadeUpBatches(self.synthetic_batch, self.settings.batch_size, 1)
+    def build_dataloader(self) -> SyntheticBatches:
+        return SyntheticBatches(self.synthetic_batch, self.settings.batch_size, 1)
 
     def create_model(self) -> nn.Module:
         raise AssertionError
@@ -157,7 +157,7 @@ def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> li
             _Same(batch, calls),
             case,
             warmed=WarmUp(phase="inference", first_call_ms=0, calls_ms=()),
-            situation=Situation("benchmark", engine.name, batch.num_items, "cpu"),
+            context=Context("benchmark", engine.name, batch.num_items, "cpu"),
             evaluated=False,
             emit=lambda event, value: None,
         )

@@ -17,7 +17,7 @@ from accelmark.run.launchers.ssh.deliver import put_files
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
-from accelmark.run.preflight.facts import HostFacts, judge_host
+from accelmark.run.preflight.facts import HostFacts, host_problems
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.launcher import options_of
 from tests.cluster.bed import WORK
@@ -48,7 +48,7 @@ async def _one(host: SshConnection, cluster: ClusterSpec, home: Path, mark: str)
     python = cluster.python
     done = await host.run(command(python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
-    problems = judge_host(host.name, facts, cluster, 0.0, str(WORK))
+    problems = host_problems(host.name, facts, cluster, 0.0, str(WORK))
     assert not [problem for problem in problems if problem.severity == "error"], problems
     node = PurePosixPath(WORK) / "runs" / mark / host.name
     await put_files(host, python, {node / "agent.json": '{"job": "none"}'})

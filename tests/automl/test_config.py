@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.config import load_config, resolve_network
+from accelmark.automl.controller.request import load_config, resolve_network
 from accelmark.spec.errors import SpecError
 
 AIPERF = """\
@@ -92,7 +92,7 @@ def test_unknown_keys_and_flags_of_an_aiperf_file_are_listed(tmp_path: Path) -> 
     text = AIPERF.replace("maxTrialNum", "maxTrialNumber").replace("--final_lr 0", "--final_rl 0")
     unused = "\n".join(load_config(written(tmp_path, text)).unused)
     assert "maxTrialNumber: unknown key (did you mean 'maxTrialNum'?)" in unused
-    assert "'--final_rl' is no known flag (did you mean 'final_lr'?)" in unused
+    assert "'--final_rl' is not a known flag (did you mean 'final_lr'?)" in unused
 
 
 def test_the_command_is_data_and_never_run(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_all_problems_of_an_aiperf_file_are_told_at_once(tmp_path: Path) -> None
         .replace("12h", "soon")
     )
     told = problems(tmp_path, text)
-    for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "223 x 223", "no duration"):
+    for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "223 x 223", "not a duration"):
         assert part in told
 
 
@@ -219,7 +219,7 @@ def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
 def test_a_batch_that_a_trials_devices_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "search.yaml"
     path.write_text("schedule: {max_trials: 1}\ntraining: {batch_size: 100, devices_per_trial: 8}\n")
-    with pytest.raises(SpecError, match="100 cannot be dealt out evenly to the 8 devices of a trial: take 96 or 104"):
+    with pytest.raises(SpecError, match="100 cannot be divided evenly among the 8 devices of a trial: take 96 or 104"):
         load_config(path)
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.automl.curve import predicted_accuracy
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.schedule import EarlyStop, Schedule, Scheduler
+from accelmark.automl.search.schedule import EarlyStop, Schedule, Scheduler
+from accelmark.automl.search.surrogate import predicted_accuracy
 
 ENDS: list[TrialStatus] = ["finished", "finished", "crashed", "lost", "stalled", "out-of-memory"]
 

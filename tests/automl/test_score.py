@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log
 from typing import Any
 
 import pytest
 
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
-from accelmark.automl.rules import PRESETS, Facts, judge, preset
-from accelmark.automl.score import Scoreboard, regulated, utilisation
+from accelmark.automl.scoring.rules import PRESETS, Facts, preset
+from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation
+from accelmark.automl.scoring.summary import apply_rules
 from accelmark.spec.errors import RequestError
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
@@ -127,7 +127,7 @@ GOOD = Facts(
 
 
 def test_a_run_that_keeps_the_rules_is_valid_and_discloses_what_it_must() -> None:
-    judged = judge(preset("aiperf-v1"), GOOD)
+    judged = apply_rules(preset("aiperf-v1"), GOOD)
     assert (judged.verdict, judged.reasons) == ("VALID", ())
     text = " ".join(judged.disclosures)
     assert "random weights" in text
@@ -146,7 +146,7 @@ def test_every_broken_rule_is_a_reason() -> None:
         finished_trials=0,
         interruptions=0,
     )
-    judged = judge(preset("aiperf-v1"), facts)
+    judged = apply_rules(preset("aiperf-v1"), facts)
     assert judged.verdict == "INVALID"
     text = "\n".join(judged.reasons)
     for told in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
@@ -160,39 +160,43 @@ def test_every_broken_rule_is_a_reason() -> None:
         ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
         ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
         ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
-        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "more than 0.70"),
-        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy 0.6000"),
+        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "held-out accuracy above 0.70"),
+        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy is 0.6000"),
         ({"dataset": "a part of imagenet (5 training and 2 held-out pictures)"}, {}, "a part of imagenet"),
-        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "ask for imagenet"),
+        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "expected: data set imagenet"),
         ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
     ],
 )
 def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
     broken: dict[str, Any], kept: dict[str, Any], told: str
 ) -> None:
-    reasons = judge(preset("aiperf-v1"), replace(GOOD, **broken)).reasons
+    reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=broken)).reasons
     assert len(reasons) == 1
     assert told in reasons[0]
-    assert judge(preset("aiperf-v1"), replace(GOOD, **kept)).verdict == "VALID"
+    assert apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=kept)).verdict == "VALID"
 
 
 def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
-    little = replace(GOOD, duration_s=1.0, held_out_accuracy=0.1, dataset="arrays", pretrained=True)
-    assert judge(preset("smoke"), little).verdict == "VALID"
-    assert judge(preset("smoke"), replace(little, finished_trials=0)).verdict == "INVALID"
-    assert judge(preset("smoke"), replace(little, precisions=frozenset({"fp8"}))).verdict == "INVALID"
+    changes = {"duration_s": 1.0, "held_out_accuracy": 0.1, "dataset": "arrays", "pretrained": True}
+    little = GOOD.model_copy(update=changes)
+    assert apply_rules(preset("smoke"), little).verdict == "VALID"
+    assert apply_rules(preset("smoke"), little.model_copy(update={"finished_trials": 0})).verdict == "INVALID"
+    assert (
+        apply_rules(preset("smoke"), little.model_copy(update={"precisions": frozenset({"fp8"})})).verdict == "INVALID"
+    )
     assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
 
 
 def test_a_pretrained_start_is_disclosed() -> None:
-    assert "pretrained weights" in " ".join(judge(preset("aiperf-v1"), replace(GOOD, pretrained=True)).disclosures)
+    pretrained = GOOD.model_copy(update={"pretrained": True})
+    assert "pretrained weights" in " ".join(apply_rules(preset("aiperf-v1"), pretrained).disclosures)
 
 
 def test_unmeasured_is_not_valid() -> None:
-    facts = Facts(3600, frozenset(), None, None, "imagenet", False, 1, 0)
-    reasons = judge(preset("aiperf-v1"), facts).reasons
-    assert "no precision was recorded" in reasons
-    assert "no held-out accuracy was measured" in reasons
+    unmeasured: dict[str, Any] = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
+    reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=unmeasured)).reasons
+    assert "no precision was recorded" in " ".join(reasons)
+    assert "no held-out accuracy was measured" in " ".join(reasons)
 
 
 def test_unknown_rules_come_with_the_nearest_name() -> None:

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from accelmark.automl.config import TrainingConfig
-from accelmark.automl.data import Dataset, open_dataset
-from accelmark.automl.graph import Convolution, Network
-from accelmark.automl.morphs import Array, random_morph
-from accelmark.automl.records import Hyperparameters
-from accelmark.automl.trial.executor import Seat, TorchExecutor
-from accelmark.automl.trial.job import trial_settings
-from accelmark.automl.trial.order import EpochReport, TrialOrder, TrialResult, digest, executed_network
+from accelmark.automl.dataset import Dataset, open_dataset
+from accelmark.automl.model.layers import Convolution
+from accelmark.automl.model.morphs import random_morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
+from accelmark.automl.records import EpochReport, Hyperparameters
+from accelmark.automl.trial.executor import RankContext, TorchExecutor, trial_settings
+from accelmark.automl.workers.messages import TrialOrder, TrialResult
 from accelmark.spec.errors import DataError
-from tests.automl.pictures import tiny_dataset, tiny_network
+from tests.automl.images import tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
 
@@ -44,11 +45,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def order(hyperparameters: Hyperparameters = PLAIN, **changes: object) -> TrialOrder:
     plain = TrialOrder(
-        trial=0,
-        individual=0,
-        attempt=1,
         round=1,
-        network=executed_network(tiny_network(), hyperparameters),
+        network=hyperparameters.applied_to(tiny_network()),
         parent_network=None,
         morphs=(),
         hyperparameters=hyperparameters,
@@ -65,14 +63,14 @@ def run(
     data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
-    result, trained = TorchExecutor(data, Seat("cpu", threads=1)).run(given, weights, notes)
+    result, trained = TorchExecutor(data, RankContext("cpu", threads=1)).run(given, weights, notes)
     return result, trained, notes
 
 
 def test_a_trial_learns_and_reports_the_images_it_really_processed(data: Dataset) -> None:
     result, weights, notes = run(data, order(epochs=6))
     assert result.status == "finished"
-    assert result.executed == digest(tiny_network())
+    assert result.executed == tiny_network().digest
     assert result.held_out_accuracy is not None
     assert result.held_out_accuracy > 0.7
     assert weights is not None
@@ -136,7 +134,7 @@ def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
     assert weights is not None
     assert weights["c2_conv.weight"].shape[-1] == 5
     assert kernels(given.network) == [3, 5]
-    assert result.executed == digest(given.network) != digest(tiny_network())
+    assert result.executed == given.network.digest != tiny_network().digest
 
 
 def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
@@ -145,8 +143,8 @@ def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
 
 
 def test_a_batch_that_the_split_cannot_fill_is_never_cut_silently() -> None:
-    with pytest.raises(DataError, match="a batch of 32 is larger than the training split of 31 pictures"):
-        trial_settings(order(), pictures=31, world_size=1, threads=1)
+    with pytest.raises(DataError, match="a batch of 32 is larger than the training split of 31 images"):
+        trial_settings(order(), images=31, world_size=1, threads=1)
 
 
 def test_a_searched_learning_rate_and_dropout_change_the_weights(data: Dataset) -> None:
@@ -180,5 +178,5 @@ def test_a_trial_that_breaks_is_recorded_as_crashed(data: Dataset) -> None:
 
 
 def test_a_trial_that_needs_too_much_memory_is_recorded_as_such(data: Dataset) -> None:
-    huge = tiny_network().replaced({"c2_conv": Convolution(filters=1_000_000, kernel=999, padding=499)})
+    huge = tiny_network().with_layers({"c2_conv": Convolution(filters=1_000_000, kernel=999, padding=499)})
     assert run(data, order(network=huge))[0].status == "out-of-memory"

@@ -16,7 +16,7 @@ import pytest
 from optuna.storages import journal
 
 from accelmark.automl.config import TrainingConfig, TuningConfig
-from accelmark.automl.tuning import JOURNAL_NAME, StudyError, Tuner
+from accelmark.automl.search.tuning import STUDY_FILE, StudyError, Tuner
 
 SPACE = TuningConfig(kernel=(3, 5), batch_size=(16, 32), learning_rate=(1e-3, 1e-1), dropout=(0.0, 0.5))
 
@@ -91,11 +91,13 @@ def test_a_killed_run_finds_its_study_again_and_gives_up_what_was_running(tmp_pa
 
 def test_the_study_is_told_what_was_executed_where_that_is_not_what_it_asked_for(tmp_path: Path) -> None:
     one = tuner(tmp_path, TuningConfig(kernel=(3, 7), dropout=(0.0, 0.5)))
-    for number, (kernel, value) in enumerate(((3, 0.5), (None, 0.6), (3, None))):
-        one.took(number, one.ask(number).model_copy(update={"kernel": kernel}))
-        one.tell(number, value)
+    executed = []
+    for number, value in enumerate((0.5, 0.6, None)):
+        asked = one.ask(number)
+        executed.append(None if number == 1 else {3: 7, 7: 3}[asked.kernel or 0])
+        one.tell(number, value, taken=asked.model_copy(update={"kernel": executed[-1]}))
     (known,) = [trial for trial in one.trials if trial.state.name != "FAIL"]
-    assert (known.params["kernel"], known.value) == (3, 0.5)
+    assert (known.params["kernel"], known.value) == (executed[0], 0.5)
     assert known.params["dropout"] == one.trials[0].params["dropout"]
     assert len(one.trials) == 4
 
@@ -140,10 +142,10 @@ def test_a_shared_study_with_another_list_of_values_is_refused_and_one_with_anot
     tuner(tmp_path, space).ask(0)
     tuner(tmp_path, space.model_copy(update={"dropout": (0.0, 0.3)}), run="two").ask(0)
     late = tuner(tmp_path, shared(tmp_path).model_copy(update={"study": "other"}), run="three")
-    with pytest.raises(StudyError, match=r"searched kernel in .*\(3, 5\).*, tuning.kernel says .*\(3, 5, 7\)"):
+    with pytest.raises(StudyError, match=r"searched kernel in .*\(3, 5\).*, tuning.kernel is .*\(3, 5, 7\)"):
         tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7)}), run="two")
     tuner(tmp_path, space.model_copy(update={"kernel": (3, 5, 7), "study": "other"}), run="two").ask(0)
-    with pytest.raises(StudyError, match="by another run otherwise"):
+    with pytest.raises(StudyError, match="another run searches another space"):
         late.ask(0)
 
 
@@ -207,8 +209,8 @@ def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_a_killed_process_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = tmp_path / f"{JOURNAL_NAME}.lock"
-    lock.symlink_to(tmp_path / JOURNAL_NAME)
+    lock = tmp_path / f"{STUDY_FILE}.lock"
+    lock.symlink_to(tmp_path / STUDY_FILE)
     locked: list[bool] = []
 
     class Opened(journal.JournalFileBackend):

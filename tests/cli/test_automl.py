@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from accelmark.automl.engine import launch
-from accelmark.automl.graph import INPUT, Convolution, GlobalPool, Layer, Network, Node, Softmax, resnet50, small
-from accelmark.automl.graph.module import GraphModule, to_weights
+from accelmark.automl.controller import request as requests
+from accelmark.automl.controller import session
+from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
+from accelmark.automl.model.network import INPUT, Network, Node
+from accelmark.automl.model.seeds import resnet50, small
+from accelmark.automl.trial.module import GraphModule, to_weights
 from accelmark.cli.automl import app
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, SpecError
-from tests.automl.pictures import CLASSES, SIDE, tiny_dataset, tiny_network
+from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
 def said(*words: str) -> str:
@@ -98,27 +100,30 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
     ("broken", "told"),
     [
         ({"network": "shapes.json"}, r"a window of 99x99 does not fit into 12x12"),
-        ({"network": "classes.json"}, r"has classes 0 to 3, network 'tiny' tells 7 classes apart"),
+        ({"network": "classes.json"}, r"has classes 0 to 3, network 'tiny' has 7 classes"),
         ({"dataset": {"name": "arrays", "directory": "half.npz"}}, r"a split is missing: no held_out_images"),
         ({"dataset": {"name": "imagenet", "directory": "."}, "network": "resnet50"}, r"train: a split is missing"),
         ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
         ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
         ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
-        ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 pictures"),
-        ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 pictures"),
-        ({"network": "first.json"}, r"tuning.kernel: network 'first' has no convolution .* write tuning.kernel: \[\]"),
+        ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 images"),
+        ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 images"),
+        (
+            {"network": "first.json"},
+            r"tuning.kernel: network 'first' has no spatial convolution .* write tuning.kernel: \[\]",
+        ),
         (
             {"network": "pooled.json", "tuning": {"dropout": [0.0, 0.5]}},
             r"tuning.dropout: network 'pooled' has neither dropout nor a dense layer .*: null",
         ),
         ({"search": {"initial_weights": "none.npz"}}, r"none.npz: cannot be read as weights: .*No such file"),
-        ({"search": {"initial_weights": "other.npz"}}, r"other.npz: these are no weights of network 'tiny': .*c1_conv"),
+        ({"search": {"initial_weights": "other.npz"}}, r"other.npz: is not of network 'tiny': .*c1_conv"),
     ],
 )
 def test_a_wrong_request_is_one_message_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, object], told: str
 ) -> None:
-    monkeypatch.setattr(launch, "RayCrew", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(session, "RayPool", lambda *_, **__: pytest.fail("Ray was started"))
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     whole = json.loads(tiny_network().to_json())
     (tmp_path / "classes.json").write_text(small((1, SIDE, SIDE), 7, filters=(4, 6), name="tiny").to_json())
@@ -145,7 +150,7 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
 def test_a_dry_run_refuses_more_trials_than_cores_and_says_what_only_a_start_can_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)  # as on a machine without one
+    monkeypatch.setattr(requests, "default_vendor", lambda: "cpu")  # as on a machine without accelerators
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     np.savez(tmp_path / "seed.npz", **to_weights(GraphModule(tiny_network())))  # type: ignore[arg-type]
     request = {
@@ -158,7 +163,7 @@ def test_a_dry_run_refuses_more_trials_than_cores_and_says_what_only_a_start_can
     }
     path = tmp_path / "search.json"
     path.write_text(json.dumps(request))
-    with pytest.raises(RequestError, match=r"4096 trials at a time .* processor cores"):
+    with pytest.raises(RequestError, match=r"4096 concurrent trials .* processor cores"):
         said("run", "-c", str(path), "--dry-run")
     path.write_text(json.dumps(request | {"cluster": {"kind": "address", "address": "192.0.2.1:1"}}))
     told = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"], catch_exceptions=False).stderr
@@ -178,5 +183,5 @@ def test_data_given_on_the_command_line_win_over_the_configurations_folders(tmp_
 
 def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
     for verb in ("status", "stop", "report", "verify", "resume"):
-        with pytest.raises(RequestError, match="no search was run"):
+        with pytest.raises(RequestError, match="there is no search"):
             said(verb, "nothing", "--runs", str(tmp_path))

@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from accelmark.cli.doctor import doctor, report
+from accelmark.cli.execute import Overrides, plan_request
 from accelmark.cli.monitor import monitor
-from accelmark.cli.request import Overrides, plan_for
 from accelmark.cli.vendors import vendors
 from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import PLUGINS_VARIABLE
@@ -62,7 +62,7 @@ def test_a_monitor_is_started_seen_restarted_and_stopped(tmp_path: Path, monkeyp
     assert (tmp_path / "logs" / "cpu_monitor.log").is_file()
     (earlier,) = (tmp_path / "logs").glob("telemetry-*Z.jsonl")
     assert earlier.read_text().count('{"t"') >= first["samples"]
-    assert "no monitor writes" in _call("monitor", "stop", "-l", logs).output
+    assert "no monitor is running" in _call("monitor", "stop", "-l", logs).output
     assert "not running" in _call("monitor", "status", "-l", logs).output
 
 
@@ -133,18 +133,22 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
     assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
     assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
     request = parse(RunSpec, {"cases": [{"key": "resnet_mini"}]}, "here")
-    plan = plan_for(request, Overrides(vendor="acme", synthetic=True), where="here", beside=tmp_path)
-    assert [what for what in plan.warnings if "telemetry.tool.timeout" in what and "no device is going" in what]
+    plan = plan_request(request, Overrides(vendor="acme", synthetic=True), where="here", base=tmp_path)
+    assert [
+        what
+        for what in plan.warnings
+        if "telemetry.tool.timeout" in what and what.startswith("no telemetry of devices: ")
+    ]
 
 
 def test_doctor_tells_what_would_run_and_why_not() -> None:
     seen = json.loads(_call("doctor", "--json").output)
-    verdicts = {verdict["what"]: verdict for verdict in seen["verdicts"]}
-    assert verdicts["pytorch on cpu (cpu)"]["works"]
-    assert "probe" in verdicts["MFU on cpu"]["why"]
+    support = {entry["what"]: entry for entry in seen["support"]}
+    assert support["pytorch on cpu (cpu)"]["works"]
+    assert "probe" in support["MFU on cpu"]["why"]
     assert seen["machine"]["cpu"]["model"]
     text = "\n".join(report(look_around()))
-    for heading in ("Devices", "Frameworks", "Engines", "What would work"):
+    for heading in ("Devices", "Frameworks", "Engines", "What can run"):
         assert heading in text
 
 
@@ -152,13 +156,13 @@ def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: 
     """Mock: the machine has no GPU; evidence of one is put in place of the look at its device files."""
     monkeypatch.setattr("accelmark.telemetry.detect.evidence_of", lambda rule, pci: "put in place for the test")
     monkeypatch.setattr("accelmark.frameworks.pytorch.launch.built_for", dict)
-    verdicts = {verdict.what: verdict for verdict in look_around().verdicts}
-    assert not verdicts["pytorch on nvidia (cuda)"].works
-    assert "without cuda or hip" in verdicts["pytorch on nvidia (cuda)"].why
-    assert not verdicts["pytorch on ascend (npu)"].works
-    assert "torch_npu" in verdicts["pytorch on ascend (npu)"].why
-    assert not verdicts["telemetry of ascend"].works
-    assert "npu-smi is not installed" in verdicts["telemetry of ascend"].why
+    support = {entry.what: entry for entry in look_around().support}
+    assert not support["pytorch on nvidia (cuda)"].works
+    assert "without cuda or hip" in support["pytorch on nvidia (cuda)"].why
+    assert not support["pytorch on ascend (npu)"].works
+    assert "torch_npu" in support["pytorch on ascend (npu)"].why
+    assert not support["telemetry of ascend"].works
+    assert "npu-smi is not installed" in support["telemetry of ascend"].why
 
 
 def test_the_host_side_imports_no_framework_to_look_around() -> None:

@@ -108,7 +108,7 @@ def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -
     assert "FLAGPERF_PATH: is computed, and nothing is executed: os.getcwd()" in done.stdout
     again = accelmark("import", "flagperf", *files, "--out", str(tmp_path / "site"))
     assert again.returncode == 2
-    assert "give --force to replace" in again.stderr
+    assert "use --force to overwrite" in again.stderr
 
 
 def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no such directory"):
+    with pytest.raises(RequestError, match="no such run directory"):
         runner.invoke(app, [str(tmp_path / "gone")], catch_exceptions=False)
     with pytest.raises(RunError, match="is not a run"):
         runner.invoke(app, [str(tmp_path)], catch_exceptions=False)

@@ -14,8 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.compare import compare, figures_table
-from accelmark.cli.results import results
-from accelmark.cli.results_screen import show_rows
+from accelmark.cli.results import results, show_rows
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing
@@ -221,12 +220,12 @@ def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--json", "--format", "csv"], "--format does nothing together with --json"),
-        (["--json", "--group-by", "chip"], "--group-by does nothing together with --json"),
-        (["--format", "csv", "--group-by", "chip"], "--group-by does nothing together with this --format"),
-        (["--sql", "SELECT 1", "--group-by", "chip"], "--group-by does nothing together with --sql"),
-        (["--readme", "README.md", "--json"], "--json does nothing together with --readme"),
-        (["--readme", "README.md", "--sql", "SELECT 1"], "--sql does nothing together with --readme"),
+        (["--json", "--format", "csv"], "--format has no effect together with --json"),
+        (["--json", "--group-by", "chip"], "--group-by has no effect together with --json"),
+        (["--format", "csv", "--group-by", "chip"], "--group-by has no effect together with this --format"),
+        (["--sql", "SELECT 1", "--group-by", "chip"], "--group-by has no effect together with --sql"),
+        (["--readme", "README.md", "--json"], "--json has no effect together with --readme"),
+        (["--readme", "README.md", "--sql", "SELECT 1"], "--sql has no effect together with --readme"),
         (["--group-by", "colour", "--where", "run=nothing"], "unknown column 'colour'"),
     ],
 )

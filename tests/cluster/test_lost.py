@@ -60,7 +60,7 @@ def test_stop_ends_what_a_lost_host_still_runs_after_the_run(plan: MakePlan, bed
         bed.link(1, "up")
     assert (code, statuses(run)[0].state) == (1, "lost")
     assert still_away[0] == 1
-    assert "ends by itself when nobody has asked after it for 24 h 00 m" in still_away[2]
+    assert "agents there end by themselves after 24 h 00 m without a coordinator" in still_away[2]
     assert alive(bed, 1, "toy0")
     assert done(drive("end", run))[0] == 0
     assert not alive(bed, 1, "toy0")
@@ -72,13 +72,13 @@ def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan,
     wait_for(lambda: stepping(run), "a step that came home")
     process.send_signal(signal.SIGKILL)
     done(process)
-    wait_for(lambda: not bed.processes(), "the end of what nobody asked after", 60)
+    wait_for(lambda: not bed.processes(), "the end of the agent", 60)
     process = drive("resume", run)
     wait_for(lambda: statuses(run)[0].attempt == 2 and stepping(run), "the second attempt", 60)
     process.send_signal(signal.SIGINT)
     done(process)
     ended = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
-    assert "no coordinator asked after it for 8 s" in ended
+    assert "no coordinator heartbeat for 8 s" in ended
 
 
 def test_a_job_that_is_followed_is_never_called_abandoned(plan: MakePlan, tmp_path: Path) -> None:

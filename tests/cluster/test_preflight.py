@@ -68,7 +68,7 @@ def test_every_problem_of_every_host_is_in_one_answer(plan: MakePlan, bed: Bed, 
         taken.wait()
         bed.sshd(3)
         shutil.rmtree(bed.work(1) / "data")
-    assert problems["n1"] == "port 29501 is taken"
+    assert problems["n1"] == "port 29501 is in use"
     assert "unknown host key" in problems["n2"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"

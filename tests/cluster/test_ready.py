@@ -198,4 +198,4 @@ def test_a_run_that_is_refused_leaves_nothing_and_resume_looks_again(plan: MakeP
 
 
 def taken() -> str:
-    return "n1: port 29501 is taken (see who has it: ss -ltnp sport = :29501; or set master_port)"
+    return "n1: port 29501 is in use (see who has it: ss -ltnp sport = :29501; or set master_port)"

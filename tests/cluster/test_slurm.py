@@ -88,7 +88,7 @@ def test_nodes_are_looked_at_in_the_allocation_that_the_run_goes_on_in(plugins: 
         code, _, err = done(drive("start", run, "--look", plan=plan))
         assert (code, run.exists()) == (1, False)
     # All nodes are this machine: the port of n1 is taken.
-    assert err.strip().startswith("error: n1: port 29501 is taken")
+    assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
     code, out, err = done(drive("start", run, "--look", plan=plan))
     assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded"]), out + err

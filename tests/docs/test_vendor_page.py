@@ -84,7 +84,7 @@ def test_the_made_up_chip_is_seen_and_read(bench: Bench) -> None:
     assert re.search(r"acme\s+cpu\s+AcmeX1\s+acme-smi", bench.said["accelmark vendors"])
     assert "acme 0: AcmeX1" in bench.said["accelmark doctor"]
     assert "41C 120W 512MiB 16384MiB 7%" in (bench.root / "logs" / "acme_monitor.log").read_text()
-    assert "1 device(s) here can be read: AcmeX1" in bench.said["accelmark check vendor acme"]
+    assert "reads 1 device(s) of this machine: AcmeX1" in bench.said["accelmark check vendor acme"]
 
 
 def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(bench: Bench) -> None:
@@ -104,7 +104,7 @@ def test_verify_shows_the_cost_of_the_adaptation_and_only_made_up_data_against_t
     assert "another implementation, AcmeSGD" in said
     errors = {line.split("[")[-1] for line in said.splitlines() if line.strip().startswith("error")}
     assert errors == {"real-data]"}
-    assert "no file was edited" in bench.said["accelmark verify adapted.bundle"]
+    assert "no file was changed" in bench.said["accelmark verify adapted.bundle"]
 
 
 def test_the_engine_of_the_page_infers_and_is_told(bench: Bench) -> None:

@@ -14,8 +14,8 @@ import pytest
 from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import InferFinished
 from accelmark.spec.inference import InferSettings, InferStep
+from accelmark.spec.inference.events import InferFinished
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec

@@ -11,8 +11,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from accelmark.infer.failures import OutOfMemoryError, Situation, UnsupportedOperatorError, explained
-from accelmark.infer.traces import file_hash
+from accelmark.infer.failures import Context, OutOfMemoryError, UnsupportedOperatorError, classify
+from accelmark.infer.hashes import file_hash
 from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
@@ -94,12 +94,12 @@ def test_a_directory_is_no_engine_file(take: Any, tmp_path: Path, compiler: str)
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", "rubbish"])
-def test_a_fingerprint_that_is_none(take: Any, tmp_path: Path, text: str) -> None:
+def test_a_fingerprint_that_is_not_one(take: Any, tmp_path: Path, text: str) -> None:
     path = tmp_path / "engine.blob"
     path.write_bytes(b"whatever")
     path.with_name("engine.blob.json").write_text(text)
     ran = take(compiler="openvino", no_validation=True, exist_onnx_path="x", exist_compiler_path=str(path))
-    assert "engine.blob.json: is no" in _failed(ran, InferStep.INFER, "incompatible_engine")
+    assert "engine.blob.json: not " in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
 @pytest.mark.parametrize("compiler", ["onnxruntime", "openvino"])
@@ -141,15 +141,15 @@ def test_an_engine_that_loads_no_file_refuses_one_before_anything_else(
     assert message.startswith(f"exist_compiler_path: the engine {compiler} ")
 
 
-def test_an_onnx_file_that_does_not_exist_is_told_before_anything_else(take: Any, tmp_path: Path) -> None:
+def test_an_onnx_file_that_does_not_exist_is_reported_first(take: Any, tmp_path: Path) -> None:
     missing = take(compiler="onnxruntime", exist_onnx_path="/nowhere/model.onnx")
     assert "/nowhere/model.onnx does not exist" in _failed(missing, InferStep.INITIALISE, "bad_request")
     directory = take(compiler="openvino", exist_onnx_path=str(tmp_path))
-    assert f"{tmp_path} is no file" in _failed(directory, InferStep.INITIALISE, "bad_request")
+    assert f"{tmp_path} is not a file" in _failed(directory, InferStep.INITIALISE, "bad_request")
 
 
-def test_nothing_has_no_hash(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.onnx: is not there"):
+def test_a_missing_file_cannot_be_hashed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.onnx: does not exist"):
         file_hash(tmp_path / "gone.onnx")
 
 
@@ -161,16 +161,18 @@ def test_an_engine_file_that_is_damaged(take: Any, tmp_path: Path, compiler: str
     assert "compile it again" in _failed(ran, InferStep.INFER, "incompatible_engine")
 
 
-@pytest.mark.parametrize(("what", "there"), [("device", "Another Chip"), ("openvino", "2019.1"), ("precision", "bf16")])
-def test_an_engine_file_built_for_something_else(take: Any, tiny_onnx: Path, what: str, there: str) -> None:
+@pytest.mark.parametrize(("what", "value"), [("device", "Another Chip"), ("openvino", "2019.1"), ("precision", "bf16")])
+def test_an_engine_file_of_another_chip_or_version_is_refused(
+    take: Any, tiny_onnx: Path, what: str, value: str
+) -> None:
     first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
     compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
     fingerprint = Path(f"{compiled}.json")
     recorded = json.loads(fingerprint.read_text())
-    fingerprint.write_text(json.dumps(recorded | {what: there}))
+    fingerprint.write_text(json.dumps(recorded | {what: value}))
     ran = take(compiler="openvino", exist_onnx_path="x", exist_compiler_path=compiled)
     message = _failed(ran, InferStep.INFER, "incompatible_engine")
-    assert f"{what} '{there}' there" in message
+    assert f"{what} '{value}' instead of" in message
     assert "compile it again" in message
     assert ran.finished.val_average_acc == first.finished.val_average_acc, "what was validated before is kept"
 
@@ -187,9 +189,9 @@ def test_data_without_items(take: Any, make_job: Any) -> None:
 
 
 def test_out_of_memory_says_batch_device_and_what_to_try() -> None:
-    situation = Situation("compiling", "tensorrt", 64, "cuda")
+    context = Context("compiling", "tensorrt", 64, "cuda")
     for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("std::bad_alloc")):
-        typed = explained(error, situation)
+        typed = classify(error, context)
         assert isinstance(typed, OutOfMemoryError)
         assert "batch 64; try batch_size 32" in str(typed)
         assert "cuda" in str(typed)
@@ -240,9 +242,9 @@ def test_a_provider_may_be_named_for_any_device(take: Any, make_job: Any, tiny_o
     assert take(job.model_copy(update={"device_type": "gcu"})).finished.infer_average_acc > 0.9
 
 
-def test_an_engine_that_is_not_installed_says_so(take: Any, tiny_onnx: Path) -> None:
+def test_an_engine_that_is_not_installed_is_an_error(take: Any, tiny_onnx: Path) -> None:
     ran = take(compiler="tensorrt", exist_onnx_path=str(tiny_onnx))
-    assert "tensorrt is not available here" in _failed(ran, InferStep.COMPILE, "engine_missing")
+    assert "tensorrt is not available" in _failed(ran, InferStep.COMPILE, "engine_missing")
 
 
 def test_a_provider_that_is_not_there_never_falls_back_to_the_cpu(take: Any, tiny_onnx: Path) -> None:
@@ -258,17 +260,17 @@ def test_an_unknown_engine_comes_with_the_nearest_name(take: Any) -> None:
 
 def test_a_precision_that_the_engine_lacks(take: Any, tiny_onnx: Path) -> None:
     ran = take(compiler="onnxruntime", precision="bf16", exist_onnx_path=str(tiny_onnx))
-    assert "it knows fp32, fp16, int8" in _failed(ran, InferStep.COMPILE, "bad_request")
+    assert "it supports fp32, fp16, int8" in _failed(ran, InferStep.COMPILE, "bad_request")
 
 
-def test_an_engine_that_needs_the_model_says_so_without_one(take: Any) -> None:
+def test_an_engine_that_needs_the_model_fails_without_one(take: Any) -> None:
     ran = take(compiler="eager", no_validation=True, exist_onnx_path="x")
-    assert "no_validation has to be false" in _failed(ran, InferStep.COMPILE, "bad_request")
+    assert "set no_validation to false" in _failed(ran, InferStep.COMPILE, "bad_request")
 
 
-def test_a_device_that_pytorch_cannot_reach(take: Any, make_job: Any) -> None:
+def test_a_device_that_pytorch_cannot_use(take: Any, make_job: Any) -> None:
     ran = take(make_job(compiler=None).model_copy(update={"device_type": "cuda"}))
-    assert "PyTorch cannot reach device 'cuda'" in _failed(ran, InferStep.INITIALISE, "engine_missing")
+    assert "PyTorch cannot use device 'cuda'" in _failed(ran, InferStep.INITIALISE, "engine_missing")
 
 
 @pytest.mark.parametrize(
@@ -279,18 +281,18 @@ def test_a_device_that_pytorch_cannot_reach(take: Any, make_job: Any) -> None:
     ],
 )
 def test_operators_are_named_from_other_runtimes_messages(text: str, operator: str) -> None:
-    typed = explained(RuntimeError(text), Situation("compiling", "x", 1, "cpu"))
+    typed = classify(RuntimeError(text), Context("compiling", "x", 1, "cpu"))
     assert isinstance(typed, UnsupportedOperatorError)
-    assert f"has no operator {operator};" in str(typed)
+    assert f"operator {operator} is not supported;" in str(typed)
 
 
 @pytest.mark.parametrize("compiler", ["acme_nan_s", "acme_long_s", "acme_minus_s"])
 @pytest.mark.parametrize("repeat_check", [True, False])
-def test_an_engine_that_declares_an_impossible_time_is_named(
+def test_an_engine_that_reports_an_impossible_time_is_named(
     take: Any, acme_job: Any, compiler: str, repeat_check: bool
 ) -> None:
     ran = take(acme_job(compiler=compiler, repeat_check=repeat_check))
-    assert f"engine {compiler}: declares" in _failed(ran, InferStep.INFER, "error")
+    assert f"engine {compiler}: reports" in _failed(ran, InferStep.INFER, "error")
     assert ran.finished.p_validation_core > 0
 
 
@@ -301,12 +303,10 @@ def test_an_engine_that_declares_an_impossible_time_is_named(
         ("acme_numpy", "returns a ndarray among its outputs"),
         ("acme_meta", "returns a tensor on meta among its outputs"),
         ("acme_one", "returns a Tensor;"),
-        ("acme_reuse", "outputs of two calls lie in the same memory"),
+        ("acme_reuse", "outputs of two calls share memory"),
     ],
 )
-def test_an_engine_whose_outputs_are_not_its_callers_is_named(
-    take: Any, acme_job: Any, compiler: str, words: str
-) -> None:
+def test_an_engine_that_overwrites_its_outputs_is_named(take: Any, acme_job: Any, compiler: str, words: str) -> None:
     ran = take(acme_job(compiler=compiler))
     assert f"engine {compiler}: {words}" in _failed(ran, InferStep.INFER, "error")
     assert ran.finished.infer_average_acc is None

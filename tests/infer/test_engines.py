@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import EngineMissingError, PrecisionError
-from accelmark.infer.registry import engine_class
 from accelmark.infer.setup import build_case
-from accelmark.spec.engines import own_engines
 from accelmark.spec.errors import RunError
+from accelmark.spec.inference.engines import own_engines
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
@@ -167,7 +167,7 @@ def test_a_vendor_adds_an_engine_as_one_file(make_job: Any, tiny_onnx: Path, tmp
 def test_a_file_without_an_engine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "hollow.py").write_text("VALUE = 1\n")
-    with pytest.raises(RunError, match="holds no class Engine"):
+    with pytest.raises(RunError, match="defines no class Engine"):
         engine_class("hollow", tmp_path)
 
 

@@ -190,7 +190,7 @@ def test_an_impossible_time_is_refused(takes: Callable[[float], None], declared:
         takes(0.001)
         return inputs, declared
 
-    with pytest.raises(InferenceError, match="engine acme: declares"):
+    with pytest.raises(InferenceError, match="engine acme: reports"):
         repeat_check(forward, *_batches(12), "acme")
 
 
@@ -206,7 +206,7 @@ def test_preparing_for_a_new_shape_is_no_cache(takes: Callable[[float], None]) -
     check = repeat_check(forward, warmed, fresh)
     assert (check.suspicious, check.num_batches) == (False, 18)
     different = [InferBatch((torch.rand(2, 3 + index),), None) for index in range(12)]
-    assert "shapes that came before, the data has 0" in str(repeat_check(forward, warmed, different).reason)
+    assert "shapes that occurred before; the data has 0" in str(repeat_check(forward, warmed, different).reason)
 
 
 def test_too_little_data_gives_a_reason_and_no_verdict(takes: Callable[[float], None]) -> None:

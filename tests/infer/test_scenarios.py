@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.infer.loadgen import read_log
 from accelmark.infer.scenarios import highest
+from accelmark.infer.scenarios.loadgen import read_log
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
 
@@ -94,7 +94,7 @@ def test_the_search_says_when_no_rate_holds() -> None:
 
 
 def test_a_file_that_is_no_loadgen_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no log of LoadGen"):
+    with pytest.raises(RunError, match="not a log of LoadGen"):
         read_log(tmp_path / "mlperf_log_detail.txt")
     (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "x", "value": 1}\n')
     with pytest.raises(RunError, match="gave no result"):

@@ -92,7 +92,7 @@ def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_on
     options = {"spining": True, "providers": "CPUExecutionProvider"}
     ran = take(compiler="onnxruntime", exist_onnx_path=str(tiny_onnx), engine_options=options)
     (warning,) = map(str, ran.of(Event.WARNING))
-    assert "engine_options.spining: the engine onnxruntime knows no such option (did you mean 'spinning'?)" in warning
+    assert "engine_options.spining: unknown option of the engine onnxruntime (did you mean 'spinning'?)" in warning
     assert ran.finished.state == "completed"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
 from accelmark.plan.cluster import is_localhost
-from accelmark.plan.data import DataDirs
+from accelmark.plan.request import DataDirs
 from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec, HostSpec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -345,6 +347,14 @@ def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: P
     assert convert([paths[0], paths[0]]).configs == {"config_A100x1x8.yaml": {"batch_size": 1}}
 
 
+@pytest.fixture
+def recursion() -> Iterator[Callable[[int], None]]:
+    """Return a function that sets Python's recursion limit for one test: what is refused must not depend on it."""
+    before = sys.getrecursionlimit()
+    yield sys.setrecursionlimit
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -358,7 +368,11 @@ def test_two_files_that_would_become_one_are_refused_with_both_names(tmp_path: P
     ],
     ids=["quotient", "infinite", "product", "long sum", "long sum of a name", "longer sum", "signs"],
 )
-def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("recursion_limit", [1000, 100_000])
+def test_a_number_that_is_too_large_or_too_deep_is_one_error_with_its_place(
+    tmp_path: Path, recursion: Callable[[int], None], text: str, recursion_limit: int
+) -> None:
+    recursion(recursion_limit)
     path = tmp_path / "test_conf.py"
     path.write_text(f"SSH_PORT = 22\nif SSH_PORT:\n    pass\n{text}\nMASTER_PORT = 29501\n")
     with pytest.raises(SpecError) as refused:
@@ -367,7 +381,11 @@ def test_a_number_that_python_gives_up_on_is_one_error_with_its_place(tmp_path: 
     assert (problem.where, problem.key) == (str(path), "line 4")
 
 
-def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recursion_limit", [1000, 100_000])
+def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(
+    tmp_path: Path, recursion: Callable[[int], None], recursion_limit: int
+) -> None:
+    recursion(recursion_limit)
     (tmp_path / "bytes.py").write_bytes(b"\0X = 1")
     (tmp_path / "deep.yaml").write_text("HOSTS: " + "[" * 3000 + "]" * 3000)
     for name in ("bytes.py", "deep.yaml"):

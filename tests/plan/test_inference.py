@@ -127,7 +127,7 @@ def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_the
 
 
 def test_going_without_weights_is_warned_of(toy: Path) -> None:
-    assert any("a figure of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
+    assert any("the figures are of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
 
 
 def test_made_up_data_on_the_command_line_reaches_inference(toy: Path) -> None:

@@ -17,7 +17,7 @@ from accelmark.spec.ceilings import Ceilings, Rate
 from tests.made_run import Made, make_round
 
 
-def test_a_probe_of_two_ranks_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_of_two_ranks_measures_and_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
     assert remembered("cpu", "CPU") is None
     found = probe(load_vendor("cpu"), "CPU", 2, ["matmul", "collectives"], 1.0)
@@ -26,12 +26,12 @@ def test_a_probe_of_two_ranks_measures_and_is_remembered(tmp_path: Path, monkeyp
     assert fp32.value is not None
     assert fp32.value > 0
     assert all_reduce.value is not None
-    assert found.matmul["tf32"].reason == "a CPU has no tf32"
+    assert found.matmul["tf32"].reason == "CPUs do not support tf32"
     assert found.memory == {}
     assert remembered("cpu", "CPU") == found
 
 
-def test_a_probe_on_a_busy_host_says_so_and_replaces_no_quiet_one(
+def test_a_probe_on_a_busy_host_is_marked_and_does_not_replace_one_of_an_idle_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELMARK_CACHE", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def test_ceilings_of_a_busy_host_give_no_mfu(tmp_path: Path) -> None:
     (tmp_path / "run" / "toy" / "round1" / "job.json").write_text(changed.model_dump_json())
     measured = round_result(tmp_path / "run" / "toy" / "round1").figures[FigureName.MFU_MEASURED]
     assert measured.value is None
-    assert "busy when it was probed (99% of the cores are busy)" in (measured.reason or "")
+    assert "busy during the probe (99% of the cores are busy)" in (measured.reason or "")
 
 
 def test_mfu_against_the_probe_is_achieved_over_measured(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_search_of_another_version_or_without_a_report_is_named(tmp_path: Path
     with pytest.raises(RunError, match=r"newer/report.json: has schema version 99; this AccelMark reads version 1"):
         load_source(newer)
     (newer / "report.json").unlink()
-    with pytest.raises(RunError, match="search without a report"):
+    with pytest.raises(RunError, match="this search has no report"):
         load_source(newer)
 
 

@@ -14,7 +14,7 @@ import pytest
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.plan import Plan
-from accelmark.run.agent.adaptation import carry_out
+from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.run.controller.node_jobs import job_on_hosts, requirements_of
 from accelmark.run.record.directory import RunDirectory
@@ -49,7 +49,7 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node = tmp_path / "node"
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
-        return carry_out(folder, requirements_of(folder, tmp_path), node, environment, load_framework("pytorch"))
+        return apply_adaptation(folder, requirements_of(folder, tmp_path), node, environment, load_framework("pytorch"))
 
     return body
 
@@ -83,16 +83,16 @@ def test_the_first_errors_of_the_compiler_are_told(folder: Path, carry: CarryOut
         carry()
 
 
-def test_a_kernel_that_nothing_says_how_to_build_is_refused(folder: Path, carry: CarryOut) -> None:
+def test_a_kernel_without_a_build_file_is_refused(folder: Path, carry: CarryOut) -> None:
     (folder / "csrc").mkdir()
     (folder / "csrc" / "CMakeLists.txt").write_text("project(kernel)\n")
-    with pytest.raises(RunError, match=r"csrc: has neither setup\.py nor pyproject\.toml"):
+    with pytest.raises(RunError, match=r"csrc: cannot be built: it has neither setup\.py nor pyproject\.toml"):
         carry()
 
 
 def test_a_script_that_fails_is_told_with_what_it_said(folder: Path, carry: CarryOut) -> None:
     (folder / "environment_variables.sh").write_text("echo error: no toolkit at /opt/acme >&2\nfalse || exit 3\n")
-    with pytest.raises(RunError, match=r"environment_variables\.sh: ended with exit code 3: error: no toolkit"):
+    with pytest.raises(RunError, match=r"environment_variables\.sh: exit code 3: error: no toolkit"):
         carry()
 
 
@@ -141,7 +141,7 @@ def test_inside_a_container_a_packages_folder_stands_for_it_and_named_models_are
     settings = InferSettings(batch_size=1, no_validation=True, exist_onnx_path="/models/a.onnx", compiler="eager")
     infer = InferJob(unit="image", metric="top1", tolerance=0.1, reference=None, settings=settings, parameters={})
     (planned,) = plan.jobs
-    job = planned.job.model_copy(update={"extern": extern, "infer": infer})
+    job = planned.job.model_copy(update={"extern": extern, "work": infer})
     directory = RunDirectory.create(tmp_path / "run", plan)
     there = job_on_hosts(directory, planned.model_copy(update={"job": job}), go_on=False)
     assert there.extern is not None
@@ -197,7 +197,7 @@ def test_what_would_come_before_the_real_modules_is_refused(
         (folder / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "csrc" / name).write_text(text)
     (folder / "csrc" / "setup.py").write_text(PURE.format(what=what))
-    with pytest.raises(RunError, match=rf"csrc: installs {taken}, which would stand before"):
+    with pytest.raises(RunError, match=rf"csrc: installs {taken}, which would replace"):
         carry()
 
 

@@ -119,7 +119,7 @@ def test_a_rank_that_takes_too_long_is_asked_to_end_and_says_so(make_task: MakeT
     end = ended(task, start(task))
     assert end.state == "timed_out"
     assert end.ranks[0].state == "timed_out"
-    assert end.reason == "took longer than its limit of 1 s"
+    assert end.reason == "exceeded its time limit of 1 s"
     assert said(task, '"state": "cancelled"')
 
 
@@ -153,7 +153,7 @@ def test_a_disk_that_runs_low_ends_the_job_before_it_is_full(make_task: MakeTask
     task = make_task("steps=100000", min_free_mib=1e9)
     end = ended(task, start(task))
     assert end.state == "failed"
-    assert "free some space and resume" in (end.reason or "")
+    assert "free space and resume" in (end.reason or "")
 
 
 def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:
@@ -186,7 +186,7 @@ def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: M
     wait_for(lambda: len(descendants(agent.pid)) >= 2, "the grandchild")
     end = ended(task, agent)
     assert end.state == "succeeded"
-    assert end.warnings == ("the ranks left 1 processes behind; they were ended",)
+    assert end.warnings == ("the ranks left 1 processes running; they were ended",)
     assert left_running(Path(task.run)) == []
 
 

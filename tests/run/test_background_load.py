@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 
-from accelmark.run.agent.background_load import OtherWork
+from accelmark.run.agent.background_load import BackgroundLoad
 
 TICK_S = 0.1
 """Of the kernel's counters, over all cores, and some room."""
 
 
 def test_what_this_process_and_those_it_waited_for_spend_is_taken_off() -> None:
-    others, began = OtherWork(), time.monotonic()
+    others, began = BackgroundLoad(), time.monotonic()
     busy = "import time\nwhile time.process_time() < 0.4: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)
     until = time.process_time() + 0.4

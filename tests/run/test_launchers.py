@@ -29,7 +29,6 @@ class Options(LauncherOptions):
     niceness: int = 10
 """
 LAUNCHER = """\
-from accelmark.run.launchers.host import SubprocessHost
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
 from accelmark.spec.launcher import options_model, options_of
 
@@ -40,12 +39,6 @@ class NiceLauncher(SharedFilesystemLauncher):
 
     async def allocate(self):
         (self.run / "nice.level").write_text("held")
-
-    async def hosts(self, specs):
-        return [
-            SubprocessHost(spec, "127.0.0.1", self.python, str(self.run), self.variables, self.sandbox_command)
-            for spec in specs
-        ]
 
     async def close(self):
         (self.run / "nice.level").unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelmark.run.agent.limits import Breach, LimitWatch
+from accelmark.run.agent.limits import Breach, LimitChecker
 from accelmark.run.agent.task import Limits
 from accelmark.spec.perflog import encode_line
 
@@ -24,13 +24,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def watched(clock: SimpleNamespace, node_dir: Path, *writing: int) -> Breach | None:
     """Look for half a second, during which the ranks ``writing`` go on with their logs."""
-    watch = LimitWatch(
+    watch = LimitChecker(
         Limits(stall_timeout_s=0.2, min_free_mib=0.0), node_dir, range(2), "start_pytorch_task.log", started=clock.at
     )
     for _ in range(50):
         for rank in writing:
             say(node_dir, rank, "a step\n")
-        breach = watch.look()
+        breach = watch.check()
         if breach is not None:
             return breach
         clock.at += 0.01
@@ -63,10 +63,10 @@ def test_words_that_are_no_events_are_no_sign_of_life_once_there_were_events(
 def test_an_event_among_many_words_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
     begun = FINISHED.replace("FINISHED", "INIT_START")
     say(tmp_path, 0, begun)
-    watch = LimitWatch(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
+    watch = LimitChecker(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
     for look in range(50):
         say(tmp_path, 0, "socket.cpp: will retry\n" * 100 + (begun if look % 10 == 0 else "") + "half a li")
-        assert watch.look() is None
+        assert watch.check() is None
         clock.at += 0.01
 
 
@@ -74,9 +74,7 @@ def test_ranks_that_finished_have_to_end_too(clock: SimpleNamespace, tmp_path: P
     say(tmp_path, 0, FINISHED)
     say(tmp_path, 1, FINISHED)
     found = watched(clock, tmp_path)
-    assert found == Breach(
-        "stalled", "all of this host's 2 ranks finished, but a process did not end within 0.2 s after it"
-    )
+    assert found == Breach("stalled", "all of this host's 2 ranks finished, but a process did not end within 0.2 s")
 
 
 def test_where_all_fall_silent_the_first_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
@@ -85,9 +83,9 @@ def test_where_all_fall_silent_the_first_is_named(clock: SimpleNamespace, tmp_pa
 
 
 def test_a_launcher_that_still_prepares_the_ranks_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
-    watch = LimitWatch(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
+    watch = LimitChecker(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
     for _ in range(50):
         with (tmp_path / "start_pytorch_task.log").open("a") as file:
             file.write("building\n")
-        assert watch.look() is None
+        assert watch.check() is None
         clock.at += 0.01

@@ -14,9 +14,9 @@ from accelmark.run.preflight.facts import (
     HostFacts,
     HostProblem,
     HostsNotReadyError,
-    judge_devices,
-    judge_host,
-    judge_together,
+    cluster_problems,
+    device_problems,
+    host_problems,
 )
 from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec
@@ -41,7 +41,7 @@ def whats(problems: list[HostProblem], severity: str) -> list[str]:
 
 
 def test_a_host_in_order_has_no_problem() -> None:
-    assert judge_host("a", facts(), CLUSTER, 0.0, WORK) == []
+    assert host_problems("a", facts(), CLUSTER, 0.0, WORK) == []
 
 
 @pytest.mark.parametrize(
@@ -51,31 +51,33 @@ def test_a_host_in_order_has_no_problem() -> None:
         ({"free_mib": 12.0}, "12 MiB are free in /var/tmp/accelmark, 1024 are needed"),
         ({"not_writable": "Read-only file system"}, "/var/tmp/accelmark cannot be written: Read-only file system"),
         ({"memory_mib": 3.0}, "3 MiB of memory are free, 512 are needed"),
-        ({"busy_ports": (29501,)}, "port 29501 is taken"),
+        ({"busy_ports": (29501,)}, "port 29501 is in use"),
         ({"held_by": "run7"}, "is in use by run7"),
         ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
     ],
 )
 def test_what_is_wrong_with_a_host_is_an_error(changed: dict[str, object], what: str) -> None:
-    assert whats(judge_host("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
+    assert whats(host_problems("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
-    found = judge_host("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
+    found = host_problems("a", facts(load1=7.0), CLUSTER, -42.0, WORK)
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
 
 
 def test_too_few_and_busy_devices_are_told() -> None:
     busy = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
-    found = judge_devices("a", [busy], "acme", 2)
+    found = device_problems("a", [busy], "acme", 2)
     assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
     assert whats(found, "warning") == ["device 0 (X1) is not idle: 90 % busy, 5000 MiB used"]
 
 
 def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) -> None:
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
-    found = judge_together({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
-    assert [str(problem) for problem in found] == ["b: has driver 2.0, a has 1.0 (figures of unlike hosts mean little)"]
+    found = cluster_problems({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
+    assert [str(problem) for problem in found] == [
+        "b: has driver 2.0, a has 1.0 (results of different hosts cannot be compared)"
+    ]
     make: Callable[..., Plan] = make_plan
     require_ready(found, make(()))
     with pytest.raises(HostsNotReadyError, match=r"has driver 2\.0"):
@@ -83,8 +85,8 @@ def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) ->
 
 
 def test_one_machine_under_two_names_is_an_error() -> None:
-    found = judge_together({"a": facts(), "b": facts()}, {}, CLUSTER)
-    assert [str(problem) for problem in found] == ["b: is the same machine as a (name each host once)"]
+    found = cluster_problems({"a": facts(), "b": facts()}, {}, CLUSTER)
+    assert [str(problem) for problem in found] == ["b: is the same machine as a (list each host once)"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Progress from what rank 0 and the recorder wrote, read while they write."""
+"""JobProgress from what rank 0 and the recorder wrote, read while they write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from accelmark.run.agent.rank_exit import printable
 from accelmark.run.display.live import Board, draw
-from accelmark.run.display.progress import Progress, ProgressReader
+from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.perflog import decode_line, encode_line
 from accelmark.spec.settings import EndSettings
@@ -80,7 +80,7 @@ def test_the_display_never_wraps(width: int) -> None:
     statuses = {name: JobStatus() for name in names}
     statuses[names[0]] = JobStatus("failed", "a reason that is much longer than any terminal is wide " * 4)
     statuses[names[1]] = JobStatus("running")
-    progress = Progress("training", 123456, 10**6, 3, 10**7, 0.1234, ("accuracy", 0.5), 1e6, 10.0, 1e5, 0.12)
+    progress = JobProgress("training", 123456, 10**6, 3, 10**7, 0.1234, ("accuracy", 0.5), 1e6, 10.0, 1e5, 0.12)
     board = Board(plan, "run", statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:

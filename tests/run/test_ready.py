@@ -56,7 +56,7 @@ def test_data_disk_memory_and_ports_of_this_machine_are_looked_at(plugins: Path,
         hosts = [{"address": "localhost", "service_ports": [port]}]
         spec = local(hosts=hosts, min_disk_mib=10**9, min_memory_mib=10**9)
         found = look(make_plan((), cluster=spec), tmp_path / "run", tmp_path / "data")
-    assert f"port {port} is taken" in found
+    assert f"port {port} is in use" in found
     assert f"the data directory {tmp_path / 'data'} is missing" in found
     assert any(f"are free in {tmp_path / 'run'}, 1000000000 are needed" in what for what in found)
     assert any("MiB of memory are free, 1000000000 are needed" in what for what in found)
@@ -96,9 +96,9 @@ def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, 
         ended, as_json = accelmark(*arguments), accelmark(*arguments, "--json")
     assert (ended.returncode, as_json.returncode) == (1, 1), ended.stdout + ended.stderr
     assert "error: hosts are not ready" in ended.stderr
-    assert f"port {port} is taken" in ended.stderr
+    assert f"port {port} is in use" in ended.stderr
     assert any(
-        f"here: port {port} is taken" in what for what in json.loads(as_json.stdout.splitlines()[-1])["problems"]
+        f"here: port {port} is in use" in what for what in json.loads(as_json.stdout.splitlines()[-1])["problems"]
     )
     assert not run.exists()
 

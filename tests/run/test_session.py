@@ -176,7 +176,7 @@ def test_a_resumption_that_hosts_are_not_ready_for_leaves_a_run_that_verifies(tm
         cluster = ClusterSpec.model_validate({"hosts": [{"address": "localhost", "service_ports": [port]}]})
         done(drive("start", run, plan=make_plan(("raise",), cluster=cluster)))
         code, _, err = done(drive("resume", run, "--failed", "--look"))
-    assert (code, f"port {port} is taken" in err) == (1, True), err
+    assert (code, f"port {port} is in use" in err) == (1, True), err
     assert '"run_resumed"' in (run / "events.jsonl").read_text()
     assert check_manifest(run) == []
 
@@ -195,9 +195,9 @@ def test_a_second_run_into_the_same_directory_is_refused(tmp_path: Path) -> None
     first = drive("start", run, plan=make_plan((ENDLESS,)))
     wait_for(lambda: stepping(run), "a step")
     code, _, err = done(drive("start", run, plan=make_plan(())))
-    assert (code, "holds a run already" in err) == (2, True)
+    assert (code, "contains a run" in err) == (2, True)
     code, _, err = done(drive("resume", run))
-    assert (code, "in progress, held by process" in err) == (2, True)
+    assert (code, "in progress, locked by process" in err) == (2, True)
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
     assert done(first)[0] == 130
@@ -248,7 +248,7 @@ def test_a_read_only_place_is_named(tmp_path: Path) -> None:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(place)], check=True)
     try:
-        with pytest.raises(RunError, match=r"the file system is read-only: choose another place with --out"):
+        with pytest.raises(RunError, match=r"the file system is read-only: choose another directory with --out"):
             RunDirectory.create(place / "run", make_plan(()))
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.schema import JobState
-from accelmark.run.record.states import Ledger, read_events, statuses
+from accelmark.run.record.states import EventLog, read_events, statuses
 from accelmark.spec.errors import RunError
 
 
 def test_a_line_torn_by_a_killed_writer_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    ledger = Ledger(path, ["a"])
+    ledger = EventLog(path, ["a"])
     ledger.move("a", "preparing")
     ledger.close()
     with path.open("ab") as file:
         file.write(b'{"at":"2026-01-01T00:00:00Z","kind":"sta')
-    again = Ledger(path, ["a"])
+    again = EventLog(path, ["a"])
     assert again.jobs["a"].state == "preparing"
     again.note("run_resumed")
     again.move("a", "running")
@@ -28,7 +28,7 @@ def test_a_line_torn_by_a_killed_writer_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    ledger = Ledger(path, ["a"])
+    ledger = EventLog(path, ["a"])
     ledger.move("a", "preparing")
     ledger.move("a", "running")
     ledger.close()
@@ -39,14 +39,14 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_an_impossible_change_of_state_is_refused(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "events.jsonl", ["a"])
+    ledger = EventLog(tmp_path / "events.jsonl", ["a"])
     with pytest.raises(AssertionError, match="queued -> succeeded"):
         ledger.move("a", "succeeded")
     ledger.close()
 
 
 def test_a_job_that_is_queued_again_counts_its_attempts(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "events.jsonl", ["a", "b"])
+    ledger = EventLog(tmp_path / "events.jsonl", ["a", "b"])
     states: tuple[JobState, ...] = ("preparing", "running", "lost", "queued", "preparing")
     for state in states:
         ledger.move("a", state, None)

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.spec.errors import SpecError
-from accelmark.spec.infer_layers import ResolvedInference, resolve_inference
 from accelmark.spec.inference import InferCaseSpec, InferSettings, InferStep, planned_steps
-from accelmark.spec.layers import Layer
+from accelmark.spec.inference.layers import resolve_inference
+from accelmark.spec.layers import Layer, Resolved
 
 _CONFIGURATIONS: dict[str, Any] = {
     "batch_size": 256,
@@ -36,10 +36,10 @@ def _case(**changed: Any) -> InferCaseSpec:
     return InferCaseSpec.model_validate(given | changed)
 
 
-def _resolve(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> ResolvedInference:
-    layer = None if vendor is None else Layer.of("vendor.yaml", vendor)
+def _resolve(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> Resolved[InferSettings]:
+    layers = [] if vendor is None else [Layer.of("vendor.yaml", vendor)]
     over = [] if run_file is None else [Layer.of("run.yaml", run_file)]
-    return resolve_inference(_case(), "case.yaml", vendor=layer, over=over)
+    return resolve_inference(_case(), "case.yaml", vendor=layers, over=over)
 
 
 def _problem(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> str:

@@ -26,7 +26,7 @@ VENDOR = """
 name: acme
 title: Acme (made up for tests)
 frameworks:
-  pytorch: {device_type: cpu, collective_backend: gloo}
+  pytorch: {{device_type: cpu, collective_backend: gloo}}
 visible_devices_env: null
 chips: []
 telemetry:

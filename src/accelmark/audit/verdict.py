@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,12 @@ def audit_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: in
     return verdict_on(gather_evidence(run_dir, rounds, num_planned))
 
 
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """Return INVALID with an error among the findings, else OPEN with an open one, else VALID."""
+    severities = {finding.severity for finding in findings}
+    return "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+
+
 def verdict_on(evidence: Evidence) -> CaseVerdict:
     """Apply all rules. An error makes a case INVALID, an open finding makes it OPEN (a person has to decide)."""
     found = [finding for rule in RULES for finding in rule(evidence)]
@@ -61,8 +67,7 @@ def verdict_on(evidence: Evidence) -> CaseVerdict:
         for finding in entry.result.findings
     ]
     found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    severities = {finding.severity for finding in found}
-    verdict: Verdict = "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
+    verdict = verdict_of(found)
     reasons = dict.fromkeys(str(finding) for finding in found if finding.severity in ("error", "open"))
     return CaseVerdict(
         verdict=verdict, reasons=tuple(reasons), findings=tuple(found), adaptation=provenance.adaptation_cost(evidence)

@@ -1,4 +1,4 @@
-"""What a run writes down about its trials and epochs: the facts that scores are computed from."""
+"""Records of trials and epochs, from which scores are computed, and the messages between controller and workers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from accelmark.automl.morphs import Morph, WeightMode
+from accelmark.automl.model.counting import NetworkCount
+from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
+from accelmark.automl.model.network import Network
 
 TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
-"""finished: to its last epoch or its early stop; cut: ended by the run's own end; the others gave no result."""
+"""finished: reached its last epoch or its early stop; cut: ended by the end of the run; all others gave no result."""
 
 RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
-"""Ends that may not come again."""
+"""Failures that are tried again."""
 
 FAILURES: tuple[TrialStatus, ...] = (*RETRIED, "diverged")
-"""Ends without a result. What diverged would diverge again: it is skipped."""
+"""Ends without a result. A trial that diverged would diverge again and is not retried."""
+
+WeightMode = Literal["carried", "from-scratch"]
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -23,29 +27,32 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """What all records share."""
+    """Base of all records: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Hyperparameters(Record):
-    """What one trial is trained with; ``kernel`` None leaves the network's own kernels alone."""
+    """Hyperparameters of one trial; ``kernel`` and ``dropout`` None keep the network's own."""
 
     batch_size: Annotated[int, Field(ge=1)]
     learning_rate: Annotated[float, Field(gt=0)]
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     kernel: Annotated[int, Field(ge=1)] | None = None
 
+    def applied_to(self, network: Network) -> Network:
+        """Return the network that is executed with these hyperparameters."""
+        if self.kernel is not None:
+            network = with_kernel(network, self.kernel)
+        return network if self.dropout is None else with_dropout(network, self.dropout)
 
-class EpochRecord(Record):
-    """One epoch, or the part of one that was done when the trial was ended.
 
-    Times are seconds on the run's clock, which starts with the run and stands still while the run is dead. Images are
-    those really processed. ``complete`` is False for a part.
+class EpochReport(Record):
+    """One epoch, or with ``complete`` False the part of it before a cut.
+
+    Times are seconds; in a report since the trial's start, in a record on the run's clock. Images were all processed.
     """
 
-    trial: Count
-    attempt: Annotated[int, Field(ge=1)] = 1
     epoch: Annotated[int, Field(ge=1)]
     begun_s: NonNegative
     ended_s: NonNegative
@@ -60,31 +67,60 @@ class EpochRecord(Record):
     complete: bool
 
 
+class EpochRecord(EpochReport):
+    """An epoch of a trial's attempt. The run's clock starts with the run and stops while no controller runs."""
+
+    trial: Count
+    attempt: Annotated[int, Field(ge=1)] = 1
+
+
 class OperationCost(Record):
-    """Operations of one network in one counting mode: per image, and per optimiser step."""
+    """Operations of one network in one counting mode: per image, ``update`` per optimizer step."""
 
     forward: Count
     backward: Count
     evaluation: Count
     update: Count
 
-    def of(self, epoch: EpochRecord) -> int:
-        """Return the operations that an epoch took."""
-        return (
-            (self.forward + self.backward) * epoch.trained_images
-            + self.evaluation * epoch.evaluated_images
-            + self.update * epoch.steps
+    @staticmethod
+    def of(counted: NetworkCount) -> OperationCost:
+        """Return the cost of a counted network."""
+        return OperationCost(
+            forward=counted.forward, backward=counted.backward, evaluation=counted.evaluation, update=counted.update
         )
 
+    def operations(self, epoch: EpochReport) -> int:
+        """Return the operations of an epoch."""
+        trained, evaluated = (self.forward + self.backward) * epoch.trained_images, epoch.evaluated_images
+        return trained + self.evaluation * evaluated + self.update * epoch.steps
 
-class TrialRecord(Record):
-    """One trial: what was trained, how, where, and what became of it.
 
-    From the training driver's record: ``precision`` that was computed in, ``ranks`` in step, ``trained_images`` over
-    all of them, ``flops_per_image``
-    (matrix work of the model that was built, forward and backward, by ``torch.utils.flop_counter``), ``computing_s``
-    (of training steps alone, without waiting for data), ``peak_memory_mib`` of rank 0's device. None where it has none.
+class TrialOutcome(Record):
+    """The result of a trial as its worker saw it; None where the training driver recorded nothing.
+
+    precision        in which the matrix work was computed
+    ranks            processes in step, one per device
+    trained_images   over all ranks
+    flops_per_image  matrix work of the built model, forward and backward, by ``torch.utils.flop_counter``
+    computing_s      training steps alone, without waiting for data
+    peak_memory_mib  of rank 0's device
     """
+
+    reason: str = ""
+    held_out_accuracy: Share | None = None
+    held_out_s: NonNegative = 0.0
+    precision: str | None = None
+    device: str | None = None
+    host: str | None = None
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    trained_images: Count | None = None
+    flops_per_image: NonNegative | None = None
+    computing_s: NonNegative | None = None
+    peak_memory_mib: NonNegative | None = None
+
+
+class TrialRecord(TrialOutcome):
+    """One attempt of a trial: what was trained, how, where, and its result. Times are on the run's clock."""
 
     trial: Count
     individual: Count
@@ -102,15 +138,17 @@ class TrialRecord(Record):
     started_s: NonNegative
     ended_s: NonNegative | None = None
     status: TrialStatus = "running"
-    reason: str = ""
     predicted_accuracy: float | None = None
-    held_out_accuracy: Share | None = None
-    held_out_s: NonNegative = 0.0
-    precision: str | None = None
-    device: str | None = None
-    host: str | None = None
-    ranks: Annotated[int, Field(ge=1)] | None = None
-    trained_images: Count | None = None
-    flops_per_image: NonNegative | None = None
-    computing_s: NonNegative | None = None
-    peak_memory_mib: NonNegative | None = None
+
+    def updated(self, **changes: object) -> TrialRecord:
+        """Return a validated copy with changes."""
+        return TrialRecord.model_validate(self.model_dump() | changes)
+
+
+class Splits(Record):
+    """Number of images in each split of the data as the workers opened it, and of classes."""
+
+    training: Annotated[int, Field(ge=1)]
+    validation: Annotated[int, Field(ge=1)]
+    held_out: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]

@@ -1,4 +1,4 @@
-"""``accelmark automl``: search for a better network, keep an AI machine busy, and score it."""
+"""``accelmark automl``: search networks, and score the machine by the operations of the search."""
 
 from __future__ import annotations
 
@@ -12,90 +12,92 @@ import typer
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from accelmark.automl.config import Loaded
-    from accelmark.automl.engine.coordinator import Observer
-    from accelmark.automl.engine.launch import Session
-    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.controller.controller import Observer
+    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.controller.request import LoadedConfig
+    from accelmark.automl.controller.session import Session
 
 app = typer.Typer(
     name="automl",
-    help="Search for a better network, keep an AI machine busy, and score it.",
+    help="Search networks, and score the machine by the operations of the search.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-RunName = Annotated[str, typer.Argument(help="A run's folder, its name below --runs, or 'latest'.", metavar="RUN")]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder that holds runs.")]
+RunName = Annotated[
+    str, typer.Argument(help="A search's directory, its name below --runs, or 'latest'.", metavar="RUN")
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Our configuration, or AIPerf's config.yml.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="A search's configuration, or AIPerf's config.yml.")],
     runs: Runs = Path("runs"),
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data set.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Directory of the data set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the request and print it; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search by a configuration until its time or trials are used up."""
-    from accelmark.automl.config import load_config
+    """Run a search until its time or trials are used up."""
+    from accelmark.automl.controller.request import load_config
 
     loaded = load_config(config)
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
         dataset = loaded.config.dataset.model_copy(update=given)
         loaded = type(loaded)(loaded.config.model_copy(update={"dataset": dataset}), loaded.form, loaded.unused)
-    _tell_unused(loaded)
+    _print_unused(loaded)
     if dry_run:
-        _check_only(loaded)
+        _dry_run(loaded)
         return
-    from accelmark.automl.engine.launch import start_run
+    from accelmark.automl.controller.session import start_search
 
     with _live(as_json) as observer:
-        session = start_run(loaded.config, runs, observer=observer, announce=_announce)
+        session = start_search(loaded.config, runs, observer=observer, announce=_announce)
     _finish(session, as_json)
 
 
 @app.command()
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
-    """Go on with a run that was stopped or killed."""
-    from accelmark.automl.engine.launch import resume_run
-    from accelmark.automl.engine.rundir import find_run
+    """Continue a search that was stopped or killed."""
+    from accelmark.automl.controller.directory import find_search
+    from accelmark.automl.controller.session import resume_search
 
-    found = find_run(name, runs)
+    found = find_search(name, runs)
     _announce(found)
     with _live(as_json) as observer:
-        session = resume_run(found, observer=observer)
+        session = resume_search(found, observer=observer)
     _finish(session, as_json)
 
 
 @app.command()
 def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
-    """Tell how a run stands: trials, score, error, idleness, and what went wrong."""
-    from accelmark.automl.engine.rundir import find_run
-    from accelmark.automl.summary import summarise
+    """Show trials, score, error, idle share and failures of a search."""
+    from accelmark.automl.controller.directory import find_search
+    from accelmark.automl.scoring.summary import summarise
 
-    found = find_run(name, runs)
+    found = find_search(name, runs)
     summary = summarise(found)
     if as_json:
-        typer.echo(summary.model_dump_json(indent=2))
+        typer.echo(summary.to_json())
         return
-    from accelmark.automl.screen import show_summary
+    from accelmark.report.search_terminal import show_summary
 
     show_summary(summary)
 
 
 @app.command()
 def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
-    """Ask a running search to cut its trials off, write its figures and end; it can be resumed."""
-    from accelmark.automl.engine.rundir import find_run
+    """Ask a running search to cut its trials, write its figures and end; it can be resumed."""
+    from accelmark.automl.controller.directory import find_search
     from accelmark.spec.errors import RequestError
 
-    found = find_run(name, runs)
+    found = find_search(name, runs)
     if not found.is_running():
-        raise RequestError(f"{found.path}: nothing is running here")
-    found.ask_to_stop()
+        raise RequestError(f"{found.path}: no search is running here")
+    found.request_stop()
     typer.echo(f"{found.path}: asked to stop")
 
 
@@ -103,24 +105,24 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
 def report(
     name: RunName = "latest",
     runs: Runs = Path("runs"),
-    logs: Annotated[bool, typer.Option("--logs", help="Collect the run's logs beside the report.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Also write an archive of the search's logs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's report: one HTML page, JSON and CSV."""
-    from accelmark.automl.engine.rundir import find_run
+    """Write a search's report: HTML, JSON and CSV."""
+    from accelmark.automl.controller.directory import find_search
     from accelmark.report.search_page import write_report
 
-    written = write_report(find_run(name, runs), logs=logs)
+    written = write_report(find_search(name, runs), logs=logs)
     typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
 
 
 @app.command()
 def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
-    """Compute a run's figures again from its journal, recount its networks, and judge it by its rules."""
-    from accelmark.automl.engine.rundir import find_run
-    from accelmark.automl.verify import verify_run
+    """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
+    from accelmark.automl.controller.directory import find_search
+    from accelmark.automl.scoring.summary import verify_search
 
-    verified = verify_run(find_run(name, runs))
+    verified = verify_search(find_search(name, runs))
     if as_json:
         typer.echo(verified.model_dump_json(indent=2))
     else:
@@ -135,14 +137,15 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
 
 @app.command()
 def count(
-    network: Annotated[str, typer.Argument(help="A network's JSON file, or a seed's name such as resnet50.")],
+    network: Annotated[str, typer.Argument(help="A network's JSON file, or a seed network's name such as resnet50.")],
     mode: Annotated[str, typer.Option("--mode", help="aiperf-v1 or accelmark.")] = "accelmark",
     layers: Annotated[bool, typer.Option("--layers", help="Print every layer too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count the operations that one image takes, forward, backward and for the update."""
-    from accelmark.automl.counting import MODES, count
-    from accelmark.automl.graph import SEEDS, load_network, seed_network
+    """Count the operations of one image: forward, backward and update."""
+    from accelmark.automl.model.counting import MODES, count
+    from accelmark.automl.model.network import load_network
+    from accelmark.automl.model.seeds import SEEDS, seed_network
     from accelmark.spec.errors import RequestError, nearest
 
     if mode not in MODES:
@@ -180,26 +183,23 @@ def count(
             typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
 
 
-def _announce(found: RunDirectory) -> None:
-    typer.echo(f"run: {found.path}", err=True)
+def _announce(found: SearchDirectory) -> None:
+    typer.echo(f"search: {found.path}", err=True)
 
 
-def _tell_unused(loaded: Loaded) -> None:
+def _print_unused(loaded: LoadedConfig) -> None:
     for line in loaded.unused:
         typer.secho(f"note: {line}", fg="yellow", err=True)
 
 
-def _check_only(loaded: Loaded) -> None:
-    from accelmark.automl.config import resolve_network
-    from accelmark.automl.engine.checks import check_without_start
+def _dry_run(loaded: LoadedConfig) -> None:
+    from accelmark.automl.controller.request import dry_run, resolve_network
 
-    dataset, unchecked = check_without_start(loaded.config, resolve_network(loaded.config))
+    dataset, unchecked = dry_run(loaded.config, resolve_network(loaded.config))
     typer.echo(loaded.config.model_dump_json(indent=2))
     if dataset is not None:
         sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
-        typer.echo(
-            f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out pictures", err=True
-        )
+        typer.echo(f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out images", err=True)
     for line in unchecked:
         typer.echo(f"not checked: {line}", err=True)
 
@@ -210,20 +210,20 @@ def _live(as_json: bool) -> Any:
     if as_json or not sys.stderr.isatty():
         nothing: Observer | None = None
         return nullcontext(nothing)
-    from accelmark.automl.screen import live_view
+    from accelmark.report.search_terminal import live_view
 
     return live_view()
 
 
 def _finish(session: Session, as_json: bool) -> None:
-    from accelmark.automl.screen import show_summary
-    from accelmark.automl.summary import summarise
+    from accelmark.automl.scoring.summary import summarise
     from accelmark.report.search_page import write_report
+    from accelmark.report.search_terminal import show_summary
 
-    written = write_report(session.run)
-    summary = summarise(session.run)
+    written = write_report(session.directory)
+    summary = summarise(session.directory)
     if as_json:
-        typer.echo(summary.model_dump_json(indent=2))
+        typer.echo(summary.to_json())
     else:
         show_summary(summary)
         typer.echo(f"report: {written[0]}")

@@ -1,4 +1,4 @@
-"""``accelmark bundle RUN``: a run in one file, for somebody else to verify."""
+"""``accelmark bundle RUN``: pack a run into one file that others can verify."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from accelmark.cli import options
 def bundle(
     run: options.RunPath,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here; the current directory otherwise.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Output file; default: one in this directory."),
     ] = None,
 ) -> None:
-    """Pack results, events, configurations and logs of a run into one file, without secrets."""
+    """Pack results, events, configuration and logs of a run into one file, without secrets."""
     from accelmark.results.store.bundle import bundle_name, write_bundle
 
     path = output or Path(bundle_name(run))

@@ -1,15 +1,16 @@
-"""``accelmark cases``: which workloads there are."""
+"""``accelmark cases``: list the cases."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from accelmark.cli import options
 
-def cases(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the cases: what each trains or infers, to which target."""
+
+def cases(as_json: options.AsJson = False) -> None:
+    """List the cases with their tasks, sizes and targets."""
     from accelmark.spec.catalog import folders, load_case
 
     rows = []
@@ -39,8 +40,8 @@ def cases(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("case", "tasks", "size", "target", "what it is"):
-        table.add_column(heading, no_wrap=heading != "what it is")
+    for heading in ("case", "tasks", "size", "target", "description"):
+        table.add_column(heading, no_wrap=heading != "description")
     for row in rows:
         tasks = ", ".join(row["tasks"])  # type: ignore[arg-type]
         table.add_row(str(row["name"]), tasks, str(row["size"]), str(row["target"] or "-"), str(row["title"]))

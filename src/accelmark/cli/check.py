@@ -1,4 +1,4 @@
-"""``accelmark check vendor NAME`` and ``check case NAME``: what a folder still lacks."""
+"""``accelmark check vendor NAME`` and ``check case NAME``: check a folder for completeness."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ import typer
 from accelmark.cli import options
 
 if TYPE_CHECKING:
-    from accelmark.cli.check_line import Check
+    from accelmark.cli.conformance import Check
 
-app = typer.Typer(help="Say what a vendor's or case's folder still lacks.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Check the folder of a vendor or a case for completeness.", no_args_is_help=True, rich_markup_mode=None
+)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'accelmark vendors' or 'accelmark cases' lists it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name as listed by 'accelmark vendors' or 'accelmark cases'.")
+]
 
 
 @app.command("vendor")
 def check_vendor(
     name: Name,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Read the devices here and train a few steps of each case too.")
+        bool,
+        typer.Option(
+            "--run/--no-run", help="Also read the devices of this machine and train a few steps of each case."
+        ),
     ] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check vendors/NAME: its description, peaks and sources, telemetry, and each adaptation of a case."""
+    """Check vendors/NAME: description, peak rates with their sources, telemetry, and adaptations of cases."""
     from accelmark.cli.conformance import vendor_checks
 
-    _tell(vendor_checks(name, run=run), as_json=as_json)
+    _print_checks(vendor_checks(name, run=run), as_json=as_json)
 
 
 @app.command("case")
 def check_case(
     name: Name,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Train a few steps on made-up data too.")] = True,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check cases/NAME: its description and code, and that it trains on made-up data."""
+    """Check cases/NAME: description, code, and training on synthetic data."""
     from accelmark.cli.conformance import case_checks
 
-    _tell(case_checks(name, run=run), as_json=as_json)
+    _print_checks(case_checks(name, run=run), as_json=as_json)
 
 
-def _tell(checks: list[Check], *, as_json: bool) -> None:
+def _print_checks(checks: list[Check], *, as_json: bool) -> None:
     from accelmark.spec.errors import EXIT_FAILED
 
     if as_json:

@@ -1,4 +1,4 @@
-"""``accelmark compare A B …``: how far apart results are, and whether that is more than noise."""
+"""``accelmark compare A B …``: differences between runs, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from accelmark.results.compare.comparison import Pair
 
 _WIDE: Final = 116
-"""Columns that the whole table takes at its widest."""
+"""Widest width of the full table."""
 
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the base.")
+        list[Path],
+        typer.Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the baseline."),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a self-contained page here.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
     ] = None,
     across_scales: Annotated[
-        bool, typer.Option("--across-scales", help="Compare other numbers of hosts and ranks.")
+        bool, typer.Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Compare what is not comparable, and mark it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare runs that are not comparable.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare runs with the first: each figure's difference with its 95 % interval, and what else differs."""
+    """Compare runs with the first one: differences of figures with 95 % intervals, and of settings and software."""
     from accelmark.results.compare import comparison as comparing
     from accelmark.results.store.sources import open_sources
 
@@ -76,7 +77,7 @@ def _print(pair: Pair) -> None:
     for text in context_lines(pair.differing):
         console.print(_text(f"  {text}"))
     for text in pair.one_sided:
-        console.print(_text(f"  one side only: {text}"))
+        console.print(_text(f"  only one run has: {text}"))
     console.print()
 
 
@@ -87,7 +88,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def figures_table(pair: Pair, *, narrow: bool) -> Table:
-    """Return the figures; a narrow terminal gets each unit once, and half the interval instead of its ends."""
+    """Return the figures; ``narrow``: each unit once, and half the interval instead of its bounds."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -101,8 +102,8 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
     table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
     for line in lines_of(pair):
-        said = "one round" if line.word == "unknown" and narrow else line.said
-        judged = Text(said, style=styles.get(line.word, "dim"))
+        judgement = "one round" if line.word == "unknown" and narrow else line.effect
+        judged = Text(judgement, style=styles.get(line.word, "dim"))
         cells = (
             [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
         )

@@ -1,43 +1,59 @@
-"""The conformance suite of folders: each promise checked, each gap told with what to do about it."""
+"""Check a vendor's or a case's folder: description, code, telemetry, and a training of three steps."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, final
 
-from accelmark.cli.check_line import Check
-from accelmark.cli.trial import trial
 from accelmark.plan.adaptation import adaptation_files
-from accelmark.spec.catalog import find, load_case, load_vendor
+from accelmark.spec.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
-from accelmark.spec.layers import driver_defaults, flatten, may_change
+from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.settings import TrainSettings
 from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
-HOOKS: Final = (
-    "convert_model", "create_optimizer", "model_to_fp16", "model_to_ddp", "create_grad_scaler", "backward",
-    "train_step",
-)  # fmt: skip
-_CASE_METHODS: Final = (
-    "build_model", "train_batches", "eval_batches", "synthetic_batch", "loss", "eval_sums", "metrics",
-    "flops_per_sample",
-)  # fmt: skip
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
+_TRIAL_TIMEOUT_S: Final = 600.0
+_STOP_TIMEOUT_S: Final = 60.0
+_EXPECTED_IN_A_TRIAL: Final = frozenset(
+    {"declared-open", "real-data", "whole-evaluation", "target-reached", "rounds-complete", "enough-rounds",
+     "enough-duration", "source-tree", "telemetry-present"}
+)  # fmt: skip
+"""Audit rules that three open steps on synthetic data always break, or that the checks of the folder cover."""
+_REVIEWED_RULE: Final = "modules-replaced"
+"""A rule whose finding is allowed, but makes a result OPEN until a person has reviewed the change."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    state: Literal["good", "missing", "advice"]
+    what: str
+    do: str = ""
+    """How to correct it."""
 
 
 def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
-    """Return what holds of a vendor's folder, and what is missing; with ``run`` it is tried on the devices here."""
+    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them."""
     folder = find("vendors", name).path
     try:
         spec = load_vendor(name)
         telemetry = telemetry_of(spec, str(folder / "vendor.yaml"))
     except AccelmarkError as error:
-        return [Check("missing", line, "correct the key that is named") for line in str(error).splitlines()]
-    devices = ", ".join(f"{framework}'s {device.device_type!r}" for framework, device in spec.frameworks.items())
-    checks = [Check("good", f"vendor.yaml describes {spec.title} as {devices}")]
+        return [Check("missing", line, "correct this key") for line in str(error).splitlines()]
+    devices = ", ".join(f"{framework} device {device.device_type!r}" for framework, device in spec.frameworks.items())
+    checks = [Check("good", f"vendor.yaml describes {spec.title}: {devices}")]
     if not spec.frameworks:
         checks = [Check("missing", "vendor.yaml lists no framework", "declare the device under frameworks")]
     if spec.cannot_run is not None:
@@ -46,22 +62,22 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         if any(peak is not None for peak in chip.peaks.model_dump().values()):
             checks.append(Check("good", f"chip {chip.name} {chip.variant}".strip() + f": peaks from {chip.source}"))
         else:
-            checks.append(Check("advice", f"chip {chip.name}: no peak is stated", "MFU stays null until one is"))
+            checks.append(Check("advice", f"chip {chip.name}: no peak rate", "MFU is null until a peak is added"))
     if not spec.chips:
-        do = "list them under chips, each with its dense peaks and their source; MFU is null until then"
+        do = "add chips, each with its dense peak rates and their source; MFU is null until then"
         checks.append(Check("advice", "no chip is described", do))
     if spec.visible_devices_env is None and not spec.uses_host_cpu:
-        do = "set visible_devices_env to the variable that narrows the devices a process sees"
-        checks.append(Check("missing", "a job cannot be given some of the cards", do))
+        do = "set visible_devices_env to the variable that limits the devices a process can use"
+        checks.append(Check("missing", "a job cannot be limited to some devices", do))
     reads = bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
     if reads:
-        checks.append(Check("good", "its devices can be read for telemetry"))
+        checks.append(Check("good", "has a telemetry source for its devices"))
     else:
-        do = f"give telemetry.tool (a rule over your tool), telemetry.script, or {MODULE_FILE} with a class Source"
+        do = f"add telemetry.tool, telemetry.script, or {MODULE_FILE} with a class Source"
         state: Literal["missing", "advice"] = "advice" if spec.uses_host_cpu else "missing"
-        checks.append(Check(state, "utilisation, memory, temperature and power of its devices cannot be read", do))
+        checks.append(Check(state, "no telemetry source for utilisation, memory, temperature and power", do))
     if not (folder / "README.md").is_file():
-        checks.append(Check("missing", "there is no README.md", "say what runs, with which driver and framework"))
+        checks.append(Check("missing", "no README.md", "describe what runs, with which driver and framework version"))
     for adaptation in sorted(path for path in (folder / "cases").glob("*") if path.is_dir()):
         checks += _adaptation_checks(adaptation)
     if run and all(check.state != "missing" for check in checks):
@@ -70,21 +86,19 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
 
 
 def _vendor_trials(name: str, folder: Path, *, reads: bool) -> Iterator[Check]:
-    """Read the devices that are here, and train three steps of each adapted case on them."""
+    """Read the vendor's devices on this machine, and train three steps of each adapted case on them."""
     from accelmark.telemetry.detect import detect
 
     found = next(iter(detect([name])), None)
     if found is None:
-        do = "run this again on a machine that has some, or correct telemetry.detect"
-        yield Check("advice", "nothing was tried: no device of it is here", do)
+        do = "repeat the check on a machine that has one, or correct telemetry.detect"
+        yield Check("advice", "not tried: no device of this vendor on this machine", do)
         return
-    if not reads:
-        pass  # that is told already
-    elif found.problem is not None:
-        yield Check("missing", f"its devices cannot be read: {found.problem}", found.hint or "correct telemetry")
-    else:
+    if reads and found.problem is not None:
+        yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
+    elif reads:
         names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
-        yield Check("good", f"{len(found.devices)} device(s) here can be read: {names}")
+        yield Check("good", f"reads {len(found.devices)} device(s) of this machine: {names}")
     adapted = [path.name.rpartition("-")[0] for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
     for model in adapted or ["resnet_mini"]:
         if load_case(model).train is not None:
@@ -107,102 +121,210 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
         try:
             values = flatten(read_yaml(file))
         except AccelmarkError as error:
-            yield Check("missing", f"{where}: {error}", "correct it")
+            yield Check("missing", f"{where}: {error}", "correct the file")
             continue
-        known = {*driver_defaults(), *flatten(train.settings)} if train else set()
+        known = {*setting_defaults(TrainSettings), *flatten(train.settings)} if train else set()
         unknown = [key for key in values if key not in known]
-        fixed = [key for key in values if train and key in known and not may_change(key, train.mutable)]
+        immutable = [key for key in values if train and key in known and not may_change(key, train.mutable)]
         for key in unknown:
             yield Check("missing", f"{where}/{file.name}: unknown setting {key}", nearest(key, known))
-        for key in fixed:
-            do = "remove it, or run with --open, which marks the result for ever"
-            yield Check("missing", f"{where}/{file.name}: the case fixes {key}", do)
-        if not unknown and not fixed:
-            yield Check("good", f"{where}/{file.name}: {len(values)} settings, all of them mutable")
+        for key in immutable:
+            do = "remove it, or run with --open, which permanently marks the result OPEN"
+            yield Check("missing", f"{where}/{file.name}: {key} is immutable", do)
+        if not unknown and not immutable:
+            yield Check("good", f"{where}/{file.name}: {len(values)} settings, all mutable")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
-    yield from _extern_checks(folder / "extern", where)
+    if (folder / "extern").is_dir():
+        yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
 
 
-def _extern_checks(extern: Path, where: str) -> Iterator[Check]:
-    if not extern.is_dir():
+def _extern_checks(file: Path, where: str, framework: str) -> Iterator[Check]:
+    extern = _class_in(file, f"{where}/__init__.py", "Extern", f"accelmark.frameworks.{framework}.hooks.Hooks")
+    if isinstance(extern, Check):
+        yield extern
         return
-    file = extern / "__init__.py"
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    except OSError:
-        yield Check(
-            "missing",
-            f"{where}/extern has no __init__.py",
-            "define class Extern(accelmark.frameworks.pytorch.hooks.Hooks)",
-        )
-        return
-    except SyntaxError as error:
-        yield Check("missing", f"{where}/extern/__init__.py:{error.lineno}: {error.msg}", "correct it")
-        return
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Extern"]
-    if not classes:
-        do = "define class Extern(accelmark.frameworks.pytorch.hooks.Hooks)"
-        yield Check("missing", f"{where}/extern/__init__.py has no class Extern", do)
-        return
-    names = [node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)]
-    forbidden = [name for name in names if not name.startswith("_") and name not in HOOKS]
+    allowed = allowed_hooks(framework)
+    names = [node.name for node in extern.body if isinstance(node, ast.FunctionDef)]
+    forbidden = [name for name in names if not name.startswith("_") and name not in allowed]
     for name in forbidden:
-        yield Check("missing", f"{where}/extern replaces {name!r}, which is no hook", nearest(name, HOOKS))
-    hooks = [name for name in names if name in HOOKS]
+        yield Check("missing", f"{where} replaces {name!r}, which is not a hook", nearest(name, allowed))
+    hooks = [name for name in names if name in allowed]
     if hooks or not forbidden:
-        yield Check("good", f"{where}/extern replaces {', '.join(hooks) or 'nothing'}")
+        yield Check("good", f"{where} replaces {', '.join(hooks) or 'nothing'}")
 
 
 def case_checks(name: str, *, run: bool) -> list[Check]:
-    """Return what holds of a case's folder, and what is missing; with ``run`` it trains a few steps."""
+    """Check a case's folder; with ``run`` also train three steps on synthetic data."""
     folder = find("cases", name).path
     try:
         case = load_case(name)
     except AccelmarkError as error:
-        return [Check("missing", line, "correct the key that is named") for line in str(error).splitlines()]
+        return [Check("missing", line, "correct this key") for line in str(error).splitlines()]
     checks = [Check("good", f"case.yaml describes {case.title}, version {case.version}")]
     if case.train is not None and case.train.target is None and case.train.reference_loss is None:
-        do = "give train.target (with why) or train.reference_loss, so that a wrong implementation is found"
-        checks.append(Check("missing", "nothing tells whether training was right", do))
+        do = "add train.target (with why) or train.reference_loss, so that the audit can detect a wrong implementation"
+        checks.append(Check("missing", "no criterion for correct training", do))
     if case.train is not None:
-        checks += _code_checks(folder / "pytorch.py")
+        frameworks = [framework for framework in folders("frameworks") if (folder / f"{framework}.py").is_file()]
+        if not frameworks:
+            do = f"add a file named after a framework: {', '.join(f'{found}.py' for found in folders('frameworks'))}"
+            checks.append(Check("missing", "no implementation in any framework", do))
+        for framework in frameworks:
+            checks += _code_checks(folder / f"{framework}.py", framework)
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    lacking = [heading for heading in _HEADINGS if f"## {heading}" not in text]
-    if lacking:
-        checks.append(Check("advice", "README.md lacks headings", f"add ## {', ## '.join(lacking)}"))
+    absent = [heading for heading in _HEADINGS if f"## {heading}" not in text]
+    if absent:
+        checks.append(Check("advice", "README.md lacks headings", f"add ## {', ## '.join(absent)}"))
     if run and case.train is not None and all(check.state != "missing" for check in checks):
         checks += trial(name, "cpu", evaluate=True)
     return checks
 
 
-def _code_checks(file: Path) -> Iterator[Check]:
-    if not file.is_file():
-        yield Check(
-            "missing",
-            f"there is no {file.name}",
-            "define class Case(accelmark.frameworks.pytorch.case.TrainCase) there",
-        )
+def _code_checks(file: Path, framework: str) -> Iterator[Check]:
+    found = _class_in(file, file.name, "Case", f"accelmark.frameworks.{framework}.case.TrainCase")
+    if isinstance(found, Check):
+        yield found
         return
+    own = {node.name for node in ast.walk(found) if isinstance(node, ast.FunctionDef)}
+    derived = [base for base in found.bases if not (isinstance(base, ast.Name) and base.id == "TrainCase")]
+    absent = [] if derived else [method for method in required_methods(framework) if method not in own]
+    for method in absent:
+        yield Check("missing", f"{file.name}: class Case has no {method}()", "docs/case.md describes all methods")
+    if not absent:
+        yield Check("good", f"{file.name}: class Case has all required methods")
+
+
+def _class_in(file: Path, where: str, name: str, base: str) -> ast.ClassDef | Check:
+    """Return a class of a Python file without executing it, or the reason why there is none."""
+    do = f"define class {name}({base})"
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except OSError:
+        return Check("missing", f"no {where}", do)
     except SyntaxError as error:
-        yield Check("missing", f"{file.name}:{error.lineno}: {error.msg}", "correct it")
+        return Check("missing", f"{where}:{error.lineno}: {error.msg}", "correct the file")
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return classes[0] if classes else Check("missing", f"{where} has no class {name}", do)
+
+
+def allowed_hooks(framework: str) -> tuple[str, ...]:
+    """Return ``ALLOWED_HOOKS`` of a framework's ``hooks.py`` without importing the framework."""
+    tree = ast.parse((find("frameworks", framework).path / "hooks.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ALLOWED_HOOKS" and node.value is not None:
+            return tuple(ast.literal_eval(node.value))
+    return ()
+
+
+def required_methods(framework: str) -> tuple[str, ...]:
+    """Return the abstract methods of ``TrainCase`` in a framework's ``case.py`` without importing the framework."""
+    contract = _class_in(find("frameworks", framework).path / "case.py", f"{framework}/case.py", "TrainCase", "ABC")
+    nodes = [] if isinstance(contract, Check) else contract.body
+    return tuple(
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and "abstractmethod" in map(ast.unparse, node.decorator_list)
+    )
+
+
+def trial(name: str, vendor: str, *, evaluate: bool = False, timeout_s: float = _TRIAL_TIMEOUT_S) -> Iterator[Check]:
+    """Train three steps on synthetic data and report problems of the run and its audit.
+
+    Args:
+        name: the case.
+        vendor: the vendor whose devices and adaptation are used.
+        evaluate: also run the case's evaluation.
+        timeout_s: time limit of the training, and of the evaluation.
+    """
+    with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
+        run = Path(directory) / "run"
+        arguments = ["train", name, "--vendor", vendor, "--synthetic", "--open", "--set", "end.max_steps=3"]
+        command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, "--out", str(run)]
+        code, output = _execute(command, timeout_s)
+        if code is None:
+            do = f"it was stopped; to see where it hangs: accelmark {' '.join(arguments)}"
+            yield Check("missing", f"{name} did not train three steps on {vendor} within {timeout_s:g} s", do)
+            return
+        problem = _problem(run, output)
+        if problem is not None:
+            yield Check("missing", f"{name} cannot be trained on synthetic data", problem)
+            return
+        yield Check("good", f"{name} trains three steps on synthetic data")
+        yield from _findings(name, run)
+        if evaluate:
+            yield from _evaluation(name, run, timeout_s)
+
+
+def _execute(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+    """Return exit code and output of a command; the code is None after a timeout."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            # SIGTERM first: a coordinator that is killed cannot stop its ranks.
+            process.terminate()
+            try:
+                process.communicate(timeout=_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return None, ""
+    return process.returncode, output.decode(errors="replace")
+
+
+def _problem(run: Path, output: str) -> str | None:
+    """Return why the training failed: the reasons of its rounds, else the last lines of its output."""
+    from accelmark.results.store.loaded_run import load_run
+
+    last = "; ".join([line.strip() for line in output.splitlines() if line.strip()][-3:])
+    try:
+        loaded = load_run(run, curves=False)
+    except AccelmarkError:
+        return last or "it ended without output"
+    failed = [result for result in loaded.rounds.values() if result.state != "succeeded"]
+    if not failed and loaded.rounds:
+        return None
+    return "; ".join(dict.fromkeys(f"{result.state}: {result.reason}" for result in failed)) or last
+
+
+def _findings(name: str, run: Path) -> Iterator[Check]:
+    """Yield the audit findings that a full run would have too."""
+    from accelmark.results.store.loaded_run import load_summary
+
+    found = [entry for case in load_summary(run / "summary.json").cases for entry in case.findings]
+    found = [entry for entry in found if entry.severity in ("error", "open") and entry.rule not in _EXPECTED_IN_A_TRIAL]
+    for entry in dict.fromkeys(found):
+        what = f"{name}: {entry.actual} [{entry.rule}]"
+        if entry.rule == _REVIEWED_RULE:
+            yield Check("advice", what, "results are OPEN until a person has reviewed this")
+        else:
+            yield Check("missing", what, f"results would be INVALID; expected: {entry.expected}")
+    if not found:
+        yield Check("good", f"{name}: no audit findings")
+
+
+def _evaluation(name: str, run: Path, timeout_s: float) -> Iterator[Check]:
+    job = next(run.glob("*/round1/job.json"))
+    code, output = _execute([sys.executable, "-m", "accelmark.probe.evaluation", str(job)], timeout_s)
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it ended without output"]
+    if code != 0:
+        why = f"not finished within {timeout_s:g} s" if code is None else "; ".join(_error_lines(lines))
+        yield Check("missing", f"{name}: eval_sums() and metrics() fail on a synthetic batch", why)
         return
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Case"]
-    if not classes:
-        yield Check(
-            "missing",
-            f"{file.name} has no class Case",
-            "define class Case(accelmark.frameworks.pytorch.case.TrainCase)",
-        )
-        return
-    own = {node.name for node in ast.walk(classes[0]) if isinstance(node, ast.FunctionDef)}
-    derived = [base for base in classes[0].bases if not (isinstance(base, ast.Name) and base.id == "TrainCase")]
-    lacking = [] if derived else [method for method in _CASE_METHODS if method not in own]
-    for method in lacking:
-        yield Check("missing", f"class Case has no {method}()", "docs/case.md shows all methods there are to write")
-    if not lacking:
-        yield Check("good", f"{file.name}: class Case has every method")
+    names: list[str] = json.loads(lines[-1])
+    train = load_case(name).train
+    target = train.target if train is not None else None
+    if target is not None and target.metric not in names:
+        do = f"use one of its metrics ({nearest(target.metric, names)})"
+        given = ", ".join(names) or "none"
+        yield Check("missing", f"target.metric is {target.metric!r}, which metrics() does not return: {given}", do)
+    else:
+        yield Check("good", f"{name}: evaluation returns {', '.join(names)}")
+
+
+def _error_lines(lines: list[str]) -> list[str]:
+    """Return the last source location of a traceback, and the error."""
+    return [*[line for line in lines if line.startswith("File ")][-1:], lines[-1]]

@@ -1,20 +1,22 @@
-"""``accelmark doctor``: what is here, what would run and what would not, and why."""
+"""``accelmark doctor``: devices, frameworks and engines of this machine, and what can run."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from accelmark.cli import options
 
 if TYPE_CHECKING:
     from accelmark.telemetry.inventory import Inventory
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Look around on this machine: devices, drivers, frameworks, engines, and what they come to."""
+def doctor(as_json: options.AsJson = False) -> None:
+    """Show devices, drivers, frameworks and engines of this machine, and what can run with them."""
     from accelmark.telemetry.inventory import inventory
 
     seen = inventory()
@@ -32,24 +34,28 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def report(seen: Inventory) -> list[str]:
-    """Return the inventory as lines for people."""
+    """Return the inventory as text lines."""
     lines = ["Devices"]
     for entry in seen.found:
         for device, chip in zip(entry.devices, entry.chips, strict=True):
-            known = f"chip {chip.name} {chip.variant}".rstrip() if chip else "chip not in the list"
+            known = f"chip {chip.name} {chip.variant}".rstrip() if chip else "unknown chip"
             memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
             driver = f", driver {device.driver}" if device.driver else ""
             lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
         if entry.problem:
-            lines.append(f"  {entry.vendor}: {entry.evidence}, but it cannot be read: {entry.problem}")
+            lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
     for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
-        have = [f"{one.name} {one.version}" for one in installed if one.version]
-        lack = [one.name for one in installed if not one.version]
-        lines += [heading, f"  installed: {', '.join(have) or 'none'}", f"  not installed: {', '.join(lack) or 'none'}"]
+        present = [f"{one.name} {one.version}" for one in installed if one.version]
+        absent = [one.name for one in installed if not one.version]
+        lines += [
+            heading,
+            f"  installed: {', '.join(present) or 'none'}",
+            f"  not installed: {', '.join(absent) or 'none'}",
+        ]
     containers = [name for name, path in seen.containers.items() if path]
     lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
-    lines.append("What would work")
-    lines += [f"  {'yes' if verdict.works else 'no '} {verdict.what}: {verdict.why}" for verdict in seen.verdicts]
+    lines.append("What can run")
+    lines += [f"  {'yes' if each.works else 'no '} {each.what}: {each.why}" for each in seen.support]
     if seen.problems:
         lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
     return lines

@@ -1,4 +1,4 @@
-"""``accelmark export RUN``: a run in the formats of TensorBoard, MLflow and Prometheus."""
+"""``accelmark export RUN``: export a run to TensorBoard, MLflow or Prometheus."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from accelmark.cli import options
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Directory of a run or search, or a bundle.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
     tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write event files below this directory.")
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write event files to this directory.")
     ] = None,
     mlflow: Annotated[
-        str | None, typer.Option("--mlflow", metavar="URI", help="Log to this MLflow server or local directory.")
+        str | None, typer.Option("--mlflow", metavar="URI", help="Log to this MLflow server or directory.")
     ] = None,
-    experiment: Annotated[str, typer.Option("--experiment", help="MLflow's experiment.")] = "accelmark",
+    experiment: Annotated[str, typer.Option("--experiment", help="Name of the MLflow experiment.")] = "accelmark",
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print live telemetry of a run in progress as Prometheus text.")
+        bool,
+        typer.Option(
+            "--prometheus", help="Print the latest telemetry of a run in progress in Prometheus' text format."
+        ),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Hand a run over to other tools: figures, curves, settings, artefacts, live telemetry."""
+    """Export figures, curves, settings and artefacts of a run, or the live telemetry of a run in progress."""
     from accelmark.spec.errors import RequestError
 
     if tensorboard is None and mlflow is None and not prometheus:
-        raise RequestError("say where to: --tensorboard DIR, --mlflow URI or --prometheus")
+        raise RequestError("choose a format: --tensorboard DIR, --mlflow URI or --prometheus")
     if not run.exists():
-        raise RequestError(f"{run}: there is no such run or bundle")
+        raise RequestError(f"{run}: no such run or bundle")
     if prometheus:
         if not run.is_dir():
-            raise RequestError(f"{run}: live telemetry is read from the directory of a run in progress")
+            raise RequestError(f"{run}: --prometheus needs the directory of a run in progress")
         from accelmark.telemetry.exposition import expose
 
         records = sorted(run.glob("*/round*/*/telemetry.jsonl"))
         text = expose([({"run": run.resolve().name}, record) for record in records], now_s=time.time())
         typer.echo(text, nl=False)
         if not text:
-            why = "its records have ended or are old" if records else "it holds no record"
+            why = "its telemetry has ended" if records else "it has no telemetry files"
             typer.secho(f"warning: {run}: no live telemetry: {why}", fg="yellow", err=True)
-    told: dict[str, list[str]] = {}
+    exported: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
         from accelmark.results.store.sources import load_source
 
@@ -52,14 +55,14 @@ def export(
         if tensorboard is not None:
             from accelmark.results.export.tracking import to_tensorboard
 
-            told["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
+            exported["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
             from accelmark.results.export.tracking import to_mlflow, tracking_place
 
-            told["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
+            exported["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(exported))
     else:
-        for tool, places in told.items():
+        for tool, places in exported.items():
             for place in places:
                 typer.echo(f"{tool}: {place}")

@@ -1,4 +1,4 @@
-"""``accelmark import flagperf FILE...``: another benchmark's configuration as AccelMark's."""
+"""``accelmark import flagperf FILE...``: convert another benchmark's configuration."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from accelmark.cli import options
+
 if TYPE_CHECKING:
     from accelmark.compat.flagperf import Converted
 
 
 class Origin(StrEnum):
-    """Whose files."""
+    """The benchmark that the files belong to."""
 
     FLAGPERF = "flagperf"
 
 
 def import_files(
-    origin: Annotated[Origin, typer.Argument(help="Whose files they are.")],
+    origin: Annotated[Origin, typer.Argument(help="The benchmark that the files belong to.")],
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Convert another benchmark's files, by reading and never by running them; says what could not be carried over."""
+    """Convert another benchmark's configuration files without executing them; list settings that were not converted."""
     from accelmark.compat.flagperf import convert
     from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError
@@ -37,7 +39,7 @@ def import_files(
     texts = _files(converted)
     taken = [name for name in texts if (out / name).exists()]
     if taken and not force:
-        raise RequestError(f"{out}: there already: {', '.join(taken)}; give --force to replace, or another --out")
+        raise RequestError(f"{out}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --out")
     if texts:
         make_directory(out)
     for name, text in texts.items():
@@ -49,9 +51,9 @@ def import_files(
     for name in texts:
         typer.echo(f"wrote {out / name}")
     if not texts:
-        typer.echo("wrote nothing: none of the files holds a setting that AccelMark has")
+        typer.echo("wrote nothing: the files contain no setting that AccelMark has")
     if converted.left_over:
-        typer.echo("could not be carried over:")
+        typer.echo("not converted:")
         for item in converted.left_over:
             typer.echo(f"  {item}")
 

@@ -1,4 +1,4 @@
-"""The application: its verbs, and how an error becomes a sentence and an exit code."""
+"""The command-line application: verbs, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
 app = typer.Typer(
     name="accelmark",
-    help="Put an AI chip and its whole software stack on the bench.",
+    help="Benchmark AI chips with their software stack.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -72,11 +72,11 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Put an AI chip and its whole software stack on the bench."""
+    """Benchmark AI chips with their software stack."""
 
 
 def main() -> None:
-    """Run the command line; an :class:`AccelmarkError` ends it with the error's own exit code."""
+    """Run the command line; an :class:`AccelmarkError` sets the exit code."""
     try:
         app()
     except AccelmarkError as error:
@@ -84,7 +84,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
-    except BrokenPipeError:  # the reader of our output is gone (``accelmark … | head``)
+    except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

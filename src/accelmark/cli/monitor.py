@@ -1,4 +1,4 @@
-"""``accelmark monitor``: the recorder by itself, as FlagPerf's monitor scripts are used."""
+"""``accelmark monitor``: record telemetry in the background, like FlagPerf's monitor scripts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
+from accelmark.cli import options
+
 
 class Operation(StrEnum):
-    """What to do."""
+    """Operation on the monitor."""
 
     START = "start"
     STOP = "stop"
@@ -20,13 +22,13 @@ class Operation(StrEnum):
 
 
 def monitor(
-    operation: Annotated[Operation, typer.Argument(help="What to do.")],
-    vendor: Annotated[str | None, typer.Option(help="Whose devices; by default those that are here.")] = None,
-    log_path: Annotated[Path, typer.Option("--log-path", "-l", help="Where the logs go.")] = Path("logs"),
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between samples.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    operation: Annotated[Operation, typer.Argument(help="Operation.")],
+    vendor: Annotated[str | None, typer.Option(help="Vendor of the devices; default: the one detected.")] = None,
+    log_path: Annotated[Path, typer.Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
+    interval: Annotated[float, typer.Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Watch host and devices in the background; logs have FlagPerf's names and line formats."""
+    """Record host and device telemetry in the background; logs have FlagPerf's file names and formats."""
     from accelmark.telemetry import monitor as recorder
 
     log_path = log_path.absolute()
@@ -35,11 +37,11 @@ def monitor(
 
         find("vendors", vendor, "--vendor")
         if operation in (Operation.START, Operation.RESTART):
-            recorder.check_vendor(vendor)  # before anything is stopped
+            recorder.check_vendor(vendor)  # before the running monitor is stopped
     if operation in (Operation.STOP, Operation.RESTART):
         stopped = recorder.stop(log_path)
         if operation is Operation.STOP and not as_json:
-            typer.echo("stopped" if stopped else f"no monitor writes to {log_path}")
+            typer.echo("stopped" if stopped else f"no monitor is running for {log_path}")
     if operation in (Operation.START, Operation.RESTART):
         if vendor is None:
             from accelmark.telemetry.detect import default_vendor

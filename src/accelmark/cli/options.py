@@ -1,4 +1,4 @@
-"""Options that several verbs share, each written once."""
+"""Options and arguments that several verbs share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Annotated
 
 import typer
 
-Vendor = Annotated[str | None, typer.Option("--vendor", help="Chip maker to measure; detected when left out.")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
+Vendor = Annotated[str | None, typer.Option("--vendor", help="Chip vendor; default: the one detected.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. optimizer.lr=0.1.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. optimizer.lr=0.1.")
 ]
-Synthetic = Annotated[bool, typer.Option("--synthetic", help="Made-up data: speed only, and marked so.")]
-Open = Annotated[bool, typer.Option("--open", help="Allow changes to fixed settings; marks the result for ever.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse to start where a warning would be given.")]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start nothing after a failure.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Longest seconds one round may take.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Run directory; a new one below runs/ when left out.")
+Synthetic = Annotated[bool, typer.Option("--synthetic", help="Use synthetic data; marks the result as such.")]
+Open = Annotated[
+    bool, typer.Option("--open", help="Allow immutable settings to be changed; permanently marks the result OPEN.")
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Fetch no data; use what is in the cache.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines for programs.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors: do not start.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no further round after a failure.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Time limit of one round in seconds.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory; default: a new one in runs/.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Download nothing; use cached data.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]

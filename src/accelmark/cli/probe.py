@@ -1,4 +1,4 @@
-"""``accelmark probe``: what the devices here can really do."""
+"""``accelmark probe``: measure hardware ceilings."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from accelmark.cli import options
 
 def probe(
     vendor: options.Vendor = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Devices to probe together.")] = 1,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of devices to measure together.")] = 1,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="matmul, memory, copies or collectives; may be repeated.")
+        list[str] | None, typer.Option("--only", help="matmul, memory, copies or collectives. Repeatable.")
     ] = None,
-    budget: Annotated[float, typer.Option("--budget", min=0.1, help="About how many seconds to measure.")] = 60.0,
+    budget: Annotated[float, typer.Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure the ceilings of this machine's devices; later runs give MFU against them too."""
+    """Measure matmul, memory, copy and collective rates; later runs also report MFU against the measured rate."""
     from typing import cast, get_args
 
-    from accelmark.cli.request import detected
+    from accelmark.cli.execute import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.catalog import load_vendor
     from accelmark.spec.ceilings import ProbeItem
     from accelmark.spec.errors import RequestError, nearest
+    from accelmark.spec.number_format import quantity
 
     items = only or list(get_args(ProbeItem))
     for item in items:
         if item not in get_args(ProbeItem):
-            raise RequestError(
-                f"--only {item}: there is nothing of that name to probe ({nearest(item, get_args(ProbeItem))})"
-            )
-    here = detected(vendor)
+            raise RequestError(f"--only {item}: unknown item ({nearest(item, get_args(ProbeItem))})")
+    here = detect_devices(vendor)
     if here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
     found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget)
     if found.disturbed:
-        busy = "; ".join(found.disturbed)
-        told = f"the host was busy: {busy}. MFU against these ceilings stays null, and earlier ones of a quiet host are"
-        typer.secho(f"warning: {told} kept: probe again while it is quiet", fg="yellow", err=True)
+        busy = f"the host was busy: {'; '.join(found.disturbed)}"
+        effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
+        typer.secho(f"warning: {busy}; {effect}. Repeat on an idle host.", fg="yellow", err=True)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
@@ -48,12 +47,12 @@ def probe(
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("what", "rate", "at"):
+    for heading in ("operation", "rate", "size or reason"):
         table.add_column(heading, overflow="fold")
     for kind in ("matmul", "memory", "copies", "collectives"):
         for name, rate in getattr(found, kind).items():
-            value = f"{rate.value:.4g} {rate.unit}" if rate.value is not None else "-"
+            value = quantity(rate.value, rate.unit)
             table.add_row(f"{kind} {name}", value, rate.size or rate.reason or "")
     console = Console()
-    console.print(f"{found.device_name}, {found.world_size} rank(s), {found.framework}", highlight=False)
+    console.print(f"{found.device_name}, {found.world_size} ranks, {found.framework}", highlight=False)
     console.print(table)

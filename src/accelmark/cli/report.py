@@ -1,4 +1,4 @@
-"""``accelmark report RUN``: the page of a run, from what is in its directory."""
+"""``accelmark report RUN``: write the report page of a run."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from typing import Annotated
 
 import typer
 
+from accelmark.cli import options
+
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    run: options.RunPath,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the page here instead.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
     ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute every figure anew from events and telemetry.")
+        bool, typer.Option("--recompute", help="Recompute all figures from events and telemetry.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown too.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Also print the results as a Markdown table.")] = False,
     mllog: Annotated[
-        bool, typer.Option("--mllog", help="Write MLCommons' log lines (mllog.log) beside each training round too.")
+        bool, typer.Option("--mllog", help="Also write MLPerf log lines (mllog.log) for each training round.")
     ] = False,
     mllog_as: Annotated[
         str | None,
-        typer.Option("--mllog-as", metavar="BENCHMARK", help="MLPerf's benchmark to name in them, for its checker."),
+        typer.Option(
+            "--mllog-as", metavar="BENCHMARK", help="MLPerf benchmark name for these lines, as its checker expects."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Write the page of a run; one that was killed before its summary is summarised first."""
+    """Write the report page of a run; summarise the run first if it has no summary."""
     from accelmark.report.run_page import write_page
     from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
     from accelmark.run.record.measure import measure_run
     from accelmark.spec.errors import RequestError
 
     if not run.is_dir():
-        raise RequestError(f"{run}: there is no such directory; name the directory of a run")
+        raise RequestError(f"{run}: no such run directory")
     if recompute or not (run / SUMMARY_FILE).is_file():
         measure_run(run, recompute=recompute)
     if mllog or mllog_as is not None:
@@ -46,8 +50,8 @@ def report(
     loaded = load_run(run)
     if as_json:
         problems = [*loaded.summary.problems, *loaded.problems]
-        told = {"page": str(page), "problems": problems, "summary": loaded.summary.model_dump(mode="json")}
-        typer.echo(json.dumps(told))
+        content = {"page": str(page), "problems": problems, "summary": loaded.summary.model_dump(mode="json")}
+        typer.echo(json.dumps(content))
     else:
         if markdown:
             from accelmark.report.tables import results_table

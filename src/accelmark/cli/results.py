@@ -1,26 +1,33 @@
-"""``accelmark results [DIR]``: every run below a directory as one table."""
+"""``accelmark results [DIR]``: all runs below a directory as one table."""
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from accelmark.cli import options
-from accelmark.cli.results_screen import show_rows, show_table
+from accelmark.report.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
 
     from accelmark.results.compare.table import Row
     from accelmark.results.store.loaded_run import LoadedRun
 
 
+_PIPE_WIDTH: Final = 260
+"""Columns of output that is not a terminal."""
+
+
 class Format(StrEnum):
-    """How a table is written."""
+    """Output format of a table."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -29,41 +36,43 @@ class Format(StrEnum):
 
 def results(
     places: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DIR …]", help="Directories of runs, runs, bundles; else runs/.")
+        list[Path] | None,
+        typer.Argument(metavar="[DIR …]", help="Runs, bundles, or directories that contain them. Default: runs/."),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="COLUMN=VALUE", help="Only these, e.g. chip=H100,H200; all of several."),
+        typer.Option(
+            "--where", metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat to combine with AND."
+        ),
     ] = None,
     group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group by columns: chip, case, scale, …")
+        str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
     ] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="A SELECT over the table 'results'; DuckDB's SQL.")] = None,
-    output_format: Annotated[Format | None, typer.Option("--format", help="How to write the table.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")] = None,
+    sql: Annotated[str | None, typer.Option("--sql", help="Query the table 'results' with a SELECT (DuckDB).")] = None,
+    output_format: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")] = None,
     readme: Annotated[
         list[Path] | None,
-        typer.Option("--readme", metavar="FILE", help="Renew the table of results in a case's README; again for more."),
+        typer.Option("--readme", metavar="FILE", help="Update the results table in a case's README. Repeatable."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show all runs and bundles below directories as one table; those that cannot be read are named."""
-    from accelmark.report.printable import printable
+    """Show all runs and bundles below directories as one table; list those that cannot be read."""
     from accelmark.results.compare.table import column, matching, rows_of
     from accelmark.results.store.sources import open_sources
     from accelmark.spec.errors import RequestError
 
-    asked = {
+    given = {
         "--sql": sql is not None,
         "--group-by": group_by,
         "--format": output_format,
         "--output": output,
         "--json": as_json,
     }
-    _refuse_idle("--readme" if readme else None, asked)
-    _refuse_idle("--json" if as_json else None, {"--format": output_format})
+    _refuse_unused("--readme" if readme else None, given)
+    _refuse_unused("--json" if as_json else None, {"--format": output_format})
     only_flat = output_format not in (None, Format.MARKDOWN)
-    _refuse_idle(
+    _refuse_unused(
         "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None,
         {"--group-by": group_by},
     )
@@ -74,18 +83,18 @@ def results(
         typer.secho(f"warning: {printable(problem)}", fg="yellow", err=True)
     runs = matching(runs, wanted)
     if readme:
-        _renew(readme, runs)
+        _update_readmes(readme, runs)
         return
     rows = rows_of(runs)
     if sql is not None:
-        _answer(rows, sql, output_format, output, as_json=as_json)
+        _print_query(rows, sql, output_format, output, as_json=as_json)
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
     elif output_format is Format.PARQUET:
         from accelmark.results.compare.sql import write_parquet
 
         if output is None:
-            raise RequestError("Parquet is not for a terminal: name a file with --output")
+            raise RequestError("--format parquet needs --output FILE")
         write_parquet(rows, output)
         typer.echo(str(output))
     elif output_format is Format.CSV:
@@ -97,7 +106,7 @@ def results(
 
         _emit(markdown(rows, groups), output)
     elif output is not None:
-        raise RequestError("name what to write with --format csv, parquet or markdown")
+        raise RequestError("--output needs --format csv, parquet or markdown")
     else:
         show_rows(rows, groups)
 
@@ -111,17 +120,17 @@ def _assignment(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def _refuse_idle(chosen: str | None, others: Mapping[str, object]) -> None:
-    """Refuse options that ``chosen`` leaves without an effect, rather than let them seem to have had one."""
+def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
+    """Raise RequestError for options that have no effect together with ``chosen``."""
     from accelmark.spec.errors import RequestError
 
-    idle = [name for name, value in others.items() if value]
-    if chosen is not None and idle:
-        raise RequestError(f"{', '.join(idle)} does nothing together with {chosen}: leave one of them out")
+    unused = [name for name, value in others.items() if value]
+    if chosen is not None and unused:
+        raise RequestError(f"{', '.join(unused)} has no effect together with {chosen}: remove one of them")
 
 
-def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
-    """Write the results of the case whose folder each README lies in; all are looked for before any is written."""
+def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
+    """Update the results table of each README with the case of its folder; write nothing if one case has no run."""
     from accelmark.report.tables import write_readme_table
     from accelmark.spec.errors import RequestError
 
@@ -129,13 +138,15 @@ def _renew(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
     models = {readme: readme.resolve().parent.name for readme in readmes}
     for readme, model in models.items():
         if model not in found:
-            raise RequestError(f"{readme}: no run of {model} was found, so that its table stays as it is")
+            raise RequestError(f"{readme}: not changed: there is no run of {model}")
     for readme, model in models.items():
         write_readme_table(readme, runs, model)
         typer.echo(str(readme))
 
 
-def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool) -> None:
+def _print_query(
+    rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool
+) -> None:
     from accelmark.results.compare.sql import run_query
     from accelmark.spec.errors import RequestError
 
@@ -151,7 +162,7 @@ def _answer(rows: Sequence[Row], sql: str, output_format: Format | None, output:
 
         _emit(plain_markdown(answer.columns, answer.rows), output)
     elif output_format is Format.PARQUET or output is not None:
-        raise RequestError("the answer to SQL is written as CSV or Markdown: --format csv or markdown")
+        raise RequestError("the result of --sql can be written with --format csv or markdown")
     else:
         show_table(answer.columns, answer.rows)
 
@@ -164,3 +175,70 @@ def _emit(text: str, output: Path | None) -> None:
 
     write_atomic(output, text if text.endswith("\n") else text + "\n")
     typer.echo(str(output))
+
+
+def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
+    """Print rows with a heading for each group; two lines for each row where the table is wider than the terminal."""
+    from accelmark.report.tables import group_title, shown_columns, shown_rows
+    from accelmark.results.compare.table import grouped
+
+    if not rows:
+        typer.echo("no results")
+        return
+    console = console or _console()
+    for values, part in grouped(rows, group_by).items():
+        if group_by:
+            typer.secho(printable(group_title(group_by, values)), bold=True)
+        (heads, names), cells = shown_columns(part), shown_rows(part)
+        table = _table(heads, cells)
+        if _fits(console, table):
+            console.print(table)
+        else:
+            _print_blocks(console, heads, cells, len(heads) - len(names))
+
+
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table; cells that do not fit are wrapped."""
+    _console().print(_table(heads, rows))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH, highlight=False)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(Text(printable(head)), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("–" if value is None else printable(str(value))) for value in row))
+    return table
+
+
+def _fits(console: Console, table: Table) -> bool:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
+
+
+def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], num_facts: int) -> None:
+    """Print each row as one line of facts and an indented line of its figures."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from accelmark.spec.number_format import NOTHING
+
+    for row in rows:
+        shown = [printable(text) for text in row]
+        facts, figures = shown[:num_facts], zip(heads[num_facts:], shown[num_facts:], strict=True)
+        described = [text for text in facts[1:-1] if text != NOTHING] + [f"rounds: {facts[-1]}"]
+        console.print(Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
+        measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
+        console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))

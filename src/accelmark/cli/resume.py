@@ -1,4 +1,4 @@
-"""``accelmark resume RUN``: go on with a run that was cut off."""
+"""``accelmark resume RUN``: continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from accelmark.cli import options
 
 def resume(
     run: options.RunPath,
-    redo_failed: Annotated[bool, typer.Option("--failed", help="Redo rounds that failed or timed out, too.")] = False,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not go on from checkpoints.")] = False,
+    redo_failed: Annotated[bool, typer.Option("--failed", help="Also repeat rounds that failed or timed out.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Ignore checkpoints.")] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Attach to what still runs, redo what was lost or cancelled, skip what is done."""
-    from accelmark.cli.carry_out import conclude, told_in_a_table
+    """Continue an interrupted run: attach to running rounds, repeat lost and cancelled ones, skip finished ones."""
+    from accelmark.cli.execute import finish, host_problems_as_table
     from accelmark.run.controller import session
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import run_preflight
 
-    with told_in_a_table(as_json=as_json):
+    with host_problems_as_table(as_json=as_json):
         outcome = session.resume(
             run,
             DataFetcher(offline),
@@ -31,4 +31,4 @@ def resume(
             as_json=as_json,
             preflight=run_preflight,
         )
-    conclude(outcome, as_json=as_json)
+    finish(outcome, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``accelmark run FILE``: a list of cases on a cluster."""
+"""``accelmark run FILE``: run the cases of a run file on a machine or a cluster."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
-    from accelmark.cli.carry_out import carry_out
-    from accelmark.cli.request import Overrides, plan_for, read_run_file
+    from accelmark.cli.execute import Overrides, execute, plan_request, read_run_file
 
     overrides = Overrides(vendor, settings or (), synthetic, is_open, strict, fail_fast, timeout)
-    plan = plan_for(read_run_file(file), overrides, where=str(file), beside=file.parent)
-    carry_out(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    plan = plan_request(read_run_file(file), overrides, where=str(file), base=file.parent)
+    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``accelmark status RUN``: where a run stands, from any terminal."""
+"""``accelmark status RUN``: the state of every round of a run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from accelmark.cli import options
 
 
 def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
-    """Show the state of every round of a run, and how far the running one is."""
+    """Show the state of every round of a run, and the progress of the running one."""
     from dataclasses import asdict
 
     from accelmark.run.controller import session
 
-    seen = session.read_status(run)
+    current = session.read_status(run)
     if as_json:
         jobs = {
-            name: asdict(where) | {"progress": asdict(seen.progress[name]) if name in seen.progress else None}
-            for name, where in seen.statuses.items()
+            name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
+            for name, state in current.statuses.items()
         }
-        typer.echo(json.dumps({"run": str(seen.directory.path), "coordinator": seen.coordinator, "jobs": jobs}))
+        typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.display.closing import print_status
+    from accelmark.run.display.summary import print_status
 
-    print_status(seen)
+    print_status(current)

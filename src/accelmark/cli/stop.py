@@ -1,4 +1,4 @@
-"""``accelmark stop RUN``: end a run from anywhere."""
+"""``accelmark stop RUN``: stop a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from accelmark.cli import options
 
 def stop(
     run: options.RunPath,
-    at_once: Annotated[bool, typer.Option("--now", help="Kill instead of ending cleanly.")] = False,
+    at_once: Annotated[bool, typer.Option("--now", help="Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """End a run, also one whose coordinator is dead; results so far are kept."""
+    """Stop a run, even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller import session
 
     was_running = session.stop(run, at_once=at_once)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:
-        typer.echo(f"{run}: stopped" if was_running else f"{run}: had ended already")
+        typer.echo(f"{run}: stopped" if was_running else f"{run}: not running")

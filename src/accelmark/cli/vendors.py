@@ -1,22 +1,24 @@
-"""``accelmark vendors``: whose chips there are, and which of them are here."""
+"""``accelmark vendors``: list the supported chip vendors and the devices of this machine."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from accelmark.cli import options
 
-def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the vendors: their chips, how their devices are read, and which are on this machine."""
+
+def vendors(as_json: options.AsJson = False) -> None:
+    """List vendors, their chips, their telemetry sources, and which of their devices this machine has."""
     from accelmark.spec.catalog import folders, load_vendor
     from accelmark.spec.errors import AccelmarkError
     from accelmark.telemetry.declaration import telemetry_of
     from accelmark.telemetry.detect import detect
     from accelmark.telemetry.sources import MODULE_FILE
 
-    here = {entry.vendor: entry for entry in detect()}
+    present = {entry.vendor: entry for entry in detect()}
     rows: list[dict[str, Any]] = []
     for name, folder in folders("vendors").items():
         try:
@@ -25,17 +27,17 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         except AccelmarkError as error:
             rows.append({"name": name, "problem": str(error), "from": folder.origin})
             continue
-        found = here.get(name)
-        ways = ["library"] if (folder.path / MODULE_FILE).is_file() else []
-        ways += [telemetry.tool.command[0]] if telemetry.tool else []
-        ways += [telemetry.script.file] if telemetry.script else []
+        found = present.get(name)
+        sources = ["library"] if (folder.path / MODULE_FILE).is_file() else []
+        sources += [telemetry.tool.command[0]] if telemetry.tool else []
+        sources += [telemetry.script.file] if telemetry.script else []
         rows.append(
             {
                 "name": name,
                 "title": spec.title,
                 "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
                 "chips": sorted({chip.name for chip in spec.chips}),
-                "read_by": ways,
+                "read_by": sources,
                 "here": found is not None,
                 "devices": [device.name for device in found.devices] if found else [],
                 "hardware": found.hardware if found else None,
@@ -52,7 +54,7 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("vendor", "device", "here", "read by", "chips"):
+    for heading in ("vendor", "device", "on this machine", "telemetry", "chips"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         if "title" not in row:
@@ -66,6 +68,4 @@ def vendors(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     console.print(table)
     for row in rows:
         if row.get("cannot_run"):
-            console.print(
-                Padding(f"{row['name']} cannot run anything: {row['cannot_run']}", (1, 0, 0, 0)), markup=False
-            )
+            console.print(Padding(f"{row['name']}: cannot run cases: {row['cannot_run']}", (1, 0, 0, 0)), markup=False)

@@ -1,4 +1,4 @@
-"""``accelmark verify RUN|BUNDLE``: whether a result follows from its records, and counts."""
+"""``accelmark verify RUN|BUNDLE``: recompute and audit the results of a run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def verify(
-    target: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Directory of a run, or a bundle of one.")],
+    target: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute every figure anew from events and telemetry, check every byte, and audit the run."""
+    """Recompute all figures from events and telemetry, check all file hashes, and audit the run."""
     from accelmark.audit.verify import Verification, verify_run
     from accelmark.results.store.bundle import unpack
     from accelmark.spec.errors import EXIT_FAILED, RequestError
@@ -32,17 +32,17 @@ def verify(
             run_dir, archive = unpack(target, Path(directory))
             found = verify_run(run_dir)
     else:
-        raise RequestError(f"{target}: there is no such directory or bundle; name a run or a bundle of one")
+        raise RequestError(f"{target}: no such run directory or bundle")
     seen = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
     if as_json:
-        told = {
+        content = {
             "intact": seen.is_intact,
             "changed": seen.changed,
             "differences": seen.differences,
             "num_figures": seen.num_figures,
             "cases": [case.model_dump(mode="json") for case in seen.summary.cases],
         }
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(content))
     else:
         _show(seen)
     if not seen.is_intact or any(case.verdict == "INVALID" for case in seen.summary.cases):
@@ -67,14 +67,14 @@ def _show(seen: object) -> None:
             console.print(_cost_table(case.adaptation))
     for what in (*seen.changed, *seen.differences):
         console.print(Text(f"differs: {what}", style="red"))
-    intact = f"{seen.num_figures} figures follow from the events and telemetry; no file was edited."
+    intact = f"All {seen.num_figures} figures match the events and telemetry; no file was changed."
     console.print(
-        Text(intact, style="green") if seen.is_intact else Text("This is not what was measured.", style="red")
+        Text(intact, style="green") if seen.is_intact else Text("The results do not match the records.", style="red")
     )
 
 
 def _cost_table(cost: object) -> RenderableType:
-    """Return what a vendor changed of the standard case, a row a thing."""
+    """Return a table of the vendor's changes to the standard case."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -90,8 +90,8 @@ def _cost_table(cost: object) -> RenderableType:
     rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
     rows += [("variable", name, "set by environment_variables.sh") for name in cost.environment]
     if not rows:
-        return Text("  Adaptation cost: nothing was changed", style="dim")
-    table = Table("Adaptation", "what", "how", box=box.SIMPLE_HEAD, pad_edge=False)
+        return Text("  Adaptation cost: none", style="dim")
+    table = Table("change", "name", "value or place", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

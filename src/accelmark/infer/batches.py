@@ -1,4 +1,4 @@
-"""Ways to hand data to an inference run."""
+"""Implementations of ``InferBatches``: data in memory, from files, synthetic, or the first part of other data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.spec.errors import DataError
 
 @final
 class TensorBatches:
-    """A data set that lies in memory as tensors."""
+    """A data set in memory, as tensors."""
 
     def __init__(self, inputs: Sequence[Tensor], labels: Tensor, batch_size: int) -> None:
         self.inputs = tuple(inputs)
@@ -28,7 +28,7 @@ class TensorBatches:
         return int(self.labels.shape[0])
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Begin a pass; every batch is a copy of its own, as a loader's would be."""
+        """Start a pass; every batch is a copy, as a data loader's is."""
         for start in range(0, self.num_items, self.batch_size):
             part = slice(start, start + self.batch_size)
             yield InferBatch(tuple(each[part].clone() for each in self.inputs), self.labels[part])
@@ -36,7 +36,7 @@ class TensorBatches:
 
 @final
 class LoaderBatches:
-    """A data set that is read item by item, in worker processes if there are any."""
+    """A data set that is read item by item, in worker processes if ``num_workers`` is positive."""
 
     def __init__(
         self, dataset: Dataset[Any], batch_size: int, num_workers: int, collate: Callable[[list[Any]], InferBatch]
@@ -54,26 +54,26 @@ class LoaderBatches:
             )
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Begin a pass."""
+        """Start a pass."""
         return iter(self.loader) if self.loader is not None else iter(())
 
 
 @final
-class MadeUpBatches:
-    """Made-up items in a fixed number of batches, made once."""
+class SyntheticBatches:
+    """Synthetic items in a fixed number of batches, created once."""
 
     def __init__(self, make: Callable[[int], InferBatch], batch_size: int, num_batches: int) -> None:
         self.batches = tuple(make(batch_size) for _ in range(num_batches))
         self.num_items = batch_size * num_batches
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Begin a pass."""
+        """Start a pass."""
         return iter(self.batches)
 
 
 @final
 class FirstBatches:
-    """The first batches of other data."""
+    """The first batches of another data set."""
 
     def __init__(self, whole: InferBatches, num_batches: int, batch_size: int) -> None:
         self.whole = whole
@@ -81,16 +81,16 @@ class FirstBatches:
         self.num_items = min(whole.num_items, num_batches * batch_size)
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Begin a pass."""
+        """Start a pass."""
         return islice(iter(self.whole), self.num_batches)
 
 
-def checked(batches: InferBatches, where: str) -> InferBatches:
-    """Return ``batches`` if there is an item in it.
+def not_empty(batches: InferBatches, where: str) -> InferBatches:
+    """Return ``batches``.
 
     Raises:
-        DataError: there is none.
+        DataError: it has no item.
     """
     if batches.num_items < 1:
-        raise DataError(f"{where}: there is no item in the data; check the directory that the run names")
+        raise DataError(f"{where}: the data has no item; check the data directory of the run")
     return batches

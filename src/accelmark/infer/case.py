@@ -1,4 +1,4 @@
-"""What an inference case supplies in PyTorch, and nothing else."""
+"""The contract of an inference case in PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, final
 from torch import Tensor, nn
 
 from accelmark.infer.engine import Engine, as_list
-from accelmark.infer.export import export_onnx
+from accelmark.infer.onnx_export import export_onnx
 from accelmark.spec.inference import InferSettings
 from accelmark.spec.settings import Scalar
 
@@ -23,7 +23,7 @@ class InferBatch:
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
-    """What the evaluator compares with; None for made-up data."""
+    """What the evaluator compares with; None for synthetic data."""
 
     @property
     def num_items(self) -> int:
@@ -40,25 +40,24 @@ class InferBatches(Protocol):
         ...
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Begin a pass over the data, in the same order each time."""
+        """Start a pass over the data, in the same order each time."""
         ...
 
 
 class InferCase(ABC):
-    """A standard workload: subclass it as ``Case`` in ``cases/<model>/infer_pytorch.py``.
+    """An inference workload: subclass it as ``Case`` in ``cases/<model>/infer_pytorch.py``.
 
-    The framework owns steps, precision, devices, timing and logging; a case never moves a model or takes a time.
+    AccelMark handles steps, precision, devices, timing and logging; a case never moves a model or measures time.
     """
 
     input_names: ClassVar[tuple[str, ...]] = ("input",)
     """Names of the inputs in the ONNX file."""
     output_names: ClassVar[tuple[str, ...]] = ("output",)
     trained: bool = True
-    """Whether ``create_model`` has trained weights to load; a case sets it False in ``__init__`` where it finds none,
-    and the run then measures speed only."""
-
+    """Whether ``create_model`` loads trained weights; a case without them sets it False in ``__init__``. The run then
+    measures speed only."""
     partial: bool = False
-    """Set by ``build_dataloader`` where the data is a stand-in, so that its accuracy is no more than a sanity check."""
+    """Set by ``build_dataloader`` where the data is a subset or a substitute, whose accuracy is only a sanity check."""
 
     def __init__(
         self, settings: InferSettings, parameters: Mapping[str, Scalar], data_dirs: Mapping[str, Path]
@@ -68,10 +67,10 @@ class InferCase(ABC):
         self.data_dirs = data_dirs
 
     def number(self, name: str) -> int:
-        """Return one of the case's own whole numbers."""
+        """Return an integer parameter of the case."""
         value = self.parameters[name]
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"parameters.{name} is {value!r}, not a whole number")
+            raise TypeError(f"parameters.{name} is {value!r}, not an integer")
         return value
 
     @abstractmethod
@@ -79,7 +78,7 @@ class InferCase(ABC):
         """Return the labelled data.
 
         Raises:
-            DataError: it is missing, empty, or laid out differently.
+            DataError: it is missing, empty, or in another layout.
         """
 
     @abstractmethod
@@ -92,11 +91,11 @@ class InferCase(ABC):
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turn the added-up sums into metrics; one bears the name of the case's metric."""
+        """Return metrics from the sums of all batches; one has the name of the case's metric."""
 
     @abstractmethod
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return ``size`` made-up items with the shapes, types and value ranges of real ones."""
+        """Return ``size`` synthetic items with the shapes, types and value ranges of real ones."""
 
     def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
         """Write ``model`` (in eval mode, fp32, on the CPU) to ``path`` as ONNX, with a dynamic batch."""
@@ -107,5 +106,5 @@ class InferCase(ABC):
         return as_list(model(*inputs))
 
     def engine_forward(self, engine: Engine, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch in the engine: CPU tensors in, CPU tensors and seconds that are not inference out."""
+        """Compute one batch of CPU tensors in the engine; return CPU tensors and seconds that are not inference."""
         return engine(inputs)

@@ -1,4 +1,4 @@
-"""What an engine is: a compiler and its runtime behind one small class."""
+"""The contract of an inference engine: a compiler and its runtime behind one class."""
 
 from __future__ import annotations
 
@@ -23,77 +23,77 @@ DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The element type that a precision stores; int8 is a matter of the engine's own quantisation."""
+"""The element type of a precision; int8 is left to the engine's quantisation."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """Everything an engine is built from."""
+    """The arguments of an engine."""
 
     model: nn.Module | None
     """In eval mode, fp32, on the CPU; None where ``no_validation`` is set."""
     onnx_path: Path | None
-    """fp32, dynamic batch; None where nothing was exported and ``exist_onnx_path`` names no file."""
+    """fp32, dynamic batch; None where nothing was exported and ``exist_onnx_path`` is not a file."""
     engine_path: Path | None
     """A compiled engine to load instead of compiling (``exist_compiler_path``)."""
     example: tuple[Tensor, ...]
     """One batch of inputs on the CPU, with the batch size that will be used."""
     precision: InferPrecision
     device: torch.device
-    """Where PyTorch computes."""
+    """The device that PyTorch uses."""
     device_type: str
-    """The vendor's device type, which PyTorch may not know."""
+    """The vendor's device type, which may be unknown to PyTorch."""
     threads: int
     options: Mapping[str, EngineOption]
     work_dir: Path
-    """Where the engine may leave files: a compiled engine to keep, caches."""
+    """Directory for the engine's files: the compiled engine, caches."""
 
 
 class Engine(ABC):
     """A compiled model. Subclass it as ``Engine`` in one file of ``infer/engines`` or of a vendor's ``engines`` folder.
 
-    Building it compiles (or loads ``request.engine_path``), once; its time is the compile time and counts for no
+    The constructor compiles (or loads ``request.engine_path``); its time is the compile time and not part of any
     throughput.
     """
 
     reads: ClassVar[Literal["onnx", "model"]] = "onnx"
-    """What it compiles from."""
+    """Input of the compiler."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
-    """Whether another batch size means compiling again, so that a queue had better fill batches up."""
+    """Whether another batch size is compiled again; a queue then pads its batches."""
     known_options: ClassVar[frozenset[str] | None] = None
-    """Names that it reads among ``engine_options``, so that others are warned of; None where it does not tell."""
+    """Names that it reads from ``engine_options``; others cause a warning. None: not declared, no warning."""
     loads: ClassVar[bool] = False
-    """Whether it keeps a compiled engine, and loads the one that ``exist_compiler_path`` names."""
+    """Whether it saves its compiled engine and can load one (``exist_compiler_path``)."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.file: Path | None = None
-        """The compiled engine, if this engine keeps one that ``exist_compiler_path`` can name later."""
+        """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
             known = ", ".join(self.precisions)
-            raise PrecisionError(f"{self.name} does not compute in {request.precision}; it knows {known}")
+            raise PrecisionError(f"{self.name} does not support {request.precision}; it supports {known}")
 
     @property
     def name(self) -> str:
-        """The engine's name: that of its file."""
+        """The engine's name, which is its file's."""
         return type(self).__module__.rpartition(".")[2]
 
     @abstractmethod
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
-        """Compute one batch: CPU tensors in; CPU tensors out, with the seconds that were not inference (mostly 0).
+        """Compute one batch of CPU tensors; return CPU tensors and the seconds that were not inference (mostly 0).
 
-        The outputs belong to the caller, who looks at them some calls later: a buffer that the next call writes to has
-        to be copied. The seconds lie between 0 and what the call takes.
+        The outputs belong to the caller, who reads them some calls later: copy a buffer that the next call overwrites.
+        The seconds are between 0 and the duration of the call.
         """
 
     def describe(self) -> dict[str, str]:
-        """Return versions, providers, devices and precision as the engine itself reports them."""
+        """Return versions, providers, devices and precision as the engine reports them."""
         return {}
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what an engine file is bound to: this engine's version, the chip, the precision."""
+        """Return what an engine file depends on: the engine's version, the chip, the precision."""
         return {
             "engine": self.name,
             "precision": self.request.precision,
@@ -101,16 +101,18 @@ class Engine(ABC):
         }
 
     def keep(self, path: Path) -> None:
-        """Remember ``path`` as the compiled engine, with its fingerprint in a file beside it."""
+        """Record ``path`` as the compiled engine, and write its fingerprint to a file next to it."""
         self.file = path
-        beside(path).write_text(json.dumps(self.fingerprint(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        fingerprint_file(path).write_text(
+            json.dumps(self.fingerprint(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
 
     def device_memory_mib(self) -> float | None:
-        """Return the largest device memory this engine has held, where its runtime can tell."""
+        """Return the engine's peak device memory, where its runtime reports it."""
         return None
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Release the engine's resources."""
         return
 
     def onnx_file(self) -> Path:
@@ -118,10 +120,10 @@ class Engine(ABC):
 
         Raises:
             RequestError: there is none.
-            CorruptModelError: there is nothing in it.
+            CorruptModelError: it is empty.
         """
         if self.request.onnx_path is None:
-            raise RequestError(f"{self.name} compiles an ONNX file: let exist_onnx_path be null or name a file")
+            raise RequestError(f"{self.name} compiles an ONNX file: set exist_onnx_path to null or to a file")
         if self.request.onnx_path.stat().st_size == 0:
             raise CorruptModelError(f"{self.request.onnx_path}: is an empty file; export it again")
         return self.request.onnx_path
@@ -133,55 +135,56 @@ class Engine(ABC):
             RequestError: there is none.
         """
         if self.request.model is None:
-            raise RequestError(f"{self.name} compiles the PyTorch model: no_validation has to be false")
+            raise RequestError(f"{self.name} compiles the PyTorch model: set no_validation to false")
         return self.request.model
 
     def engine_file(self) -> Path | None:
         """Return the compiled engine to load, or None when one has to be compiled.
 
         Raises:
-            IncompatibleEngineError: there is no such file, or its fingerprint is of another chip or version.
+            IncompatibleEngineError: there is no such file, or its fingerprint differs.
         """
         path = self.request.engine_path
         if path is None:
             return None
         if not path.exists():
-            raise IncompatibleEngineError(f"{path}: exist_compiler_path names no file")
-        if beside(path).is_file():
+            raise IncompatibleEngineError(f"{path}: exist_compiler_path does not exist")
+        fingerprint = fingerprint_file(path)
+        if fingerprint.is_file():
             try:
-                recorded = json.loads(beside(path).read_text(encoding="utf-8"))
+                recorded = json.loads(fingerprint.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise IncompatibleEngineError(f"{beside(path)}: is not JSON; compile the engine again") from error
+                raise IncompatibleEngineError(f"{fingerprint}: not JSON; compile the engine again") from error
             if not isinstance(recorded, dict):
-                raise IncompatibleEngineError(f"{beside(path)}: is no fingerprint of an engine; compile it again")
+                raise IncompatibleEngineError(f"{fingerprint}: not an engine's fingerprint; compile the engine again")
             here = self.fingerprint()
             differing = [key for key in here if recorded.get(key) != here[key]]
             if differing:
-                what = "; ".join(f"{key} {recorded.get(key)!r} there, {here[key]!r} here" for key in differing)
-                raise IncompatibleEngineError(f"{path}: was built for something else ({what}); compile it again")
+                what = "; ".join(f"{key} {recorded.get(key)!r} instead of {here[key]!r}" for key in differing)
+                raise IncompatibleEngineError(f"{path}: built for {what}; compile it again")
         return path
 
     def missing(self, package: str, error: BaseException) -> EngineMissingError:
         """Return the error for a package that cannot be imported."""
         return EngineMissingError(
-            f"{self.name} is not available here: {package} cannot be imported ({error}); install it, or choose another"
+            f"{self.name} is not available: {package} cannot be imported ({error}); install it or choose another engine"
         )
 
     def incompatible(self, path: Path, error: object) -> IncompatibleEngineError:
         """Return the error for an engine file that cannot be loaded."""
         reason = " ".join(str(error).split())[:300]
         return IncompatibleEngineError(
-            f"{path}: not an engine that {self.name} can load on this chip and version; compile it again ({reason})"
+            f"{path}: {self.name} cannot load this engine on this chip and version; compile it again ({reason})"
         )
 
 
-def beside(path: Path) -> Path:
-    """Return where the fingerprint of an engine file stands."""
+def fingerprint_file(path: Path) -> Path:
+    """Return the path of an engine file's fingerprint."""
     return path.with_name(f"{path.name}.json")
 
 
 def device_name(device: torch.device, device_type: str) -> str:
-    """Return the name of an accelerator, of the CPU with its widest vector extension, or the mere type."""
+    """Return the name of an accelerator, the CPU with its widest vector extension, or the device type."""
     if device_type != device.type:
         return device_type
     if device.type == "cpu":
@@ -191,19 +194,19 @@ def device_name(device: torch.device, device_type: str) -> str:
 
 
 def number_option(options: Mapping[str, EngineOption], name: str, default: int) -> int:
-    """Return a whole number among an engine's options.
+    """Return an integer option of an engine.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: it is not an integer.
     """
     value = options.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise RequestError(f"engine_options.{name} must be a whole number, found {value!r}")
+        raise RequestError(f"engine_options.{name} must be an integer, found {value!r}")
     return value
 
 
 def text_options(options: Mapping[str, EngineOption], name: str) -> tuple[str, ...]:
-    """Return an option that is one word or a list of words as a tuple; empty where it is not given."""
+    """Return an option that is one string or a list as a tuple of strings; empty if it is not set."""
     value = options.get(name)
     if value is None:
         return ()
@@ -214,7 +217,7 @@ def as_list(outputs: object) -> list[Tensor]:
     """Return a model's outputs, one tensor or a sequence of them, as a list.
 
     Raises:
-        TypeError: there is something else among them.
+        TypeError: an output is not a tensor.
     """
     found = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, tuple | list) else None
     if found is None or not all(isinstance(each, Tensor) for each in found):

@@ -1,4 +1,4 @@
-"""The ends of an inference run that a person can act on, and how an engine's exception is read as one of them."""
+"""Errors that end an inference run, and the classification of an engine's exception as one of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import ClassVar, Final, final
 import torch
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
-from accelmark.spec.infer_events import InferEndReason
+from accelmark.spec.inference.events import InferEndReason
 
 
 class InferenceError(RunError):
-    """An inference run ended early; ``end_reason`` says how, the message why and what to do."""
+    """An inference run ended early; ``end_reason`` is the kind, the message the cause and the remedy."""
 
     end_reason: ClassVar[InferEndReason] = "error"
 
 
 class CorruptModelError(InferenceError):
-    """The ONNX file cannot be read."""
+    """The ONNX file is not readable."""
 
     end_reason = "corrupt_model"
 
@@ -37,35 +37,35 @@ class UnsupportedOperatorError(InferenceError):
 
 
 class WrongShapeError(InferenceError):
-    """The data's shapes or types are not those the model was built for."""
+    """The data's shapes or types differ from those of the model."""
 
     end_reason = "wrong_shape"
 
 
 class OutOfMemoryError(InferenceError):
-    """The device or the host has not enough memory for this batch."""
+    """The device or the host has too little memory for this batch."""
 
     end_reason = "out_of_memory"
 
 
 class EngineMissingError(InferenceError):
-    """The engine is not installed here, or its device is not."""
+    """The engine is not installed, or its device is missing."""
 
     end_reason = "engine_missing"
 
 
 class PrecisionError(InferenceError):
-    """The engine cannot compute in the precision asked for."""
+    """The engine does not support the requested precision."""
 
     end_reason = "bad_request"
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What an engine was doing when it failed, for the message."""
+class Context:
+    """What was running when an engine failed, for the message."""
 
-    doing: str
+    activity: str
     engine: str
     batch_size: int
     device: str
@@ -99,37 +99,37 @@ _SHAPE: Final = re.compile(
 )
 
 
-def explained(error: BaseException, situation: Situation) -> AccelmarkError:
-    """Return the typed end that ``error`` comes to; an :class:`AccelmarkError` is returned as it is."""
+def classify(error: BaseException, context: Context) -> AccelmarkError:
+    """Return ``error`` as the matching class of error; an :class:`AccelmarkError` is returned unchanged."""
     if isinstance(error, AccelmarkError):
         return error
     text = f"{type(error).__name__}: {error}"
-    place = f"{situation.engine} on {situation.device}, {situation.doing}"
+    place = f"{context.engine} on {context.device}, {context.activity}"
     first = " ".join(text.split())[:400]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _MEMORY.search(text):
-        return OutOfMemoryError(f"{place}: out of memory at batch {situation.batch_size}; {_smaller(situation)}")
+        return OutOfMemoryError(f"{place}: out of memory at batch {context.batch_size}; {_smaller(context)}")
     for pattern in _OPERATORS:
         match = pattern.search(text)
         if match is not None:
             operator = match.group("op").strip()
-            hint = "choose another engine, or write the model without it"
-            return UnsupportedOperatorError(f"{place}: has no operator {operator}; {hint} ({first})")
+            hint = "choose another engine, or replace the operator in the model"
+            return UnsupportedOperatorError(f"{place}: operator {operator} is not supported; {hint} ({first})")
     if _CORRUPT.search(text):
-        return CorruptModelError(f"{place}: the model file cannot be read; export it again ({first})")
+        return CorruptModelError(f"{place}: the model file is not readable; export it again ({first})")
     if _SHAPE.search(text):
-        hint = "compare the data's shapes and types with those the model was exported for"
-        return WrongShapeError(f"{place}: the inputs do not fit the model; {hint} ({first})")
+        hint = "compare their shapes and types with those of the exported model"
+        return WrongShapeError(f"{place}: the inputs do not match the model; {hint} ({first})")
     return InferenceError(f"{place}: {first}")
 
 
-def _smaller(situation: Situation) -> str:
-    if situation.batch_size == 1:
+def _smaller(context: Context) -> str:
+    if context.batch_size == 1:
         return "the model itself does not fit; use a device with more memory or a narrower precision"
-    return f"try batch_size {max(1, situation.batch_size // 2)}"
+    return f"try batch_size {max(1, context.batch_size // 2)}"
 
 
 def end_reason_of(error: BaseException) -> InferEndReason:
-    """Return the closed word for how ``error`` ended the run."""
+    """Return the end reason of a run that ``error`` ended."""
     if isinstance(error, InferenceError):
         return error.end_reason
     if isinstance(error, DataError):

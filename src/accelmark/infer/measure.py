@@ -1,4 +1,4 @@
-"""Running the data through a forward, batch by batch, and timing it."""
+"""Run the data through a forward function batch by batch, time it, and check its outputs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from typing import Final, NoReturn, final
 import torch
 from torch import Tensor
 
-from accelmark.infer.answers import check_apart, check_declared, check_outputs
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.failures import Situation, WrongShapeError, explained
+from accelmark.infer.failures import Context, InferenceError, WrongShapeError, classify
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.inference.events import ForwardWindow, InferEvaluation, Phase, WarmUp
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
-"""CPU tensors in; CPU tensors and the seconds that are not inference out."""
+"""From CPU tensors to CPU tensors and the seconds that are not inference."""
 Emit = Callable[[Event, Spec], None]
 _Call = tuple[InferBatch, list[Tensor], float, float]
-"""A batch that has gone through, its outputs, the seconds it took and those of them that were not inference."""
-_MOST_HELD: Final = 32 * 2**20
-"""Bytes of outputs that wait for their evaluation."""
+"""A batch, its outputs, the duration of its call in s, and the part of it that was not inference."""
+_MAX_HELD_BYTES: Final = 32 * 2**20
+"""Bytes of outputs that are kept until they are evaluated together."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One phase: what went through, how fast, how well."""
+    """The measurements of one phase."""
 
     phase: Phase
     warm_up: WarmUp
@@ -45,36 +44,36 @@ def warm_up(
     batch: InferBatch,
     num_calls: int,
     phase: Phase,
-    situation: Situation,
+    context: Context,
     emit: Emit,
     *,
     last_items: int = 0,
 ) -> WarmUp:
-    """Call ``forward`` once and then ``num_calls`` times on one batch; nothing of it counts but the first call's time.
+    """Call ``forward`` once and then ``num_calls`` times on one batch; only the first call's time is a figure.
 
     Args:
         forward: the framework's or the engine's.
         batch: a full batch.
         num_calls: calls after the first.
-        phase: whose warm-up it is.
-        situation: for the message of a failure.
-        emit: takes the warm-up.
-        last_items: items of the last batch of a pass where it is smaller, else 0; one call more prepares the engine for
-            that many, which no time is told of.
+        phase: the phase to warm up for.
+        context: for the message of a failure.
+        emit: writes the event.
+        last_items: items of the last batch of a pass where it is smaller, else 0; one more call, which is not timed,
+            prepares the engine for it.
 
     Raises:
-        AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
+        AccelmarkError: the forward fails, as one of :mod:`accelmark.infer.failures`.
     """
 
     def call_s(inputs: list[Tensor]) -> float:
         began = time.perf_counter()
         try:
             outputs, other_s = forward(inputs)
-        except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
-            _end(error, situation)
+        except Exception as error:  # noqa: BLE001 - classified
+            _raise_classified(error, context)
         took_s = time.perf_counter() - began
-        check_outputs(outputs, situation.engine)
-        check_declared(other_s, took_s, situation.engine)
+        check_outputs(outputs, context.engine)
+        check_excluded_time(other_s, took_s, context.engine)
         return took_s
 
     first_call_ms = call_s(list(batch.inputs)) * 1000
@@ -92,7 +91,7 @@ def measure(
     case: InferCase,
     *,
     warmed: WarmUp,
-    situation: Situation,
+    context: Context,
     evaluated: bool,
     emit: Emit,
 ) -> Measured:
@@ -102,44 +101,44 @@ def measure(
         forward: the framework's or the engine's.
         batches: the data.
         case: evaluates the outputs, on the CPU.
-        warmed: the warm-up that went before.
-        situation: for the message of a failure.
-        evaluated: whether outputs are compared with labels; False for made-up data and untrained weights.
-        emit: takes each window as it closes, and the evaluation.
+        warmed: the warm-up of this phase.
+        context: for the message of a failure.
+        evaluated: whether outputs are compared with labels; False for synthetic data and untrained weights.
+        emit: writes the events: each window when it is complete, and the evaluation.
 
     Raises:
-        AccelmarkError: the forward fails, as one of the ends in :mod:`accelmark.infer.failures`.
+        AccelmarkError: the forward fails, as one of :mod:`accelmark.infer.failures`.
     """
     settings = case.settings
     windows: list[ForwardWindow] = []
     sums: Counter[str] = Counter()
 
-    def judge(outputs: list[Tensor], labels: Tensor | None) -> None:
+    def evaluate(outputs: list[Tensor], labels: Tensor | None) -> None:
         if evaluated and labels is not None:
             for name, value in _evaluate(case, outputs, labels).items():
                 sums[name] += value  # type: ignore[assignment] # Counter adds floats as well
 
     clock = time.perf_counter
-    most = 1
+    max_held = 1
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(warmed.phase, pass_number, settings.log_freq, most, situation)
+        window = _Window(warmed.phase, pass_number, settings.log_freq, max_held, context)
         for batch in batches:
             inputs = list(batch.inputs)
             try:
                 began = clock()
                 outputs, other_s = forward(inputs)
                 took_s = clock() - began
-            except Exception as error:  # noqa: BLE001 - told as one of the ends that a person can act on
-                _end(error, situation)
-            # Between two calls no more than this: what else there is to do waits for the window's closing.
+            except Exception as error:  # noqa: BLE001 - classified
+                _raise_classified(error, context)
+            # Nothing else happens between two calls: outputs are checked and evaluated in `settle`.
             window.held.append((batch, outputs, took_s, other_s))
-            if len(window.held) == window.room:
-                window.settle(judge)
+            if len(window.held) == window.capacity:
+                window.settle(evaluate)
                 if len(window.items) == settings.log_freq:
                     windows.append(window.closed(emit))
-                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.most, situation)
-        window.settle(judge)
-        most = window.most
+                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.max_held, context)
+        window.settle(evaluate)
+        max_held = window.max_held
         if window.items:
             windows.append(window.closed(emit))
     num_items = sum(sum(window.items) for window in windows)
@@ -151,21 +150,20 @@ def measure(
 
 @final
 class _Window:
-    """Up to ``log_freq`` batches that have not been written yet.
+    """Up to ``log_freq`` batches that are not written yet.
 
-    Outputs are held and looked at together, so that a call finds the caches, and a runtime its threads, as the call
-    before left them.
+    Outputs are kept and evaluated together, so that evaluation does not disturb caches and threads between calls.
     """
 
-    def __init__(self, phase: Phase, pass_number: int, log_freq: int, most: int, situation: Situation) -> None:
+    def __init__(self, phase: Phase, pass_number: int, log_freq: int, max_held: int, context: Context) -> None:
         self.phase: Phase = phase
         self.pass_number = pass_number
         self.log_freq = log_freq
-        self.situation = situation
-        self.most = most
-        """Calls that there is memory to hold, as the last outputs tell."""
-        self.room = min(most, log_freq)
-        """Calls to hold before they are looked at."""
+        self.context = context
+        self.max_held = max_held
+        """Calls whose outputs fit into memory, by the size of the last outputs."""
+        self.capacity = min(max_held, log_freq)
+        """Calls to keep before ``settle``."""
         self.held: list[_Call] = []
         self.items: list[int] = []
         self.latency_ms: list[float] = []
@@ -173,32 +171,32 @@ class _Window:
         self.nonfinite = 0
         self.opened = time.perf_counter()
 
-    def settle(self, judge: Callable[[list[Tensor], Tensor | None], None]) -> None:
-        """Look at the outputs that are held, and let them go.
+    def settle(self, evaluate: Callable[[list[Tensor], Tensor | None], None]) -> None:
+        """Check, evaluate and release the outputs that are kept.
 
         Raises:
-            InferenceError: they are not what an engine has to return.
+            InferenceError: they violate the contract of an engine.
         """
-        engine = self.situation.engine
+        engine = self.context.engine
         for _, outputs, took_s, other_s in self.held:
             check_outputs(outputs, engine)
-            check_declared(other_s, took_s, engine)
-        check_apart([outputs for _, outputs, _, _ in self.held], engine)
+            check_excluded_time(other_s, took_s, engine)
+        check_separate_memory([outputs for _, outputs, _, _ in self.held], engine)
         size = 0
         for batch, outputs, took_s, other_s in self.held:
             self.items.append(batch.num_items)
             self.latency_ms.append((took_s - other_s) * 1000)
             self.not_inference_ms.append(other_s * 1000)
             self.nonfinite += not all(_is_finite(output) for output in outputs if output.is_floating_point())
-            judge(outputs, batch.labels)
+            evaluate(outputs, batch.labels)
             size = sum(output.nbytes for output in outputs)
         self.held.clear()
         if size:
-            self.most = max(1, _MOST_HELD // size)
-        self.room = min(self.most, self.log_freq - len(self.items))
+            self.max_held = max(1, _MAX_HELD_BYTES // size)
+        self.capacity = min(self.max_held, self.log_freq - len(self.items))
 
     def closed(self, emit: Emit) -> ForwardWindow:
-        """Write the window."""
+        """Write the window as an event."""
         window = ForwardWindow(
             phase=self.phase,
             pass_number=self.pass_number,
@@ -213,12 +211,12 @@ class _Window:
 
 
 def _is_finite(output: Tensor) -> bool:
-    """Tell whether all values are finite; the sum alone tells it, unless that overflows."""
+    """Return whether all values are finite; a finite sum proves it."""
     return math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
 
 
-def _end(error: Exception, situation: Situation) -> NoReturn:
-    typed = explained(error, situation)
+def _raise_classified(error: Exception, context: Context) -> NoReturn:
+    typed = classify(error, context)
     if typed is error:
         raise error
     raise typed from error
@@ -228,10 +226,69 @@ def _evaluate(case: InferCase, outputs: Sequence[Tensor], labels: Tensor) -> Map
     plain = [output.float() if output.is_floating_point() else output for output in outputs]
     if plain[0].shape[0] != labels.shape[0]:
         raise WrongShapeError(
-            f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items; is its batch fixed?"
+            f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items; export it with a dynamic batch"
         )
     return case.evaluator(plain, labels)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def check_excluded_time(other_s: object, took_s: float, engine: str) -> None:
+    """Check the seconds of a call that an engine reports as not inference.
+
+    Args:
+        other_s: the value that it returned.
+        took_s: duration of the call.
+        engine: its name, for the message.
+
+    Raises:
+        InferenceError: the value is not a finite number from 0 to ``took_s``.
+    """
+    if not (isinstance(other_s, int | float) and math.isfinite(other_s) and 0 <= other_s <= took_s):
+        raise InferenceError(
+            f"engine {engine}: reports {other_s!r} s of a call as not inference; it has to return (outputs, seconds) "
+            f"with seconds from 0 to the duration of the call, {took_s:.6f} s"
+        )
+
+
+def check_outputs(outputs: object, engine: str) -> None:
+    """Check the outputs that an engine returns for a batch.
+
+    Raises:
+        InferenceError: they are not a list of one or more tensors on the CPU.
+    """
+    if isinstance(outputs, list | tuple) and outputs:
+        wrong = [each for each in outputs if not (isinstance(each, Tensor) and each.device.type == "cpu")]
+        if not wrong:
+            return
+        first = wrong[0]
+        what = f"a tensor on {first.device}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
+        found = f"{what} among its outputs"
+    else:
+        found = "nothing" if outputs is None or isinstance(outputs, list | tuple) else f"a {type(outputs).__name__}"
+    raise InferenceError(f"engine {engine}: returns {found}; it has to return a list of tensors on the CPU")
+
+
+def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
+    """Check that the outputs of several calls, all still referenced, do not share memory.
+
+    Raises:
+        InferenceError: two calls share memory, so that the later one has overwritten the outputs of the earlier one.
+    """
+    spans = sorted(
+        (output.data_ptr(), output.data_ptr() + output.nbytes, number)
+        for number, outputs in enumerate(calls)
+        for output in outputs
+        if output.nbytes
+    )
+    reached, owner = 0, -1
+    for begin, end, number in spans:
+        if begin < reached and number != owner:
+            raise InferenceError(
+                f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
+                "so copy a buffer that the next call overwrites"
+            )
+        if end > reached:
+            reached, owner = end, number

@@ -1,4 +1,4 @@
-"""Rewriting an fp32 ONNX file in a narrower precision, for engines that take the precision from the file."""
+"""Convert an fp32 ONNX file to fp16 or int8, for engines that take the precision from the file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write_fp16(source: Path, target: Path) -> None:
 
 def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
     """Write ``source`` quantised to int8 (static, per channel), calibrated on up to 32 items of ``example``."""
-    logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser advises through the root logger
+    logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
     prepared = target.with_suffix(".prepared.onnx")
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
     names = [each.name for each in onnx.load(prepared, load_external_data=False).graph.input]
     quantize_static(
         str(prepared),
         str(target),
-        _Reader(names, example),
+        _CalibrationReader(names, example),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QUInt8,
@@ -40,8 +40,8 @@ def write_int8(source: Path, target: Path, example: Sequence[Tensor]) -> None:
 
 
 @final
-class _Reader(CalibrationDataReader):  # type: ignore[misc] # untyped package
-    """Hands the calibration one item at a time."""
+class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc] # untyped package
+    """Yields one item at a time."""
 
     def __init__(self, names: Sequence[str], example: Sequence[Tensor]) -> None:
         items = min(_CALIBRATION_ITEMS, int(example[0].shape[0]))

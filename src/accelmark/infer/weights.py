@@ -1,57 +1,136 @@
-"""Weights that a case keeps: a safetensors file with a record of where it comes from."""
+"""Trained weights of an inference case: load a safetensors file, or save one from a training round.
+
+``python -m accelmark.infer.weights ROUND_DIR CASE_DIR`` writes ``weights.safetensors`` from the newest checkpoint of a
+training round, and ``weights.json``, the record of that training.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import nn
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import AccelmarkError, DataError
+from accelmark.spec.job import JobSpec
+from accelmark.spec.work import TrainingWork
+
+WEIGHTS_FILE: Final = "weights.safetensors"
+RECORD_FILE: Final = "weights.json"
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load ``path`` into ``model``; every parameter and buffer has to be in it.
+    """Load all parameters and buffers of ``model`` from ``path``.
 
     Raises:
-        DataError: the file is missing, damaged, or of another model; what is missing or too much is named.
+        DataError: the file is missing, damaged, or of another model; missing and unexpected names are listed.
     """
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise DataError(f"{path}: reading it needs safetensors: pip install safetensors") from error
+        raise DataError(f"{path}: safetensors is not installed: pip install safetensors") from error
     if hasattr(model, "from_pretrained"):
         try:
             _load_transformers(model, path)
         except SafetensorError as error:
-            raise DataError(f"{path}: is not a readable safetensors file: {error}") from error
+            raise DataError(f"{path}: not a readable safetensors file: {error}") from error
         return
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: is not a readable safetensors file: {error}") from error
+        raise DataError(f"{path}: not a readable safetensors file: {error}") from error
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
-        raise DataError(f"{path}: are weights of another model: {' '.join(str(error).split())[:300]}") from error
+        raise DataError(f"{path}: weights of another model: {' '.join(str(error).split())[:300]}") from error
     if missing or unexpected:
         parts = [f"lacks {', '.join(missing[:3])}"] if missing else []
         parts += [f"has {', '.join(unexpected[:3])} besides"] if unexpected else []
-        raise DataError(f"{path}: are weights of another model: {'; '.join(parts)}")
+        raise DataError(f"{path}: weights of another model: {'; '.join(parts)}")
 
 
 def _load_transformers(model: Any, path: Path) -> None:
-    """Let transformers read its own format: it leaves tied weights out of files, and names some anew on the way."""
+    """Load with transformers, which omits tied weights from files and renames others."""
     try:
-        loaded, told = type(model).from_pretrained(
+        loaded, info = type(model).from_pretrained(
             path.parent, config=model.config, output_loading_info=True, local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"{path}: are weights of another model: {' '.join(str(error).split())[:300]}") from error
-    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
-    if missing or told["mismatched_keys"]:
-        lacking = ", ".join(map(str, [*missing, *told["mismatched_keys"]][:3]))
+        raise DataError(f"{path}: weights of another model: {' '.join(str(error).split())[:300]}") from error
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if missing or info["mismatched_keys"]:
+        lacking = ", ".join(map(str, [*missing, *info["mismatched_keys"]][:3]))
         besides = f"; has {', '.join(unexpected[:3])} besides" if unexpected else ""
-        raise DataError(f"{path}: are weights of another model: lacks {lacking}{besides}")
+        raise DataError(f"{path}: weights of another model: lacks {lacking}{besides}")
     model.load_state_dict(loaded.state_dict())
+
+
+def save_weights(round_dir: Path, case_dir: Path) -> Path:
+    """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir``; return the file.
+
+    Raises:
+        DataError: the round has no checkpoint or no result.
+    """
+    from safetensors.torch import save_file
+
+    checkpoints = sorted((round_dir / "checkpoints").glob("step*/weights.pt"))
+    if not checkpoints:
+        raise DataError(f"{round_dir}: no checkpoint; set checkpoint.every_steps so that the last step writes one")
+    state = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)["model"]
+    path = case_dir / WEIGHTS_FILE
+    save_file({name: tensor.float().contiguous() if tensor.is_floating_point() else tensor.contiguous()
+               for name, tensor in state.items()}, path)  # fmt: skip
+    path.chmod(0o644)  # safetensors creates it readable by the owner only
+    record = _record(round_dir) | {
+        "checkpoint": checkpoints[-1].parent.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "bytes": path.stat().st_size,
+    }
+    (case_dir / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _record(round_dir: Path) -> dict[str, Any]:
+    try:
+        job = JobSpec.model_validate_json((round_dir / "job.json").read_bytes())
+        result = json.loads((round_dir / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{round_dir}: not a finished training round: {error}") from error
+    if not isinstance(job.work, TrainingWork):
+        raise DataError(f"{round_dir}: not a training round")
+    started = result["environment"]["started"]
+    figures = {name: figure["value"] for name, figure in result["figures"].items()}
+    return {
+        "key": str(job.key),
+        "case_version": job.case_version,
+        "started_at": result["started_at"],
+        "settings": job.work.settings.model_dump(mode="json"),
+        "framework": f"{started.get('framework')} {started.get('framework_version')}",
+        "converged": result["converged"],
+        "final_metric": figures["final_metric"],
+        "final_loss": figures["final_loss"],
+        "raw_train_time_s": figures["raw_train_time_s"],
+        "target": result["target"],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Save the weights of a round to a case folder; return the exit code."""
+    if len(arguments) != 2:
+        print("usage: python -m accelmark.infer.weights ROUND_DIR CASE_DIR", file=sys.stderr)
+        return 2
+    try:
+        print(save_weights(Path(arguments[0]), Path(arguments[1])))
+    except AccelmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import accelmark
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.cluster import host_problems
-from accelmark.plan.data import DataDirs
-from accelmark.plan.inference import command_line_layer, inference_data, inference_side, job_of, resolve_layers, slug
-from accelmark.plan.layering import case_layer, vendor_layers
+from accelmark.plan.inference import plan_inference
+from accelmark.plan.layering import Capabilities
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.spec.case import CaseSpec, TrainCaseSpec
-from accelmark.spec.catalog import Folder, find, folders, framework_device, load_case, load_vendor, tree_hash
+from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
+from accelmark.plan.training import plan_training
+from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.engines import known_engines
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.job import JobSpec, Provenance
+from accelmark.spec.inference.engines import known_engines
+from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
 from accelmark.spec.launcher import LauncherSpec, load_launcher
-from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.vendor import Chip, VendorSpec
-from accelmark.spec.work import TrainJob, Work
 
 
 @final
@@ -41,7 +39,13 @@ class Detected:
     num_devices: int | None
     """null where ranks are not bound to devices (a CPU)."""
     ceilings: Ceilings | None = None
-    """What ``accelmark probe`` measured of these devices, if it did."""
+    """Rates that ``accelmark probe`` measured on these devices; None where it did not run."""
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    """Capability that this machine was found to have (``amx_bf16``) -> the file that shows it."""
+
+
+PLANNERS: Final[Mapping[str, Planner]] = {"train": plan_training, "infer": plan_inference}
+"""Task of a request -> what plans it."""
 
 
 def build_plan(
@@ -129,72 +133,58 @@ class _Planner:
     planned: dict[str, str] = field(default_factory=dict)
 
     def add(self, request: CaseRequest) -> None:
-        """Plan all rounds of one key, or note its problems."""
+        """Plan all rounds of one key, or record its problems."""
         try:
-            key = CaseKey.parse(request.key, hardware=self.detected.hardware, where=self.where)
-            if request.task == "infer":
-                self.jobs.extend(self._inference(key, request))
-                return
-            self._check_scale(key, request.key, key.slug)
-            folder, case, train = _training_case(key, self.where)
-            resolved = self._resolve(key, folder, train, request)
-            self.jobs.extend(self._rounds(key, folder, case, train, resolved, request.data))
+            self._add(CaseKey.parse(request.key, hardware=self.detected.hardware, where=self.where), request)
         except SpecError as error:
             self.problems.extend(error.problems)
         except DataError as error:
-            hint = "with data: DIRECTORY beside the key, or --data DIRECTORY"
+            hint = "add data: DIRECTORY next to the key, or --data DIRECTORY"
             self.problems.append(Problem(self.where, request.key, str(error), hint))
         except RequestError as error:
             self.problems.append(Problem(self.where, request.key, str(error).removeprefix(f"{self.where}: ")))
 
-    def _adaptation(self, key: CaseKey) -> Path:
-        return self.vendor_folder.path / "cases" / f"{key.model}-{key.framework}"
-
-    def _resolve(self, key: CaseKey, folder: Folder, train: TrainCaseSpec, request: CaseRequest) -> Resolved:
-        over = [
-            *vendor_layers(self._adaptation(key), self.vendor.name, key),
-            Layer.of(self.where, request.settings),
-            Layer("command line", self.command_line),
-        ]
-        return resolve(case_layer(folder, train), over, mutable=train.mutable, is_open=self.is_open)
-
-    def _rounds(
-        self,
-        key: CaseKey,
-        folder: Folder,
-        case: CaseSpec,
-        train: TrainCaseSpec,
-        resolved: Resolved,
-        data: Path | None,
-    ) -> list[PlannedJob]:
-        units = train.units_per_sample
-        if train.units_per_sample_key is not None:
-            units = int(str(resolved.settings.model[train.units_per_sample_key]))
-        side = TrainJob(
-            unit=train.unit,
-            units_per_sample=units,
-            target=train.target,
-            reference_loss=train.reference_loss,
-            min_repeats=train.min_repeats,
-            settings=resolved.settings,
+    def _add(self, key: CaseKey, request: CaseRequest) -> None:
+        chip = self._chip(key)
+        asked = KeyRequest(
+            key=key,
+            request=request,
+            folder=find("cases", key.model, self.where),
+            case=load_case(key.model),
+            vendor=self.vendor.name,
+            vendor_folder=self.vendor_folder.path,
+            capabilities=self._capabilities(chip),
+            is_open=self.is_open,
+            where=self.where,
+            command_line=self.command_line,
+            data_dirs=self.data_dirs,
         )
-        data_dirs = {} if resolved.settings.loader.synthetic else dict(self.data_dirs(case, data))
-        return self._repeated(key.slug, self._job(key, folder, case, data_dirs, resolved.provenance, side))
+        planned = PLANNERS[request.task](asked)
+        self._check_scale(key, request.key, planned.directory)
+        self._check_engine(key, planned.engine)
+        self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
+        first = self._job(asked, planned, chip)
+        nodes = _nodes(first, self.cluster)
+        self.jobs += [
+            PlannedJob(
+                directory=f"{planned.directory}/round{number}",
+                job=first.model_copy(update={"round": number, "work": planned.work.for_round(number)}),
+                layer_files=planned.layer_files,
+                nodes=nodes,
+            )
+            for number in range(1, key.repeat + 1)
+        ]
 
-    def _inference(self, key: CaseKey, request: CaseRequest) -> list[PlannedJob]:
-        folder = find("cases", key.model, self.where)
-        case = load_case(key.model)
-        side = inference_side(key, folder, case, self.where)
-        requests = [Layer.of(self.where, request.settings), command_line_layer(self.command_line)]
-        resolved = resolve_layers(side, folder, self._adaptation(key), self.vendor.name, requests)
-        directory = slug(key, resolved.settings)
-        self._check_scale(key, request.key, directory)
-        self._check_engine(key, resolved.settings.compiler)
-        data_dirs, warnings = inference_data(side, case, resolved.settings, self.data_dirs, request.data)
-        self.warnings += [f"{key}: {note.what}" for note in resolved.notes if note.severity == "warning"]
-        self.warnings += [f"{key}: {warning}" for warning in warnings]
-        first = self._job(key, folder, case, data_dirs, resolved.provenance, job_of(side, resolved))
-        return self._repeated(directory, first)
+    def _capabilities(self, chip: Chip | None) -> Capabilities:
+        """Return what the device is capable of: by its entry in ``vendor.yaml``, and as found on this machine."""
+        sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        if self.launcher.is_localhost and self.vendor.name == self.detected.vendor:
+            return Capabilities({**self.detected.capabilities, **sources})
+        if not self.vendor.capabilities:
+            return Capabilities(sources)
+        return Capabilities(
+            sources, "those of other machines are not detected: list them under the chip in vendor.yaml"
+        )
 
     def _check_engine(self, key: CaseKey, name: str | None) -> None:
         """Refuse an engine that is not known where this Python is the ranks' own; elsewhere they may have it."""
@@ -206,25 +196,17 @@ class _Planner:
             raise SpecError([Problem(self.where, "compiler", f"unknown engine {name!r}", close)])
         self.warnings.append(f"{key}: no engine {name!r} is known here ({close}): the hosts must have it")
 
-    def _job(
-        self,
-        key: CaseKey,
-        folder: Folder,
-        case: CaseSpec,
-        data_dirs: dict[str, Path],
-        provenance: Mapping[str, Provenance],
-        work: Work,
-    ) -> JobSpec:
+    def _job(self, asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:
         """Return the first round of a key."""
-        adaptation = self._adaptation(key)
-        device = framework_device(self.vendor, key.framework)
+        adaptation, key = asked.adaptation, asked.key
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
+        device = framework_device(self.vendor, framework_of(planned.work, key))
         return JobSpec(
-            work=work,
+            work=planned.work,
             key=key,
             round=1,
-            case=folder.ref(),
-            case_version=case.version,
+            case=asked.folder.ref(),
+            case_version=asked.case.version,
             vendor=self.vendor.name,
             device_type=device.device_type,
             framework_module=device.module,
@@ -233,23 +215,12 @@ class _Planner:
             extern=extern.ref() if (adaptation / "extern").is_dir() else None,
             adaptation=adaptation_files(adaptation),
             ceilings=self.detected.ceilings if self.vendor.name == self.detected.vendor else None,
-            chip=self._chip(key),
-            data_dirs=data_dirs,
+            chip=chip,
+            data_dirs=dict(planned.data_dirs),
             checkpoint_dir=Path("checkpoints"),
             open=self.is_open,
-            provenance=dict(provenance),
+            provenance=dict(planned.provenance),
         )
-
-    def _repeated(self, directory: str, first: JobSpec) -> list[PlannedJob]:
-        nodes = _nodes(first, self.cluster)
-        return [
-            PlannedJob(
-                directory=f"{directory}/round{number}",
-                job=first.model_copy(update={"round": number, "work": first.work.for_round(number)}),
-                nodes=nodes,
-            )
-            for number in range(1, first.key.repeat + 1)
-        ]
 
     def _chip(self, key: CaseKey) -> Chip | None:
         """Return the detected chip where the key means it, else the one chip of that name; never one of several."""
@@ -283,20 +254,6 @@ class _Planner:
         if problems:
             raise SpecError(problems)
         self.planned[directory] = written
-
-
-def _training_case(key: CaseKey, where: str) -> tuple[Folder, CaseSpec, TrainCaseSpec]:
-    folder = find("cases", key.model, where)
-    case = load_case(key.model)
-    if case.train is None:
-        trainable = [name for name in folders("cases") if load_case(name).train is not None]
-        what = f"the case {key.model!r} has no training side; those that have: {', '.join(trainable)}"
-        raise SpecError([Problem(where, str(key), what)])
-    if not (folder.path / f"{key.framework}.py").is_file():
-        present = [file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
-        what = f"the case {key.model!r} has no framework {key.framework!r}"
-        raise SpecError([Problem(where, str(key), what, nearest(key.framework, present))])
-    return folder, case, case.train
 
 
 def _names(chip: Chip) -> tuple[str, str]:

@@ -1,27 +1,87 @@
-"""The layers of a case's settings that lie in files: the case's own and its vendor's."""
+"""Configuration files in a vendor's folder for a case: which of them apply to a key, and why."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, final
 
-from accelmark.spec.case import TrainCaseSpec
-from accelmark.spec.catalog import Folder
+from accelmark.plan.plan import LayerFile
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-
-def case_layer(folder: Folder, train: TrainCaseSpec) -> Layer:
-    """Return the weakest layer: the settings of ``case.yaml``."""
-    return Layer.of(f"cases/{folder.name}/case.yaml", train.settings)
+_SCALE: Final = re.compile(r".+x\d+x\d+")
 
 
-def vendor_layers(adaptation: Path, vendor: str, key: CaseKey) -> list[Layer]:
-    """Return the vendor's layers for ``key``, weakest first: for every scale, then for this chip and scale."""
-    scale = f"config_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
-    layers: list[Layer] = []
-    for name in ("config.yaml", scale):
-        path = adaptation / name
-        if path.is_file():
-            layers.append(Layer.of(f"vendors/{vendor}/cases/{adaptation.name}/{name}", read_yaml(path)))
-    return layers
+@final
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the device under test is capable of (``fp8``, ``amx_bf16``), and how that is known."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Capability -> where it comes from (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
+    unknown: str | None = None
+    """Why others may be present without being listed; null where the list is complete."""
+
+
+def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
+    """Return the capabilities that files of this host show, each with its file."""
+    found = {}
+    for name, test in vendor.capabilities.items():
+        try:
+            text = test.file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if re.search(test.pattern, text):
+            found[name] = str(test.file)
+    return found
+
+
+def vendor_layers(
+    adaptation: Path, vendor: str, key: CaseKey, capabilities: Capabilities, stem: str
+) -> tuple[list[Layer], tuple[LayerFile, ...]]:
+    """Return the vendor's layers for ``key``, weakest first, and which files were applied.
+
+    ``<stem>.yaml`` applies at every scale, ``<stem>_<capability>.yaml`` where the device has the capability (several in
+    alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale.
+
+    Args:
+        adaptation: the vendor's folder for the case; it need not exist.
+        vendor: the vendor's name.
+        key: names chip and scale.
+        capabilities: those of the device.
+        stem: ``config`` for training, ``infer`` for inference.
+
+    Raises:
+        SpecError: a file that applies cannot be read.
+    """
+    scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
+    files: list[tuple[int, LayerFile, Path]] = []
+    for path in sorted(adaptation.glob(f"{stem}*.yaml")):
+        name = f"vendors/{vendor}/cases/{adaptation.name}/{path.name}"
+        suffix = path.stem.removeprefix(stem)
+        if not suffix:
+            files.append((0, LayerFile(file=name, applied=True, reason="applies at every scale"), path))
+        elif _SCALE.fullmatch(suffix[1:]):
+            is_scale = suffix[1:] == scale
+            reason = f"the scale is {scale}"
+            files.append((2, LayerFile(file=name, applied=is_scale, reason=reason), path))
+        elif suffix.startswith("_"):
+            files.append((1, _capability_file(name, suffix[1:], capabilities), path))
+    applied = sorted(((rank, path, file) for rank, file, path in files if file.applied), key=lambda entry: entry[:2])
+    return [Layer.of(file.file, read_yaml(path)) for _, path, file in applied], tuple(file for _, file, _ in files)
+
+
+def _capability_file(name: str, capability: str, capabilities: Capabilities) -> LayerFile:
+    source = capabilities.sources.get(capability)
+    if source is not None:
+        return LayerFile(file=name, applied=True, reason=f"the device has {capability} ({source})")
+    known = ", ".join(sorted(capabilities.sources)) or "none"
+    reason = f"the device is not known to have {capability} (known: {known})"
+    if capabilities.unknown is not None:
+        reason += f"; {capabilities.unknown}"
+    return LayerFile(file=name, applied=False, reason=reason)

@@ -24,12 +24,22 @@ class PlannedNode(Spec):
     starts as many of them as it needs."""
 
 
+class LayerFile(Spec):
+    """A configuration file in the vendor's folder for a case, and whether it applies to a key."""
+
+    file: str
+    applied: bool
+    reason: str
+
+
 class PlannedJob(Spec):
     """One round of one key."""
 
     directory: str
     """``<key slug>/round<N>``, relative to the run directory."""
     job: JobSpec
+    layer_files: tuple[LayerFile, ...] = ()
+    """The vendor's configuration files for the case."""
     nodes: tuple[PlannedNode, ...]
 
 

@@ -1,1 +1,1 @@
-"""The job side of probing: measured ceilings of a device, as a second denominator beside datasheet peaks."""
+"""Measure the ceilings of a device, the denominator of MFU where no datasheet peak is known."""

@@ -1,10 +1,11 @@
-"""``python -m accelmark.probe JOB.json``: one rank of a probe, which writes what it measured beside the request."""
+"""``python -m accelmark.probe JOB.json``: one rank of a probe; rank 0 writes ``ceilings.json`` to its directory."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from accelmark.train.loop.process import redirect_output
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank of the probe that ``arguments`` name, and return the exit code."""
+    """Run the job file given on the command line; return the exit code."""
     if len(arguments) != 1:
         print("usage: python -m accelmark.probe JOB.json", file=sys.stderr)
         return 2
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     try:
         job = JobSpec.model_validate_json(Path(arguments[0]).read_bytes())
         _probe(job, rank, node_dir)
-    except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
+    except Exception as error:  # noqa: BLE001 - every run ends with FINISHED
         traceback.print_exc()
         log.event(Event.ERROR, {"type": type(error).__name__, "message": str(error)})
         log.event(Event.FINISHED, {"state": "failed", "end_reason": "error", "message": str(error)})
@@ -45,8 +46,8 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     import torch.distributed as dist
 
     from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
+    from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
-    from accelmark.probe.group import probe_group
     from accelmark.spec.ceilings import Ceilings, Rate
     from accelmark.spec.framework import RankPlace
     from accelmark.spec.work import ProbeJob
@@ -58,31 +59,23 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     if not isinstance(request, ProbeJob):
         raise TypeError(f"job.json is a job of kind {request.kind!r}, not a probe")
     share = request.budget_s / 4
-    matmul: dict[str, Rate] = {}
-    memory: dict[str, Rate] = {}
-    copies: dict[str, Rate] = {}
-    collectives: dict[str, Rate] = {}
-    if "matmul" in request.items:
-        matmul = {name: probe_matmul(name, device, share / len(PRECISIONS)) for name in PRECISIONS}
-    if "memory" in request.items:
-        memory = probe_memory(device, share)
-    if "copies" in request.items:
-        copies = probe_copies(device, share)
-    if "collectives" in request.items:
-        collectives = probe_group(device, share)
+    measure: dict[str, Callable[[], dict[str, Rate]]] = {
+        "matmul": lambda: {name: probe_matmul(name, device, share / len(PRECISIONS)) for name in PRECISIONS},
+        "memory": lambda: probe_memory(device, share),
+        "copies": lambda: probe_copies(device, share),
+        "collectives": lambda: probe_collectives(device, share),
+    }
+    rates = {item: measure[item]() if item in request.items else {} for item in measure}
     if rank == 0:
-        found = Ceilings(
+        ceilings = Ceilings(
             device_type=device.type,
             device_name=device_name(device) or platform.processor() or platform.machine(),
             world_size=ranks.world_size,
             framework=f"pytorch {torch.__version__}",
             measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            matmul=matmul,
-            memory=memory,
-            copies=copies,
-            collectives=collectives,
+            **rates,
         )
-        (node_dir / CEILINGS_FILE).write_text(found.model_dump_json(indent=2), encoding="utf-8")
+        (node_dir / CEILINGS_FILE).write_text(ceilings.model_dump_json(indent=2), encoding="utf-8")
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What one device can do: matrix products per precision, memory, copies from and to the host."""
+"""Ceilings of one device: matrix products per precision, memory bandwidth, copies from and to the host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from accelmark.probe.stopwatch import time_operation
+from accelmark.probe.timing import time_operation
 from accelmark.spec.ceilings import Rate
 
 SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
-"""Sides of the square matrices that are tried, as far as time and memory allow."""
+"""Sides of the square matrices, as far as time and memory allow."""
 PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _FLOATS: Final = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
                   "bf16": torch.bfloat16, "fp16": torch.float16}  # fmt: skip
@@ -21,7 +21,7 @@ _GIB: Final = 2**30
 
 
 def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
-    """Return the best rate over the sizes; operations counted as 2 n^3, operands random (zeros draw less power)."""
+    """Return the best rate over the sizes: 2 n^3 operations, random operands (zeros draw less power)."""
     unit = "TOP/s" if precision == "int8" else "TFLOP/s"
     best: tuple[float, int, int] | None = None
     try:
@@ -44,14 +44,14 @@ def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
 
 def _product(precision: str, side: int, device: torch.device) -> Callable[[], object]:
     if precision == "tf32" and device.type == "cpu":
-        raise ValueError("a CPU has no tf32")
+        raise ValueError("CPUs do not support tf32")
     if precision == "int8":
         left = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device)
         right = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device).t()
         return lambda: torch._int_mm(left, right)
     if precision == "fp8":
         if device.type == "cpu":
-            raise ValueError("a CPU has no fp8 matrix product")
+            raise ValueError("CPUs do not support fp8 matrix products")
         return _scaled_product(side, device)
     dtype = _FLOATS[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -77,7 +77,7 @@ def _tf32(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
-    """Return bandwidths of a copy (2 bytes moved a byte) and of ``a = b + s c`` (3), as STREAM counts them."""
+    """Return the bandwidth of a copy (2 bytes moved per byte) and of ``a = b + s c`` (3), counted as STREAM does."""
     size = _buffer_bytes(device)
     try:
         source, target, third = (torch.rand(size // 4, device=device) for _ in range(3))
@@ -100,20 +100,20 @@ def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
 
 
 def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
-    """Return bandwidths between pinned host memory and the device; null on a CPU, which has no such copy."""
+    """Return the bandwidth between pinned host memory and the device; null on a CPU."""
     names = ("host_to_device", "device_to_host")
     if device.type == "cpu":
-        reason = "the device is the CPU: there is nothing to copy to"
+        reason = "the device is the CPU, so there is no such copy"
         return {name: Rate(value=None, unit="GB/s", reason=reason) for name in names}
     size = _GIB // 4
-    there = torch.empty(size, dtype=torch.uint8, device=device)
+    on_device = torch.empty(size, dtype=torch.uint8, device=device)
     try:
-        here = torch.empty(size, dtype=torch.uint8).pin_memory()
+        on_host = torch.empty(size, dtype=torch.uint8).pin_memory()
     except RuntimeError as error:
         return {name: Rate(value=None, unit="GB/s", reason=_first_line(error)) for name in names}
     moves: dict[str, Callable[[], object]] = {
-        "host_to_device": lambda: there.copy_(here, non_blocking=True),
-        "device_to_host": lambda: here.copy_(there, non_blocking=True),
+        "host_to_device": lambda: on_device.copy_(on_host, non_blocking=True),
+        "device_to_host": lambda: on_host.copy_(on_device, non_blocking=True),
     }
     rates: dict[str, Rate] = {}
     for name, move in moves.items():
@@ -123,7 +123,7 @@ def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
 
 
 def _buffer_bytes(device: torch.device) -> int:
-    """Far larger than any cache, far smaller than the memory."""
+    """Return a size far above any cache and far below the memory."""
     return _GIB // 4 if device.type == "cpu" else 2 * _GIB
 
 

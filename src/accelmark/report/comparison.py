@@ -44,7 +44,7 @@ class Line:
     """``change`` with half its interval, which is symmetric."""
     word: str
     """One of the effects, as a class of the style sheet."""
-    said: str
+    effect: str
     rounds: str
 
 
@@ -146,7 +146,7 @@ def _line(found: Difference) -> Line:
         bare=scale.number(found.baseline),
         half=_half(found),
         word=found.effect.replace(" ", "-"),
-        said=WORDS[found.effect],
+        effect=WORDS[found.effect],
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 

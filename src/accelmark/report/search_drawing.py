@@ -1,4 +1,4 @@
-"""Drawings as SVG text: a network, the family tree of a search, and what each worker did when."""
+"""Drawings as SVG: a network, the family tree of a search, and the timeline of its workers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
-from accelmark.automl.graph import (
-    Add,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dense,
-    Layer,
-    Network,
-    ReLU,
-    Shape,
-    infer_shapes,
-    main_chain,
-    skips,
-)
+from accelmark.automl.model.layers import Add, BatchNorm, Concat, Convolution, Dense, Layer, ReLU, Shape
+from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import EpochRecord, TrialRecord
-from accelmark.automl.search import Individual
+from accelmark.automl.search.population import Individual
 
 _ROW: Final = 20
 _LANE: Final = 9
@@ -49,7 +37,7 @@ def _words(layer: Layer) -> str:
 
 
 def _rows(network: Network) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the main chain's layers, batch norms and ReLUs written behind what they follow."""
+    """Return the layers of the main chain; batch norms and ReLUs are appended to the layer before."""
     rows: list[tuple[str, tuple[str, ...]]] = []
     for name in main_chain(network):
         layer = network.by_name[name].layer
@@ -66,7 +54,7 @@ def _shape_words(shape: Shape) -> str:
 
 
 def draw_network(network: Network, title: str) -> str:
-    """Draw a network top to bottom: one line a layer of the main chain, an arc for every skip."""
+    """Draw a network top to bottom: one line per layer of the main chain, an arc per skip."""
     shapes, rows = infer_shapes(network), _rows(network)
     place = {0: 0}
     position = 0
@@ -86,7 +74,7 @@ def draw_network(network: Network, title: str) -> str:
         dash = ' stroke-dasharray="3 2"' if skip.merge == "concat" else ""
         parts.append(f'<path class="skip-arc" d="M{_WIDTH} {y1:.0f}H{x}V{y2:.0f}H{_WIDTH}"{dash}/>')
     picture = _shape_words(network.input_shape)
-    lines = [("picture", picture), *((text, _shape_words(shapes[names[-1]])) for text, names in rows)]
+    lines = [("image", picture), *((text, _shape_words(shapes[names[-1]])) for text, names in rows)]
     for row, (text, shape) in enumerate(lines):
         y = row * _ROW
         parts.append(f'<rect class="layer" x="2" y="{y + 2}" width="{_WIDTH - 4}" height="{_ROW - 4}" rx="3"/>')
@@ -97,7 +85,7 @@ def draw_network(network: Network, title: str) -> str:
 
 
 def draw_family(individuals: Sequence[Individual], values: Mapping[int, float], title: str) -> str:
-    """Draw who came from whom: generations downwards, the better the fuller its colour."""
+    """Draw the family tree, generations downwards; the color intensity grows with the accuracy."""
     generation: dict[int, int] = {}
     for one in individuals:
         generation[one.id] = 0 if one.parent is None else generation[one.parent] + 1
@@ -107,7 +95,7 @@ def draw_family(individuals: Sequence[Individual], values: Mapping[int, float], 
         if one.parent is not None:
             children.setdefault(one.parent, []).append(one.id)
     used = 0.0
-    # Leaves take the next free column; a parent stands above the middle of its children.
+    # Leaves take the next free column; a parent is above the middle of its children.
     for one in sorted(individuals, key=lambda each: _leaf_order(each.id, individuals), reverse=False):
         if one.id not in children:
             column[one.id] = used
@@ -156,7 +144,7 @@ def _spot(column: float, generation: int) -> tuple[float, float]:
 def draw_workers(
     trials: Sequence[TrialRecord], epochs: Sequence[EpochRecord], workers: int, until_s: float, title: str
 ) -> str:
-    """Draw one line a worker: training, evaluating, and the gaps between."""
+    """Draw one line per worker: training, evaluating, and idle time."""
     if until_s <= 0:
         return ""
     width = 920

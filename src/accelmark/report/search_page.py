@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from accelmark.automl.engine.rundir import RunDirectory
-from accelmark.automl.engine.state import RunState
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.controller.state import SearchState
 from accelmark.automl.records import TrialRecord
-from accelmark.automl.summary import PointRow, Summary, summarise
+from accelmark.automl.scoring.summary import summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
+from accelmark.report.search_terminal import operations, ratio
 from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.number_format import digits, quantity
 
@@ -25,7 +27,7 @@ MOST_DRAWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """One network: what it is called, what it reached, and its drawing."""
+    """One network with its accuracy and drawing."""
 
     id: int
     title: str
@@ -35,9 +37,9 @@ class NetworkView:
 
 @dataclass(frozen=True, slots=True)
 class SearchView:
-    """Everything that the page shows."""
+    """Content of the page."""
 
-    summary: Summary
+    summary: SearchSummary
     tiles: tuple[tuple[str, str, str], ...]
     consumption: tuple[tuple[str, str, str], ...]
     rows: tuple[tuple[str, ...], ...]
@@ -50,10 +52,10 @@ class SearchView:
     config: str
 
 
-def search_view(run: RunDirectory) -> SearchView:
-    """Read a run and lay out its page; raises RunError or JournalError when it cannot be read."""
-    state = run.state()
-    summary = summarise(run, state=state)
+def search_view(directory: SearchDirectory) -> SearchView:
+    """Read a search and compute its page; raises RunError or JournalError where it cannot be read."""
+    state = directory.state()
+    summary = summarise(directory, state=state)
     values = {one.id: one.value for one in state.individuals if one.value is not None}
     board = state.scoreboard()
     validated = {epoch.trial for epoch in board.epochs if epoch.validation_accuracy is not None}
@@ -76,24 +78,24 @@ def search_view(run: RunDirectory) -> SearchView:
             state.epochs,
             summary.utilisation.workers,
             max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())]),
-            "What each worker did when",
+            "Timeline of the workers",
         ),
         networks=_networks(state, reached),
         left_out=max(0, len(state.individuals) - MOST_DRAWN),
         plots=_plots(summary),
-        config=run.config().model_dump_json(indent=2),
+        config=directory.config().model_dump_json(indent=2),
     )
 
 
-def _tiles(summary: Summary) -> tuple[tuple[str, str, str], ...]:
+def _tiles(summary: SearchSummary) -> tuple[tuple[str, str, str], ...]:
     final, used = summary.final, summary.utilisation
     took = quantity(summary.duration_s, "s")
     return (
-        ("Score", _ops(final.score), f"operations per second, counted by {summary.counting}"),
-        ("Error", _ratio(final.error), "on the held-out split, which the search never saw"),
-        ("Regulated score", _ops(final.regulated_score), "-ln(error) × score"),
-        ("Best of search", _ratio(final.search_error), "error at the best of all peeks at the validation split"),
-        ("Idle", _ratio(used.idle_share), f"of {used.workers} workers' time was neither training nor evaluating"),
+        ("Score", operations(final.score), f"operations per second, counted by {summary.counting}"),
+        ("Error", ratio(final.error), "on the held-out split, which the search does not use"),
+        ("Regulated score", operations(final.regulated_score), "-ln(error) × score"),
+        ("Search error", ratio(final.search_error), "on the validation split, which the search optimizes"),
+        ("Idle", ratio(used.idle_share), f"of {used.workers} workers' time was neither training nor evaluating"),
         (
             "Trials",
             str(summary.trials.get("finished", 0)),
@@ -102,7 +104,7 @@ def _tiles(summary: Summary) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def _consumption(summary: Summary) -> tuple[tuple[str, str, str], ...]:
+def _consumption(summary: SearchSummary) -> tuple[tuple[str, str, str], ...]:
     used = summary.consumption
 
     def tile(title: str, name: str, value: float | None, text: str) -> tuple[str, str, str]:
@@ -111,26 +113,25 @@ def _consumption(summary: Summary) -> tuple[tuple[str, str, str], ...]:
     return (
         tile("Power", "mean_power_w", used.mean_power_w, quantity(used.mean_power_w, "W")),
         tile("Energy", "energy_j", used.energy_j, quantity(used.energy_j, "J")),
-        tile("Processor use", "cpu_utilisation", used.cpu_utilisation, _ratio(used.cpu_utilisation)),
-        tile("Device use", "device_utilisation", used.device_utilisation, _ratio(used.device_utilisation)),
+        tile("Processor use", "cpu_utilisation", used.cpu_utilisation, ratio(used.cpu_utilisation)),
+        tile("Device use", "device_utilisation", used.device_utilisation, ratio(used.device_utilisation)),
     )
 
 
-def _row(row: PointRow) -> tuple[str, ...]:
+def _row(row: SearchPoint) -> tuple[str, ...]:
     return (
         digits(row.time_h),
-        _ratio(row.error),
-        _ratio(row.search_error),
-        _ops(row.score),
-        _ops(row.regulated_score),
+        ratio(row.error),
+        ratio(row.search_error),
+        operations(row.score),
+        operations(row.regulated_score),
         digits(row.operations),
     )
 
 
-def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
-    epochs = [epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
-    seen = [epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None]
-    best = max(seen, default=None)
+def _trial_row(record: TrialRecord, state: SearchState) -> tuple[str, ...]:
+    epochs = state.epochs_of(record)
+    best = max((epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None), default=None)
     hyper = record.hyperparameters
     settings = [f"batch {hyper.batch_size}", f"rate {digits(hyper.learning_rate)}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
@@ -141,8 +142,8 @@ def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
         str(record.round),
         record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
         f"{sum(epoch.complete for epoch in epochs)}/{record.epochs_planned}",
-        _ratio(best),
-        _ratio(record.held_out_accuracy),
+        ratio(best),
+        ratio(record.held_out_accuracy),
         f"{record.parameters:,}",
         record.weights,
         ", ".join(settings) + (" (TPE)" if record.tuned else ""),
@@ -150,7 +151,7 @@ def _trial_row(record: TrialRecord, state: RunState) -> tuple[str, ...]:
     )
 
 
-def _networks(state: RunState, reached: dict[int, float]) -> tuple[NetworkView, ...]:
+def _networks(state: SearchState, reached: dict[int, float]) -> tuple[NetworkView, ...]:
     best = sorted(state.individuals, key=lambda one: reached.get(one.id, -1.0), reverse=True)[:MOST_DRAWN]
     return tuple(
         NetworkView(
@@ -165,7 +166,7 @@ def _networks(state: RunState, reached: dict[int, float]) -> tuple[NetworkView, 
     )
 
 
-def _plots(summary: Summary) -> dict[str, Any]:
+def _plots(summary: SearchSummary) -> dict[str, Any]:
     hours = [row.time_h for row in summary.series]
     return {
         "Score": {"x": hours, "y": [row.score for row in summary.series], "unit": "operations / s"},
@@ -174,7 +175,7 @@ def _plots(summary: Summary) -> dict[str, Any]:
             "y": [row.error for row in summary.series],
             "unit": "held-out error",
             "other": [row.search_error for row in summary.series],
-            "other_name": "best of search",
+            "other_name": "search error",
         },
         "Regulated score": {
             "x": hours,
@@ -184,30 +185,22 @@ def _plots(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _ops(value: float | None) -> str:
-    return quantity(value, "OP/s")
-
-
-def _ratio(value: float | None) -> str:
-    return quantity(value, "ratio")
-
-
 _LOGS = ("journal.jsonl", "automl.json", "network.json", "study.journal")
 
 
-def write_report(run: RunDirectory, *, logs: bool = False) -> tuple[Path, ...]:
-    """Write the report into the run's folder; with ``logs`` also an archive of its records; return the files."""
-    view = search_view(run)
-    page, data = run.path / "report.html", run.path / "report.json"
-    table, trials = run.path / "report.csv", run.path / "trials.csv"
+def write_report(directory: SearchDirectory, *, logs: bool = False) -> tuple[Path, ...]:
+    """Write the report into the search's directory, with ``logs`` also an archive of its records; return the files."""
+    view = search_view(directory)
+    page, data = directory.path / "report.html", directory.path / "report.json"
+    table, trials = directory.path / "report.csv", directory.path / "trials.csv"
     write_atomic(page, render_search(view))
-    write_atomic(data, view.summary.model_dump_json(indent=2) + "\n")
+    write_atomic(data, view.summary.to_json() + "\n")
     series = [tuple(row.model_dump().values()) for row in view.summary.series]
     write_atomic(table, _csv(tuple(type(view.summary.final).model_fields), series))
     write_atomic(trials, _csv(TRIAL_HEADINGS, view.trials))
     written = [page, data, table, trials]
     if logs:
-        written.append(_archive(run))
+        written.append(_archive(directory))
     return tuple(written)
 
 
@@ -218,7 +211,7 @@ TRIAL_HEADINGS = (
 
 
 def render_search(view: SearchView) -> str:
-    """Return the page as HTML that opens without a network; texts from outside are escaped."""
+    """Return the page as self-contained HTML; all texts are escaped."""
     from markupsafe import Markup
 
     return fill(
@@ -245,16 +238,16 @@ def _csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _harmless(value: object) -> object:
-    """Keep a spreadsheet from taking a text for a formula."""
+    """Prevent spreadsheets from interpreting a text as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
 
 
-def _archive(run: RunDirectory) -> Path:
-    target = run.path / "logs.tar.gz"
+def _archive(directory: SearchDirectory) -> Path:
+    target = directory.path / "logs.tar.gz"
     beside = target.with_suffix(".part")
     with tarfile.open(beside, "w:gz") as archive:
         for name in _LOGS:
-            if (run.path / name).is_file():
-                archive.add(run.path / name, arcname=f"{run.name}/{name}")
+            if (directory.path / name).is_file():
+                archive.add(directory.path / name, arcname=f"{directory.name}/{name}")
     shutil.move(beside, target)
     return target

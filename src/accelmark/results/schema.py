@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures.definitions import FigureName
-from accelmark.spec.infer_events import RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit, Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec

@@ -1,4 +1,4 @@
-"""Find plug-ins (cases, vendors, frameworks, launchers): here, in installed packages, and in ACCELMARK_PLUGINS."""
+"""Find plug-ins (cases, vendors, frameworks, ...): here, in installed packages, and in ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
+from accelmark.spec.trainer import TrainerSpec
 from accelmark.spec.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
-Kind = Literal["cases", "vendors", "frameworks", "launchers"]
-JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks")
+Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
 """Kinds of plug-ins that jobs need on their hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) with folders ``cases/``, ``vendors/``, ``frameworks/``, ``launchers/``."""
+"""Directories (separated as in ``PATH``) with a folder for each kind (``cases/``, ``trainers/``, ...)."""
 
 _PACKAGE: Final = {
     "cases": "accelmark.cases",
     "vendors": "accelmark.vendors",
     "frameworks": "accelmark.frameworks",
     "launchers": "accelmark.run.launchers",
+    "trainers": "accelmark.train.external.trainers",
 }
 _FILE: Final = {
     "cases": "case.yaml",
     "vendors": "vendor.yaml",
     "frameworks": "framework.yaml",
     "launchers": "launcher.yaml",
+    "trainers": "trainer.yaml",
 }
 _SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
@@ -143,6 +146,8 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
     for path in sorted(directory.iterdir()):
         if (path / _FILE[kind]).is_file():
             yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
+        elif kind == "trainers" and path.suffix == ".yaml":
+            yield Folder(path.stem, path, None, origin)
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
@@ -187,6 +192,12 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
             f"add frameworks.{framework} to its vendor.yaml"
         )
     return device
+
+
+def load_trainer(name: str) -> TrainerSpec:
+    """Read and check the YAML file of one external trainer: ``<name>.yaml``, or ``<name>/trainer.yaml``."""
+    path = find("trainers", name).path
+    return _load_trainer(path if path.is_file() else path / _FILE["trainers"], name)
 
 
 def load_launch(name: str) -> FrameworkLaunch:
@@ -248,6 +259,14 @@ def _load_vendor(path: Path) -> VendorSpec:
 def _load_framework(path: Path) -> FrameworkSpec:
     spec = parse(FrameworkSpec, read_yaml(path), str(path))
     _same_name(spec.name, path)
+    return spec
+
+
+@cache
+def _load_trainer(path: Path, name: str) -> TrainerSpec:
+    spec = parse(TrainerSpec, read_yaml(path), str(path))
+    if spec.name != name:
+        raise SpecError([Problem(str(path), "name", f"is {spec.name!r}, but the file or folder is {name!r}")])
     return spec
 
 

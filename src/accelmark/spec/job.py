@@ -78,12 +78,17 @@ class JobSpec(Spec):
     @property
     def framework(self) -> str:
         """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
-        return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
+        return framework_of(self.work, self.key)
 
     @model_validator(mode="before")
     @classmethod
     def _upgraded(cls, values: Any) -> Any:
         return upgrade_job(values) if isinstance(values, dict) and values.get("schema_version") == 1 else values
+
+
+def framework_of(work: Work, key: CaseKey) -> str:
+    """Return the framework that starts the ranks of ``work``."""
+    return work.trainer.framework if isinstance(work, ExternalJob) else key.framework
 
 
 def upgrade_job(values: Mapping[str, Any]) -> dict[str, Any]:

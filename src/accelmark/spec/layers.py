@@ -1,27 +1,33 @@
-"""Layered configuration: the strongest layer wins, and every value remembers where it came from."""
+"""Configuration layers: the strongest layer wins, and every value records which layer it came from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from functools import cache
+from typing import Any, Final, Generic, TypeVar, final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.inference.settings import Note
 from accelmark.spec.job import Provenance
 from accelmark.spec.model import problems_of
 from accelmark.spec.settings import TrainSettings
 
+S = TypeVar("S", bound=BaseModel)
+
 ALWAYS_MUTABLE: Final = ("loader.synthetic",)
-"""Settings any layer may change because they mark the run instead of bending it."""
+"""Settings that every layer may change, since they mark the result."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings that one file (or the command line) gives, as ``{dotted key: value}``."""
+    """Settings from one file or from the command line, as ``{dotted key: value}``."""
 
     name: str
     values: Mapping[str, Any]
@@ -34,11 +40,12 @@ class Layer:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """Settings after layering, each with its provenance (dotted key -> layer)."""
+class Resolved(Generic[S]):
+    """Merged settings, the provenance of each (by dotted key), and notes for the user."""
 
-    settings: TrainSettings
+    settings: S
     provenance: Mapping[str, Provenance]
+    notes: tuple[Note, ...] = ()
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,14 +75,116 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+class LayerMerger(ABC, Generic[S]):
+    """Merges layers, weakest first, into settings of type ``S``.
+
+    A subclass decides which values a layer may set; the base keeps values, history and problems.
+    """
+
+    def __init__(self, model: type[S], base: str) -> None:
+        self.model: Final = model
+        self.base: Final = base
+        """Name of the weakest layer: the case's own settings."""
+        self.values: Final[dict[str, Any]] = {}
+        self.problems: Final[list[Problem]] = []
+        self.notes: Final[list[Note]] = []
+        self.forced: Final[set[str]] = set()
+        self._history: Final[dict[str, list[tuple[str, Any]]]] = {}
+        self._layers: Final[list[str]] = [base]
+
+    @abstractmethod
+    def add(self, layer: Layer) -> None:
+        """Merge a layer that is stronger than all before it."""
+
+    def put(self, layer: str, key: str, value: Any) -> None:
+        """Set ``key``, and record that ``layer`` did."""
+        if layer not in self._layers:
+            self._layers.append(layer)
+        self.values[key] = value
+        self._history.setdefault(key, []).append((layer, value))
+
+    def typed(self, layer: str, key: str, value: Any, shown: str | None = None) -> Any:
+        """Return ``value`` as the type of its field; record a problem (under the name ``shown``) where it is none."""
+        adapter = _adapters(self.model).get(key)
+        if adapter is None:
+            return value
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            found = problems_of(error, self.model, layer)
+            self.problems.extend(Problem(layer, shown or key, each.what) for each in found)
+            return value
+
+    def current(self, key: str) -> Any:
+        """Return the value of ``key`` after the layers so far, defaults included."""
+        return self.values.get(key, setting_defaults(self.model).get(key))
+
+    def resolved(self) -> Resolved[S]:
+        """Return the merged settings.
+
+        Raises:
+            SpecError: with all problems of all layers.
+        """
+        if self.problems:
+            raise SpecError(self.problems)
+        try:
+            settings = self.model.model_validate(nest(self.values))
+        except ValidationError as error:
+            found = problems_of(error, self.model, self.base)
+            raise SpecError([Problem(self._blamed(each), each.key, each.what, each.hint) for each in found]) from error
+        provenance = {key: self._provenance(key, value) for key, value in self._dumped(settings)}
+        return Resolved(settings, provenance, tuple(self.notes))
+
+    def _dumped(self, settings: S) -> Iterator[tuple[str, Any]]:
+        yield from flatten(settings.model_dump(mode="json")).items()
+
+    def _provenance(self, key: str, value: Any) -> Provenance:
+        history = self._history.get(key, [("default", None)])
+        return Provenance(value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced)
+
+    def _blamed(self, problem: Problem) -> str:
+        """Return the strongest layer among those that last set the keys which a problem is about or mentions."""
+        keys = {problem.key} | set(re.findall(r"\w+", problem.what))
+        changed = [self._layers.index(self._history[key][-1][0]) for key in keys if key in self._history]
+        return self._layers[max(changed)] if changed else self.base
+
+
+@cache
+def setting_defaults(model: type[BaseModel], prefix: str = "") -> Mapping[str, Any]:
+    """Return every dotted setting of ``model`` with its default (None where it has to be given)."""
+    defaults: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            defaults.update(setting_defaults(info.annotation, f"{prefix}{name}."))
+        elif name not in _OPEN_MAPPINGS:
+            required = info.is_required()
+            defaults[f"{prefix}{name}"] = None if required else info.get_default(call_default_factory=True)
+    return defaults
+
+
+_OPEN_MAPPINGS: Final = ("model", "engine_options")
+"""Fields whose keys the case or the engine defines."""
+
+
+@cache
+def _adapters(model: type[BaseModel], prefix: str = "") -> Mapping[str, TypeAdapter[Any]]:
+    adapters: dict[str, TypeAdapter[Any]] = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            adapters.update(_adapters(info.annotation, f"{prefix}{name}."))
+        elif name not in _OPEN_MAPPINGS:
+            adapters[f"{prefix}{name}"] = TypeAdapter(info.rebuild_annotation())
+    return adapters
+
+
 def may_change(key: str, mutable: Sequence[str]) -> bool:
-    """Tell whether ``mutable`` allows ``key``: it names the key itself or a section above it."""
+    """Return whether ``mutable`` lists ``key`` or a section that contains it."""
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
 
 
 def unknown_mutable(train: TrainCaseSpec, where: str) -> list[Problem]:
-    """Return one problem for each entry of ``mutable`` that is neither a setting nor a section of some."""
-    known = {*driver_defaults(), *flatten(train.settings)}
+    """Return one problem for each entry of ``mutable`` that is neither a setting nor a section of settings."""
+    known = {*setting_defaults(TrainSettings), *flatten(train.settings)}
     sections = {key.rpartition(".")[0] for key in known} - {""}
     return [
         Problem(where, "train.mutable", f"names {entry!r}, which is no setting", nearest(entry, known | sections))
@@ -84,90 +193,58 @@ def unknown_mutable(train: TrainCaseSpec, where: str) -> list[Problem]:
     ]
 
 
-def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved:
-    """Lay ``over`` (weakest first) on a case's own settings.
+@final
+class TrainingMerger(LayerMerger[TrainSettings]):
+    """Merges training settings: layers may change only what the case lists as mutable, unless the run is open."""
+
+    def __init__(self, base: Layer, *, mutable: Sequence[str], is_open: bool) -> None:
+        super().__init__(TrainSettings, base.name)
+        self._base_values: Final = base.values
+        self._mutable: Final = mutable
+        self._open: Final = is_open
+        for key, value in base.values.items():
+            self.put(base.name, key, self.typed(base.name, key, value))
+
+    def add(self, layer: Layer) -> None:
+        """Merge a layer; values that it may not set become problems."""
+        defaults = setting_defaults(TrainSettings)
+        for key, given in layer.values.items():
+            if key not in defaults and key not in self._base_values:
+                self.problems.append(
+                    Problem(layer.name, key, "unknown setting", nearest(key, {*defaults, *self.values}))
+                )
+                continue
+            before = len(self.problems)
+            self._check_case_type(layer.name, key, given)
+            value = self.typed(layer.name, key, given)
+            if len(self.problems) > before:
+                continue
+            if not may_change(key, self._mutable) and value != self.current(key):
+                if not self._open:
+                    listed = ", ".join(self._mutable) or "nothing"
+                    hint = f"the case fixes it; may change: {listed}; or declare the run open"
+                    self.problems.append(Problem(layer.name, key, "is not mutable", hint))
+                    continue
+                self.forced.add(key)
+            self.put(layer.name, key, value)
+
+    def _check_case_type(self, layer: str, key: str, value: Any) -> None:
+        """Check one of the case's own numbers (``model.*``), whose type is that of its value in ``case.yaml``."""
+        if not key.startswith("model.") or self._base_values[key] is None:
+            return
+        expected = type(self._base_values[key])
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            self.problems.append(Problem(layer, key, f"must be {expected.__name__}, found {value!r}"))
+
+
+def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved[TrainSettings]:
+    """Merge ``over`` (weakest first) into a case's own training settings.
 
     Raises:
         SpecError: with all problems of all layers: unknown keys, wrong types, and changes to what the case does not
             list as mutable (unless ``is_open``), each naming its layer.
     """
-    problems: list[Problem] = []
-    values = dict(base.values)
-    history: dict[str, list[tuple[str, Any]]] = {key: [(base.name, value)] for key, value in values.items()}
-    forced: set[str] = set()
-    defaults = driver_defaults()
-    known = set(defaults) | set(values)
+    merger = TrainingMerger(base, mutable=mutable, is_open=is_open)
     for layer in over:
-        for key, value in layer.values.items():
-            if key not in known:
-                problems.append(Problem(layer.name, key, "unknown setting", nearest(key, known)))
-                continue
-            problem = _type_problem(layer.name, key, value, base.values)
-            if problem is not None:
-                problems.append(problem)
-                continue
-            if not may_change(key, mutable) and value != values.get(key, defaults.get(key)):
-                if not is_open:
-                    hint = f"the case fixes it; may change: {', '.join(mutable) or 'nothing'}; or declare the run open"
-                    problems.append(Problem(layer.name, key, "is not mutable", hint))
-                    continue
-                forced.add(key)
-            values[key] = value
-            history.setdefault(key, []).append((layer.name, value))
-    settings = _check(values, history, problems)
-    if settings is None:
-        raise SpecError(problems)
-    return Resolved(settings, _provenance(settings, history, forced))
-
-
-def _check(
-    values: Mapping[str, Any], history: Mapping[str, list[tuple[str, Any]]], problems: list[Problem]
-) -> TrainSettings | None:
-    settings: TrainSettings | None = None
-    try:
-        settings = TrainSettings.model_validate(nest(values))
-    except ValidationError as error:
-        for problem in problems_of(error, TrainSettings, "settings"):
-            layers = history.get(problem.key)
-            layer = layers[-1][0] if layers else next(iter(history.values()))[0][0]
-            problems.append(Problem(layer, problem.key, problem.what, problem.hint))
-    return None if problems else settings
-
-
-def _type_problem(layer: str, key: str, value: Any, base: Mapping[str, Any]) -> Problem | None:
-    """Check a case's own numbers, typed by ``case.yaml``; the driver's are typed by pydantic."""
-    if not key.startswith("model.") or base[key] is None:
-        return None
-    expected = type(base[key])
-    if expected is float and type(value) is int:
-        return None
-    if type(value) is expected:
-        return None
-    return Problem(layer, key, f"must be {expected.__name__}, found {value!r}")
-
-
-def _provenance(
-    settings: TrainSettings, history: Mapping[str, list[tuple[str, Any]]], forced: set[str]
-) -> dict[str, Provenance]:
-    resolved = flatten(settings.model_dump(mode="json"))
-    default = ("default", None)
-    return {
-        key: Provenance(
-            value=value,
-            layer=history.get(key, [default])[-1][0],
-            replaced=tuple(history.get(key, [default])[:-1]),
-            forced=key in forced,
-        )
-        for key, value in resolved.items()
-    }
-
-
-def driver_defaults(model: type[BaseModel] = TrainSettings, prefix: str = "") -> dict[str, Any]:
-    """Return every dotted setting of the driver with its default (None where it has to be given)."""
-    defaults: dict[str, Any] = {}
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            defaults.update(driver_defaults(info.annotation, f"{prefix}{name}."))
-        elif name != "model":
-            defaults[f"{prefix}{name}"] = None if info.is_required() else info.default
-    return defaults
+        merger.add(layer)
+    return merger.resolved()

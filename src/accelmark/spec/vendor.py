@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -10,6 +11,15 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Precision
+
+
+def compiled(value: str) -> str:
+    """Return ``value``. Raises ValueError where it is not a regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return value
 
 
 class Peaks(Spec):
@@ -46,17 +56,15 @@ class Chip(Spec):
     memory_bandwidth_gb_s: PositiveFloat | None = None
     tdp_w: PositiveFloat | None = None
     peaks: Peaks
+    capabilities: tuple[str, ...] = ()
+    """What it is capable of (``fp8``): ``config_<capability>.yaml`` in a case's folder then applies."""
     source: str
     """Where the figures come from (document and its address or number)."""
 
     @field_validator("device_name")
     @classmethod
     def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error}") from error
-        return value
+        return compiled(value)
 
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
         """Tell whether a device with this name (and memory, where it decides) is this chip."""
@@ -65,6 +73,19 @@ class Chip(Spec):
         if self.memory_gib is None:
             return True
         return memory_gib is not None and self.memory_gib[0] <= memory_gib <= self.memory_gib[1]
+
+
+class CapabilityFile(Spec):
+    """A file of the host that shows whether it has a capability."""
+
+    file: Path
+    pattern: str
+    """Regular expression that is searched for in the file."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        return compiled(value)
 
 
 class ContainerDefaults(Spec):
@@ -108,6 +129,8 @@ class VendorSpec(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables every rank is started with."""
     chips: tuple[Chip, ...]
+    capabilities: dict[str, CapabilityFile] = Field(default_factory=dict)
+    """Capability -> the file that shows whether this host's device has it."""
     cannot_run: str | None = None
     """Why no case can run on it yet, though its devices may be read; null where nothing is known to be in the way."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -15,7 +15,8 @@ try:
 except ImportError:  # a PyYAML built without libyaml
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
-_EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_MAX_NESTING: Final = 100
+_EXPONENT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class _Loader(_SafeLoader):
@@ -47,11 +48,22 @@ def read_value(text: str, where: str) -> Any:
     Raises:
         SpecError: it is not YAML; ``where`` is named.
     """
+    try:
+        return _load(text)
+    except yaml.YAMLError as error:
+        raise SpecError([Problem(where, "", f"{text!r} is not a YAML value")]) from error
+
+
+def _load(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, Loader=_SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_NESTING:  # before the recursive loader, whose own limit is the interpreter's
+            mark: Any = event.start_mark
+            raise yaml.MarkedYAMLError(problem=f"nests deeper than {_MAX_NESTING} levels", problem_mark=mark)
     loader = _Loader(text)
     try:
         return loader.get_single_data()
-    except yaml.YAMLError as error:
-        raise SpecError([Problem(where, "", f"{text!r} is not a YAML value")]) from error
     finally:
         loader.dispose()
 
@@ -69,11 +81,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SpecError([Problem(str(path), "", "is not UTF-8 text")]) from error
     try:
-        loader = _Loader(text)
-        try:
-            loaded = loader.get_single_data()
-        finally:
-            loader.dispose()
+        loaded = _load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""

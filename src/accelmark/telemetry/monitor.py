@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Final, final
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.detect import default_vendor
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
 
 PID_FILE: Final = "monitor.json"
@@ -92,6 +95,33 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     # The monitor outlives this process; mark the handle as done so that its destructor does not warn.
     process.returncode = 0
     return status(log_path)
+
+
+@contextmanager
+def recording(log_path: Path) -> Iterator[None]:
+    """Record telemetry of this machine and this process from before the context starts until it ends.
+
+    A recorder that fails does not fail the context.
+    """
+    log_path.mkdir(parents=True, exist_ok=True)
+    vendor = default_vendor()
+    config = {"vendor": vendor, "vendor_folder": str(find("vendors", vendor).path), "pids": [os.getpid()]}
+    (log_path / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    with (log_path / "telemetry.log").open("ab") as output:
+        command = [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)]
+        recorder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _num_samples(log_path) and recorder.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield
+    finally:
+        recorder.terminate()
+        try:
+            recorder.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            recorder.kill()
+            recorder.wait()
 
 
 def _archive(record: Path) -> None:

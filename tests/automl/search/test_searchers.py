@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.automl.counting import count
-from accelmark.automl.graph import Convolution, Network, resnet50, small
-from accelmark.automl.morphs import MorphError, MorphLimits, apply_morph, random_morph
-from accelmark.automl.search import (
-    SEARCH_NAMES,
-    Family,
-    GaussianProcess,
-    SearchName,
-    distances,
-    make_searcher,
-    sketch,
-)
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.layers import Convolution
+from accelmark.automl.model.morphs import MorphError, MorphLimits, apply_morph, random_morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import resnet50, small
+from accelmark.automl.search.population import Population
+from accelmark.automl.search.searchers import SEARCH_NAMES, SearchName, make_searcher
+from accelmark.automl.search.surrogate import GaussianProcess, distances, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))
 
@@ -83,30 +79,30 @@ def filters_reached(network: Network) -> float:
     return min(0.9, 0.1 * float(np.log2(widest)))
 
 
-def searched(name: SearchName, seed: int, steps: int = 14) -> Family:
-    searcher, family = make_searcher(name), Family.started(SEED, seed)
-    family.observe(0, filters_reached(SEED))
+def searched(name: SearchName, seed: int, steps: int = 14) -> Population:
+    searcher, population = make_searcher(name), Population.started(SEED, seed)
+    population.set(0, "observed", filters_reached(SEED))
     for _ in range(steps):
-        one = searcher.propose(family)
-        family.observe(one.id, filters_reached(one.network))
-    return family
+        one = searcher.propose(population)
+        population.set(one.id, "observed", filters_reached(one.network))
+    return population
 
 
 @pytest.mark.parametrize("name", SEARCH_NAMES)
 def test_a_search_repeats_itself_by_seed_and_goes_on_from_its_json(name: SearchName) -> None:
-    family = searched(name, 7, steps=5)
-    again = Family.model_validate_json(family.model_dump_json())
-    assert again == family
-    assert make_searcher(name).propose(again).network == make_searcher(name).propose(family).network
+    population = searched(name, 7, steps=5)
+    again = Population.model_validate_json(population.model_dump_json())
+    assert again == population
+    assert make_searcher(name).propose(again).network == make_searcher(name).propose(population).network
     assert searched(name, 7, steps=5).model_dump_json() == searched(name, 7, steps=5).model_dump_json()
 
 
 @pytest.mark.parametrize("name", SEARCH_NAMES)
 def test_every_network_can_be_rebuilt_from_its_parent_and_morphs(name: SearchName) -> None:
-    family = searched(name, 1, steps=6)
-    for one in family.individuals[1:]:
+    population = searched(name, 1, steps=6)
+    for one in population.individuals[1:]:
         assert one.parent is not None
-        network = family.individuals[one.parent].network
+        network = population.individuals[one.parent].network
         for morph in one.morphs:
             network = apply_morph(network, morph)
         assert network == one.network
@@ -120,40 +116,40 @@ def test_bayesian_search_finds_what_is_good_sooner_than_random_morphs() -> None:
 
 
 def test_parallel_proposals_differ() -> None:
-    family = searched("bayesian", 2, steps=4)
+    population = searched("bayesian", 2, steps=4)
     searcher = make_searcher("bayesian")
-    proposed = [searcher.propose(family).network for _ in range(4)]
+    proposed = [searcher.propose(population).network for _ in range(4)]
     texts = {network.model_dump_json() for network in proposed}
     assert len(texts) == 4
 
 
 def test_a_lost_network_is_neither_best_nor_parent() -> None:
-    family = searched("random", 3, steps=3)
-    newest = make_searcher("random").propose(family)
-    family.lose(newest.id)
-    assert newest.id not in {one.id for one in family.observed}
-    assert newest.id not in {one.id for one in family.pending}
+    population = searched("random", 3, steps=3)
+    newest = make_searcher("random").propose(population)
+    population.set(newest.id, "lost", None)
+    assert newest.id not in {one.id for one in population.observed}
+    assert newest.id not in {one.id for one in population.pending}
 
 
 def test_limits_hold_for_every_network_proposed() -> None:
     bound = 2 * count(SEED, "accelmark").parameters
     searcher = make_searcher("random", limits=MorphLimits(max_parameters=bound, max_kernel=5))
-    family = Family.started(SEED, 5)
-    family.observe(0, 0.1)
+    population = Population.started(SEED, 5)
+    population.set(0, "observed", 0.1)
     try:
         for _ in range(12):
-            one = searcher.propose(family)
-            family.observe(one.id, 0.1)
+            one = searcher.propose(population)
+            population.set(one.id, "observed", 0.1)
     except MorphError:
         pass
-    assert len(family.individuals) > 2
-    assert all(count(one.network, "accelmark").parameters <= bound for one in family.individuals)
+    assert len(population.individuals) > 2
+    assert all(count(one.network, "accelmark").parameters <= bound for one in population.individuals)
 
 
 def test_no_search_trains_the_seed_on() -> None:
-    family = searched("none", 0, steps=3)
-    assert [one.parent for one in family.individuals] == [None, 0, 1, 2]
-    assert all(one.network == SEED for one in family.individuals)
+    population = searched("none", 0, steps=3)
+    assert [one.parent for one in population.individuals] == [None, 0, 1, 2]
+    assert all(one.network == SEED for one in population.individuals)
 
 
 def test_a_walk_that_ends_at_networks_without_room_is_no_end_of_the_search() -> None:
@@ -161,9 +157,9 @@ def test_a_walk_that_ends_at_networks_without_room_is_no_end_of_the_search() -> 
     morph, grown = random_morph(seed, np.random.default_rng(0), kinds=["widen"])
     limits = MorphLimits(max_forward_operations=count(grown, "accelmark").matrix_forward)
     for number in range(12):
-        family = Family.started(seed, number)
-        family.observe(0, 0.2)
+        population = Population.started(seed, number)
+        population.set(0, "observed", 0.2)
         for value in (0.8, 0.9):
-            family.observe(family.add(grown, 0, (morph,)).id, value)
-        proposed = make_searcher("bayesian", kinds=("widen",), limits=limits).propose(family)
+            population.set(population.add(grown, 0, (morph,)).id, "observed", value)
+        proposed = make_searcher("bayesian", kinds=("widen",), limits=limits).propose(population)
         assert proposed.parent == 0

@@ -1,1 +1,1 @@
-"""One trial: the order it is given, what it reports, and the loop that trains it."""
+"""Train one network of the search with PyTorch and the training driver."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import io
+import keyword
 import math
-import textwrap
 import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.yaml_file import read_yaml
+
+MAX_NESTING: Final = 100
+"""Deepest nesting of an expression that is read."""
 
 
 @final
@@ -35,27 +38,16 @@ def parse_file(path: Path) -> Parsed:
         SpecError: it cannot be read, or is not of the kind that its name says.
     """
     if path.suffix in (".yaml", ".yml"):
-        return Parsed(str(path), _yaml(path))
+        return Parsed(str(path), read_yaml(path))
     if path.suffix != ".py":
         raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
     parsed = Parsed(str(path), {})
     for statement in _tree(path).body:
         try:
             _take(statement, parsed)
-        except (OverflowError, RecursionError) as error:
-            what = "nests too deeply to be read" if isinstance(error, RecursionError) else "is too large a number"
-            raise SpecError([Problem(str(path), f"line {statement.lineno}", what)]) from error
+        except OverflowError as error:
+            raise SpecError([Problem(str(path), f"line {statement.lineno}", "is too large a number")]) from error
     return parsed
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = read_yaml(path)
-        repr(values)  # what cannot be shown cannot be complained of either
-    except (ValueError, RecursionError) as error:
-        what = "nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SpecError([Problem(str(path), "", f"cannot be read: {what}")]) from error
-    return values
 
 
 def _tree(path: Path) -> ast.Module:
@@ -63,33 +55,44 @@ def _tree(path: Path) -> ast.Module:
         source = path.read_bytes()
     except OSError as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
+    deep = _line_of_deep_nesting(source)
+    if deep is not None:
+        raise SpecError([Problem(str(path), f"line {deep}", f"nests deeper than {MAX_NESTING} levels")])
     try:
         return ast.parse(source, str(path))
     except SyntaxError as error:
         where = f"line {error.lineno}" if error.lineno else ""
         raise SpecError([Problem(str(path), where, f"is not Python: {error.msg}")]) from error
-    except ValueError as error:
-        raise SpecError([Problem(str(path), "", f"is not Python: {error}")]) from error
-    except (RecursionError, MemoryError) as error:
-        raise SpecError([Problem(str(path), _too_deep(source), "nests too deeply to be read")]) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SpecError([Problem(str(path), "", f"is not Python: {error or 'nests too deeply'}")]) from error
 
 
-def _too_deep(source: bytes) -> str:
-    """Return the ``line N`` of the first statement that Python's parser gives up on, which names none itself."""
-    lines = source.splitlines(keepends=True)
-    first = 1
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
-        if token.type != tokenize.NEWLINE:
-            continue
-        statement = b"".join(lines[first - 1 : token.end[0]]).decode(errors="replace")
-        try:
-            ast.parse(textwrap.dedent(statement))
-        except (RecursionError, MemoryError):
-            return f"line {first}"
-        except (SyntaxError, ValueError):
-            pass  # the head of a block, whose body comes as statements of their own
-        first = token.end[0] + 1
-    return ""
+def _line_of_deep_nesting(source: bytes) -> int | None:
+    """Return the first line of the first statement whose expressions may nest deeper than ``MAX_NESTING``, else None.
+
+    Counted on tokens, before the recursive parser reads them: operators, keywords and open brackets between two commas.
+    """
+    first: int | None = None
+    counts = [0]
+    try:
+        for token in tokenize.tokenize(io.BytesIO(source).readline):
+            if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
+                first = first or token.start[0]
+            if token.type == tokenize.NEWLINE:
+                first, counts = None, [0]
+            elif token.string in (",", ":"):
+                counts[-1] = 0
+            elif token.string in tuple(")]}"):
+                counts = counts[:-1] or [0]
+            elif token.type == tokenize.OP or keyword.iskeyword(token.string):
+                counts[-1] += 1
+                if token.string in tuple("([{"):
+                    counts.append(0)
+            if sum(counts) > MAX_NESTING:
+                return first
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return None  # the parser says what is wrong
+    return None
 
 
 def _take(statement: ast.stmt, parsed: Parsed) -> None:
@@ -134,7 +137,6 @@ def _literal(expression: ast.expr) -> Any:
     Raises:
         ValueError: it is something else.
         OverflowError: a number is too large for a float.
-        RecursionError: it nests too deeply.
     """
     if isinstance(expression, ast.BinOp):
         value = _joined(expression)

@@ -1,1 +1,40 @@
-"""Engines, one file each: the file's name is the name that ``compiler`` gives."""
+"""Inference engines, one file each, and the look-up of an engine's class by its name.
+
+``engines.yaml`` declares each engine's module and requirements, so that planning knows them without an import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from accelmark.infer.engine import Engine
+from accelmark.spec.catalog import file_module
+from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.inference.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
+
+
+def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
+    """Return the class of the engine ``name``; a vendor's file takes precedence over AccelMark's of the same name.
+
+    Raises:
+        RequestError: there is no such engine; the nearest name is suggested.
+        RunError: the file or package defines no ``Engine``.
+    """
+    if vendor_folder is not None and name in engine_files(vendor_folder / "engines"):
+        path = vendor_folder / "engines" / f"{name}.py"
+        return _checked(getattr(file_module(f"accelmark_vendor_engines.{name}", path), "Engine", None), str(path))
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            return _checked(entry.load(), entry.value)
+    if name in own_engines():
+        module = importlib.import_module(f"{__name__}.{name}")
+        return _checked(getattr(module, "Engine", None), module.__name__)
+    raise RequestError(f"compiler: unknown engine {name!r} ({nearest(name, known_engines(vendor_folder))})")
+
+
+def _checked(found: object, where: str) -> type[Engine]:
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise RunError(f"{where}: defines no class Engine derived from accelmark.infer.engine.Engine")
+    return found

@@ -16,23 +16,23 @@ from accelmark.spec.errors import nearest
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {
     "cpu": (_CPU,),
-    # PyTorch calls AMD's devices cuda too; a build of ONNX Runtime has the providers of one maker.
+    # PyTorch names AMD's devices cuda too; a build of ONNX Runtime has the providers of one vendor.
     "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     "npu": ("CANNExecutionProvider",),
     "xpu": ("OpenVINOExecutionProvider",),
 }
-"""The providers of a device type where ``engine_options.providers`` names none: the first that this build has."""
+"""Default providers of a device type; the first that this build has is used."""
 _WITHOUT_TF32: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
-"""The options that keep a provider's fp32 from being tf32, which is its default."""
+"""Options that disable tf32, which a provider uses for fp32 by default."""
 _TF32_BY_VARIABLE: Final = frozenset({"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
-"""Providers that compute fp32 in tf32 and have no option against it, only an environment variable of their maker's."""
+"""Providers that use tf32 for fp32 unless the vendor's environment variable disables it."""
 _TF32_VARIABLE: Final = "NVIDIA_TF32_OVERRIDE"
 
 
 class Engine(Base):
-    """A session on the providers named by ``engine_options.providers``, or on the one for the device.
+    """A session on the providers in ``engine_options.providers``, or on the default one for the device.
 
-    ``engine_options.spinning`` lets idle threads spin: a little faster where the machine is all the benchmark's.
+    ``engine_options.spinning`` lets idle threads spin, which is slightly faster on an otherwise idle machine.
     """
 
     precisions = ("fp32", "fp16", "int8")
@@ -52,7 +52,7 @@ class Engine(Base):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = request.threads
         options.log_severity_level = 3
-        # Threads that spin while they wait take the cores from whatever else runs: a busy machine slows tenfold.
+        # Spinning threads take cores from other processes: a busy machine becomes ten times slower.
         spins = bool(request.options.get("spinning", False))
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         if existing is None and self.providers[0] == _CPU:
@@ -67,7 +67,7 @@ class Engine(Base):
         active = self.session.get_providers()
         if self.providers[0] not in active:
             raise EngineMissingError(
-                f"{self.name}: {self.providers[0]} was asked for and could not start, so the session fell back to "
+                f"{self.name}: {self.providers[0]} could not start and the session fell back to "
                 f"{', '.join(active)}; install what it needs (see the rank's log)"
             )
         self.inputs = [each.name for each in self.session.get_inputs()]
@@ -79,19 +79,19 @@ class Engine(Base):
             fitting = _PROVIDERS.get(self.request.device_type)
             if fitting is None:
                 raise EngineMissingError(
-                    f"{self.name}: no execution provider is known for device {self.request.device_type!r}; "
-                    "name one in engine_options.providers"
+                    f"{self.name}: no default execution provider for device {self.request.device_type!r}; "
+                    "set engine_options.providers"
                 )
             named = [next((name for name in fitting if name in available), fitting[0])]
         for name in named:
             if name not in available:
                 raise EngineMissingError(
-                    f"{self.name}: this build has no {name} ({nearest(name, available)}); install the package that does"
+                    f"{self.name}: this build has no {name} ({nearest(name, available)}); install a build with it"
                 )
         if self.request.precision == "fp32" and os.environ.get(_TF32_VARIABLE) != "0":
             for name in _TF32_BY_VARIABLE.intersection(named):
                 raise PrecisionError(
-                    f"{self.name}: {name} computes fp32 in tf32 and has no option against it; "
+                    f"{self.name}: {name} uses tf32 for fp32 and has no option to disable it; "
                     f"set {_TF32_VARIABLE}=0 in the environment, or use the engine tensorrt"
                 )
         return named
@@ -102,12 +102,12 @@ class Engine(Base):
         return [(name, _WITHOUT_TF32.get(name, {}) if fp32 else {}) for name in self.providers]
 
     def _session(self, path: Path, options: Any, loading: bool) -> Any:
-        """Open a session, first with no fallback of single nodes to the CPU, so that a fallback is known."""
+        """Open a session, first without falling back to the CPU for single nodes, so that a fallback is detected."""
         if self.providers[0] != _CPU:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             try:
                 return self.ort.InferenceSession(str(path), options, providers=self._with_options())
-            except Exception as error:  # noqa: BLE001 - any refusal means that nodes need the CPU
+            except Exception as error:  # noqa: BLE001 - any error means that nodes need the CPU
                 self.cpu_nodes = f"some ({' '.join(str(error).split())[:120]})"
                 options.add_session_config_entry("session.disable_cpu_ep_fallback", "0")
         state = self.ort.capi.onnxruntime_pybind11_state
@@ -117,7 +117,7 @@ class Engine(Base):
             if loading:
                 raise self.incompatible(path, error) from error
             reason = " ".join(str(error).split())[:200]
-            raise CorruptModelError(f"{path}: is not a readable ONNX file; export it again ({reason})") from error
+            raise CorruptModelError(f"{path}: not a readable ONNX file; export it again ({reason})") from error
         except (state.Fail, state.InvalidGraph, state.NotImplemented, state.RuntimeException) as error:
             if loading:
                 raise self.incompatible(path, error) from error
@@ -136,7 +136,7 @@ class Engine(Base):
         elif self.request.precision == "int8":
             onnx_precision.write_int8(path, target, self.request.example)
         else:
-            raise PrecisionError(f"{self.name} does not compute in {self.request.precision}")
+            raise PrecisionError(f"{self.name} does not support {self.request.precision}")
         return target
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
@@ -149,10 +149,10 @@ class Engine(Base):
         return super().fingerprint() | {"onnxruntime": self.ort.__version__, "providers": ",".join(self.providers)}
 
     def describe(self) -> dict[str, str]:
-        """Return the version, the providers that run, and how many nodes the CPU was left with."""
+        """Return the version, the active providers, and how many nodes run on the CPU."""
         active = ",".join(self.session.get_providers())
         return {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         del self.session

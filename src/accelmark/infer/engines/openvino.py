@@ -19,7 +19,7 @@ _PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
 
 
 class Engine(Base):
-    """A compiled model on ``engine_options.ov_device``, or on the one for the device type."""
+    """A compiled model on ``engine_options.ov_device``, or on the default device for the device type."""
 
     precisions = ("fp32", "bf16", "fp16")
     known_options = frozenset({"ov_device"})
@@ -28,8 +28,8 @@ class Engine(Base):
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         try:
-            # Its import tells its maker that it was used, from a process forked beside running threads, which can crash
-            # this one; without the package that does so it stays silent.
+            # Importing openvino sends usage data from a process that it forks next to running threads, which can crash;
+            # without this package it does not.
             sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
             import openvino
         except ImportError as error:
@@ -52,7 +52,7 @@ class Engine(Base):
         available = self.core.available_devices
         if target.partition(".")[0] not in {each.partition(".")[0] for each in available}:
             found = ", ".join(available) or "none"
-            raise EngineMissingError(f"{self.name}: there is no device {target} here; found {found}")
+            raise EngineMissingError(f"{self.name}: device {target} does not exist; found {found}")
         return target
 
     def _compile(self, path: Path, settings: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class Engine(Base):
             text = str(error)
             if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
                 reason = " ".join(text.split())[-200:]
-                raise CorruptModelError(f"{path}: is not a readable ONNX file; export it again ({reason})") from error
+                raise CorruptModelError(f"{path}: not a readable ONNX file; export it again ({reason})") from error
             raise
         compiled = self.core.compile_model(model, self.target, settings)
         kept = self.request.work_dir / f"{self.name}.blob"
@@ -86,11 +86,11 @@ class Engine(Base):
         return super().fingerprint() | {"openvino": self.ov.__version__, "target": self.target}
 
     def describe(self) -> dict[str, str]:
-        """Return the version, the device, and the precision the plug-in says it computes in."""
+        """Return the version, the device, and the precision that the plug-in reports."""
         computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
         name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
         return {"openvino": self.ov.__version__, "ov_device": f"{self.target} {name}", "precision": computed}
 
     def close(self) -> None:
-        """Drop the compiled model."""
+        """Release the compiled model."""
         del self.infer_request, self.compiled

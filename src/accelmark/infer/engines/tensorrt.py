@@ -19,14 +19,14 @@ from accelmark.infer.failures import (
 )
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
-"""The builder's flag for each precision; TF32 is on unless it is taken off."""
+"""The builder's flag for each precision; TF32 is on unless cleared."""
 _OPERATOR_ERRORS: Final = ("UNSUPPORTED_NODE", "UNSUPPORTED_NODE_ATTR", "UNSUPPORTED_NODE_INPUT")
 
 
 class Engine(Base):
-    """A serialised plan with one optimisation profile: batches from 1 to ``batch_size``, best at ``batch_size``.
+    """A serialised plan with one optimisation profile: batches from 1 to ``batch_size``, optimised for ``batch_size``.
 
-    ``engine_options.workspace_mib`` bounds the builder's scratch memory, ``engine_options.optimization_level`` (0 to
+    ``engine_options.workspace_mib`` limits the builder's scratch memory, ``engine_options.optimization_level`` (0 to
     5) trades compile time for speed. ``exist_compiler_path`` takes the ``.plan`` file.
     """
 
@@ -51,7 +51,7 @@ class Engine(Base):
         except OSError as error:
             raise self.incompatible(path, error) from error
         if self.engine is None:
-            raise self.incompatible(path, "TensorRT refused it; its log line stands above")
+            raise self.incompatible(path, "TensorRT rejected it; see its log line above")
         self.context = self.engine.create_execution_context()
         if self.context is None:
             raise OutOfMemoryError(
@@ -82,7 +82,7 @@ class Engine(Base):
             flag = getattr(trt.BuilderFlag, _FLAGS[self.request.precision], None)
             if flag is None:
                 raise PrecisionError(
-                    f"{self.name} {trt.__version__} has no flag for {self.request.precision}; use fp32"
+                    f"{self.name} {trt.__version__} does not support {self.request.precision}; use fp32"
                 )
             config.set_flag(flag)
         profile = builder.create_optimization_profile()
@@ -92,7 +92,7 @@ class Engine(Base):
         config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise InferenceError(f"{self.name}: the builder returned no plan for {source}; its log line stands above")
+            raise InferenceError(f"{self.name}: the builder returned no plan for {source}; see its log line above")
         target.write_bytes(bytes(plan))
         self.keep(target)
         return target
@@ -101,8 +101,8 @@ class Engine(Base):
         reasons = "; ".join(" ".join(str(error.desc()).split()) for error in errors)[:300]
         lacking = sorted({error.node_operator() for error in errors if error.code().name in _OPERATOR_ERRORS})
         if lacking:
-            return UnsupportedOperatorError(f"{self.name}: has no operator {', '.join(lacking)} ({reasons})")
-        return CorruptModelError(f"{source}: TensorRT cannot read it; export it again ({reasons})")
+            return UnsupportedOperatorError(f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})")
+        return CorruptModelError(f"{source}: not readable by TensorRT; export it again ({reasons})")
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
@@ -121,7 +121,7 @@ class Engine(Base):
                 results.append(torch.empty(shape, dtype=self.dtypes[name], device=self.device))
                 self.context.set_tensor_address(name, results[-1].data_ptr())
             if not self.context.execute_async_v3(self.stream.cuda_stream):
-                raise RuntimeError("TensorRT could not enqueue the batch; its log line stands above")
+                raise RuntimeError("TensorRT could not enqueue the batch; see its log line above")
             copies = [result.to("cpu", non_blocking=True) for result in results]
         self.stream.synchronize()
         return copies, 0.0
@@ -131,12 +131,12 @@ class Engine(Base):
         return super().fingerprint() | {"tensorrt": self.trt.__version__}
 
     def describe(self) -> dict[str, str]:
-        """Return TensorRT's version and what the plan takes on the device."""
+        """Return TensorRT's version and the plan's activation memory."""
         size = self.engine.device_memory_size_v2 / 2**20
         return {"tensorrt": self.trt.__version__, "activation_memory_mib": f"{size:.1f}"}
 
     def close(self) -> None:
-        """Give the context and the engine back."""
+        """Release the context and the engine."""
         del self.context, self.engine, self.runtime
 
 

@@ -78,11 +78,11 @@ def live_run(name: str, path: Path) -> LiveRun:
 
 
 def _live_search(name: str, path: Path) -> LiveRun:
-    from accelmark.automl.engine.rundir import RunDirectory
-    from accelmark.automl.summary import summarise
+    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.scoring.summary import summarise
 
-    run = RunDirectory(path)
-    seen, limits = summarise(run), run.config().schedule
+    directory = SearchDirectory(path)
+    seen, limits = summarise(directory), directory.config().schedule
     finished = seen.trials.get("finished", 0)
     shares = [seen.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
@@ -93,5 +93,5 @@ def _live_search(name: str, path: Path) -> LiveRun:
         ("held-out error", quantity(seen.final.error, "ratio")),
         ("idle", percent(seen.utilisation.idle_share)),
     )
-    job = LiveJob("search", seen.standing, min(max(shares), 1.0) if shares else None, facts)
-    return LiveRun(name, seen.standing == "running", "", (job,))
+    job = LiveJob("search", seen.status, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, seen.status == "running", "", (job,))

@@ -198,10 +198,10 @@ def _run_page(run: LoadedRun) -> str:
         from accelmark.report.run_page import render_page
 
         return render_page(load_source(run.path))
-    from accelmark.automl.engine.rundir import RunDirectory
+    from accelmark.automl.controller.directory import SearchDirectory
     from accelmark.report.search_page import render_search, search_view
 
-    return render_search(search_view(RunDirectory(run.path)))
+    return render_search(search_view(SearchDirectory(run.path)))
 
 
 def _cases_over_time(seen: Snapshot) -> dict[str, list[Row]]:

@@ -8,7 +8,7 @@ from typing import Final
 from accelmark.results.read.round_dir import NodeDir, read_json
 from accelmark.results.schema import Finding, finding
 from accelmark.spec.events import Finished
-from accelmark.spec.infer_events import InferFinished
+from accelmark.spec.inference.events import InferFinished
 
 MOST_WAITED: Final = 0.02
 """Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""

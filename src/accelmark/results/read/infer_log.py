@@ -10,7 +10,8 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from accelmark.spec.events import Event
-from accelmark.spec.infer_events import (
+from accelmark.spec.inference import InferStep
+from accelmark.spec.inference.events import (
     ForwardWindow,
     InferEvaluation,
     InferFinished,
@@ -21,7 +22,6 @@ from accelmark.spec.infer_events import (
     StageEnd,
     WarmUp,
 )
-from accelmark.spec.inference import InferStep
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 
 

@@ -1,7 +1,7 @@
-"""An AutoML search read as a run of one case and one round, so that it stands in tables and comparisons beside others.
+"""The figures of an AutoML search, and a search read as a run of one case and one round for tables and comparisons.
 
-Read are ``report.json`` (its figures), ``automl.json`` (what was asked for), the first session in ``journal.jsonl`` and
-the header of its telemetry (which chip).
+Read from ``report.json`` (figures), ``automl.json`` (configuration), the first session in ``journal.jsonl`` and the
+header of its telemetry (chip).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.figures.aggregate import spread
 from accelmark.results.figures.definitions import FigureName
-from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary
+from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import Provenance
@@ -35,57 +35,88 @@ F = FigureName
 
 
 class _Part(BaseModel):
-    """A part of ``report.json``: what stands in it besides is not needed here."""
+    """A part of ``report.json``; unknown keys are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
 
-class _Final(_Part):
+class SearchPoint(_Part):
+    """The figures of a search at one time; time in hours since the first trial's start."""
+
+    time_h: float
     operations: float
     score: float
     error: float | None
     search_error: float | None
     regulated_score: float | None
+    regulated_search_score: float | None
 
 
-class _Used(_Part):
-    workers: int
-    idle_share: float | None
+class SearchVerdict(_Part):
+    """The audit's verdict by a rule set, every reason why a search is not VALID, and what a reader must know."""
 
-
-class _Consumption(_Part):
-    mean_power_w: float | None
-    energy_j: float | None
-    device_utilisation: float | None
-    cpu_utilisation: float | None
-    reasons: dict[str, str] = {}
-
-
-class _Judgement(_Part):
     rules: str
     version: int
-    verdict: Literal["VALID", "INVALID"]
+    verdict: Verdict
     reasons: tuple[str, ...]
     disclosures: tuple[str, ...]
 
 
-class _Report(_Part):
-    standing: str
+class SearchUtilisation(_Part):
+    """Use of the workers' time, in seconds over all workers; ``idle_share`` null before any trial ran."""
+
+    workers: int
+    available_s: float
+    training_s: float
+    evaluating_s: float
+    idle_share: float | None
+
+
+class SearchConsumption(_Part):
+    """Power and utilization of the machine while trials ran; null with a reason in ``reasons``."""
+
+    mean_power_w: float | None = None
+    energy_j: float | None = None
+    device_utilisation: float | None = None
+    cpu_utilisation: float | None = None
+    reasons: dict[str, str] = {}
+
+
+class SearchSummary(_Part):
+    """All figures of a search: ``report.json``."""
+
+    schema_version: Literal[1] = _VERSION
+    run: str
+    status: Literal["running", "over", "stopped", "interrupted"] = Field(
+        validation_alias=AliasChoices("status", "standing"), serialization_alias="standing"
+    )
     ended_because: str | None
     duration_s: float
     counting: str
     dataset: str
+    method: str
     trials: dict[str, int]
+    """Number of trials by status."""
+    trials_started: int
+    epochs: int
     trained_images: int
-    final: _Final
-    utilisation: _Used
-    consumption: _Consumption
-    judgement: _Judgement
+    final: SearchPoint
+    series: tuple[SearchPoint, ...]
+    utilisation: SearchUtilisation
+    best_trial: int | None
+    consumption: SearchConsumption
+    judgement: SearchVerdict
+    interruptions: int
     failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the text of ``report.json``."""
+        return self.model_dump_json(indent=2, by_alias=True)
 
 
 def is_search(path: Path) -> bool:
-    """Tell whether a directory is that of an AutoML search."""
+    """Return whether a directory is that of an AutoML search."""
     return (path / CONFIG_FILE).is_file()
 
 
@@ -93,7 +124,7 @@ def load_search(path: Path) -> LoadedRun:
     """Read a search as a run of one case.
 
     Raises:
-        RunError: it has no report yet, or one of another version or that cannot be read.
+        RunError: its report is missing, of another version, or cannot be read.
     """
     report = _report(path)
     config, session, header = _object(path / CONFIG_FILE), _session(path), _header(path)
@@ -125,32 +156,34 @@ def load_search(path: Path) -> LoadedRun:
     return LoadedRun(path, summary, {_ROUND: result})
 
 
-def _variant(report: _Report, config: dict[str, Any]) -> str:
-    """Return what must be the same for scores to be comparable: seed network, rules, counting, part of the data."""
+def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
+    """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
     limit = (config.get("dataset") or {}).get("limit")
     parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
     parts += [f"counted by {report.counting}", *([f"{limit:,} pictures"] if isinstance(limit, int) else [])]
     return ", ".join(parts)
 
 
-def _report(path: Path) -> _Report:
+def _report(path: Path) -> SearchSummary:
     file = path / SEARCH_REPORT
     if not file.is_file():
-        raise RunError(f"{path}: is a search without a report: resume it, or run 'accelmark automl report' on it")
+        raise RunError(f"{path}: this search has no report: resume it, or run 'accelmark automl report'")
     loaded = _object(file)
     version = loaded.get("schema_version")
     if version != _VERSION:
-        found = "states no schema version" if version is None else f"has schema version {version}"
-        raise RunError(f"{file}: {found}; this AccelMark reads version {_VERSION} of a search's report")
+        found = "has no schema version" if version is None else f"has schema version {version}"
+        raise RunError(f"{file}: {found}; this AccelMark reads version {_VERSION} of search reports")
     try:
-        return _Report.model_validate(loaded)
+        return SearchSummary.model_validate(loaded)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{file}: does not follow schema version {version}: {where}: {first['msg']}") from error
+        raise RunError(f"{file}: does not match schema version {version}: {where}: {first['msg']}") from error
 
 
-def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], header: dict[str, Any]) -> RoundResult:
+def _round(
+    report: SearchSummary, config: dict[str, Any], session: dict[str, Any], header: dict[str, Any]
+) -> RoundResult:
     vendor = str(header.get("vendor") or "unknown")
     listed = header.get("devices")
     devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
@@ -160,7 +193,7 @@ def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], hea
         model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, name),
         nproc=max(report.utilisation.workers, 1),
     )  # fmt: skip
-    state = _STATES.get(report.standing, "lost")
+    state = _STATES.get(report.status, "lost")
     started: dict[str, Any] = {} if name is None else {"device_name": name}
     return RoundResult(
         key=key,
@@ -169,9 +202,7 @@ def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], hea
         case_version=report.judgement.version,
         unit="image",
         state=state,
-        reason=None
-        if state == "succeeded"
-        else f"the search was {report.standing} ({report.ended_because or 'no end'})",
+        reason=None if state == "succeeded" else f"the search was {report.status} ({report.ended_because or 'no end'})",
         converged=None,
         marks=() if state == "succeeded" else ("partial",),
         vendor=vendor,
@@ -184,7 +215,7 @@ def _round(report: _Report, config: dict[str, Any], session: dict[str, Any], hea
 
 
 def _hardware(vendor: str, device: str | None) -> str:
-    """Return the chip's name as keys have it: the vendor's own list decides, else the vendor's name does."""
+    """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
     from accelmark.spec.catalog import load_vendor
     from accelmark.spec.errors import AccelmarkError
 
@@ -195,7 +226,7 @@ def _hardware(vendor: str, device: str | None) -> str:
     return chip.name if chip else vendor.upper()
 
 
-def _figures(report: _Report) -> dict[FigureName, Figure]:
+def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
     final, used = report.final, report.consumption
 
     def known(value: float | None, reason: str) -> Figure:
@@ -244,12 +275,12 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _session(path: Path) -> dict[str, Any]:
-    """Return what the journal says of the first session; empty where it says nothing."""
+    """Return the first session of the journal; empty where there is none."""
     return next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """Return the header of the first telemetry record; empty where none was written."""
+    """Return the header of the first telemetry record; empty where there is none."""
     for record in sorted(path.glob("telemetry/session*/telemetry.jsonl")):
         for line in _lines(record):
             header = line.get("header")

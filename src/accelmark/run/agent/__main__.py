@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         os.setsid()
     become_subreaper()
     agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
-    agent.listen()
+    agent.handle_signals()
     lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     identity = ProcessId.of(os.getpid())

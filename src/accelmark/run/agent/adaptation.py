@@ -1,7 +1,6 @@
-"""Carrying out a vendor's folder for a case on a host, before the ranks start: variables, packages, kernels.
+"""Apply a vendor's folder for a case on a host before the ranks start: variables, packages, kernels.
 
-Nothing of it touches AccelMark's own environment: packages and built kernels go into a directory that only the ranks of
-this job see. In a container the same is done, by the agent inside it.
+Packages and kernels are installed into a directory that only the ranks of this job use, also in a container.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from accelmark.spec.secret import told
 
 LOG_FILE: Final = "adaptation.log"
 SITE_DIRECTORY: Final = "site"
-"""Where packages and kernels are installed, while the ranks run."""
+"""Directory of installed packages and kernels while the ranks run."""
 _ENVIRONMENT_FILE: Final = "environment_variables.sh"
 BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
-"""All that the shell is told; the file's path is an argument."""
-_SHELL_PATIENCE_S: Final = 120.0
-_BUILD_PATIENCE_S: Final = 3600.0
+"""The shell's program; the file's path is its argument."""
+_SHELL_TIMEOUT_S: Final = 120.0
+_BUILD_TIMEOUT_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _RESERVED: Final = frozenset({"accelmark", "sitecustomize", "usercustomize"}) | sys.stdlib_module_names
 """Module names that no package for the ranks may install: it would be imported in place of the real module."""
 _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
-"""Options of a requirements file that say where packages come from."""
+"""Options of a requirements file that select package sources."""
 
 
 class _Metadata(BaseModel):
@@ -65,7 +64,7 @@ class _Missing(BaseModel):
 
     @property
     def requirement(self) -> str:
-        """What installs exactly this."""
+        """The requirement that installs exactly this."""
         name = self.metadata.name
         return f"{name} @ {self.download_info.url}" if self.is_direct else f"{name}=={self.metadata.version}"
 
@@ -76,8 +75,8 @@ class _Report(BaseModel):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Sourced:
-    """The environment after a script, and how it differs."""
+class SourcedEnvironment:
+    """The environment after a script, and the differences."""
 
     environment: dict[str, str]
     changed: dict[str, str]
@@ -85,51 +84,51 @@ class Sourced:
     ignored: tuple[str, ...]
 
 
-def carry_out(
+def apply_adaptation(
     folder: Path | None,
     requirements: Path | None,
     node_dir: Path,
     environment: Mapping[str, str],
     framework: FrameworkSpec,
 ) -> dict[str, str]:
-    """Carry out a vendor's folder and return the environment of the ranks; ``adaptation.json`` tells what was done.
+    """Apply a vendor's folder, write ``adaptation.json``, and return the environment of the ranks.
 
     Args:
         folder: the vendor's folder for the case, if it has one.
-        requirements: the packages that count: the vendor's where it names any, else the case's.
-        node_dir: where the packages, what is built, and the log go.
-        environment: what the ranks would be started with.
+        requirements: requirements file: the vendor's where it has one, else the case's.
+        node_dir: directory for packages, builds and the log.
+        environment: the ranks' environment before.
         framework: the framework of the job; requirements may install another build of it, kernels may not.
 
     Raises:
-        RunError: the script fails or hangs, or a package or kernel cannot be installed; the file and its first errors
-            are named.
+        RunError: the script fails or hangs, or a package or kernel cannot be installed; the message has the file and
+            the first errors.
     """
     began = time.monotonic()
-    seen = Sourced(dict(environment), {}, (), ())
+    sourced = SourcedEnvironment(dict(environment), {}, (), ())
     site = node_dir / SITE_DIRECTORY
     if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
-        seen = source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
+        sourced = source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
     if requirements is not None and not requirements.is_file():
-        raise RunError(f"{requirements}: is not on this host")
+        raise RunError(f"{requirements}: not found on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
-        _install(requirements, site, node_dir, seen.environment)
+        _install(requirements, site, node_dir, sourced.environment)
         _refuse_shadows(requirements, site, _RESERVED, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
-        _build(folder / "csrc", site, node_dir, seen.environment)
+        _build(folder / "csrc", site, node_dir, sourced.environment)
         added = set(_entries(site)) - before
         reserved = _RESERVED | {framework.module, *framework.companion_modules}
         _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
-    ready = dict(seen.environment)
+    ready = dict(sourced.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
     installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
     record = AdaptationRecord(
-        environment={name: told(name, value) for name, value in sorted(seen.changed.items())},
-        removed=seen.removed,
-        ignored=seen.ignored,
+        environment={name: told(name, value) for name, value in sorted(sourced.changed.items())},
+        removed=sourced.removed,
+        ignored=sourced.ignored,
         installed=tuple(sorted(installed)),
         duration_s=round(time.monotonic() - began, 3),
     )
@@ -142,7 +141,7 @@ def _entries(site: Path) -> list[str]:
 
 
 def _modules(site: Path) -> list[str]:
-    """Return the entries that can be imported by the name before their first dot."""
+    """Return the entries that can be imported."""
     suffixes = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)
     return [name for name in _entries(site) if (site / name).is_dir() or name.endswith(suffixes)]
 
@@ -152,33 +151,35 @@ def _refuse_shadows(
 ) -> None:
     """Raise RunError where an installed module has a reserved name.
 
-    A ``.pth`` that pip puts beside packages (setuptools has one) does nothing here; one from ``csrc`` is refused.
+    ``.pth`` files of packages have no effect here (setuptools has one); those from ``csrc`` are refused.
     """
     taken = [name for name in modules if name.partition(".")[0] in reserved and not name.endswith(".dist-info")]
     taken += [name for name in sorted(added) if name.endswith(".pth")]
     if taken:
         shutil.rmtree(site, ignore_errors=True)
         raise RunError(
-            f"{named}: installs {', '.join(taken)}, which would stand before the module of that name or run code in "
-            "every process; give it a name of its own, and import it in extern/__init__.py"
+            f"{named}: installs {', '.join(taken)}, which would replace the module of that name or run code in every "
+            "process: rename it, and import it in extern/__init__.py"
         )
 
 
-def source(script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str] = ()) -> Sourced:
-    """Source ``script`` in a shell without start-up files, and return what its environment is afterwards."""
+def source(
+    script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str] = ()
+) -> SourcedEnvironment:
+    """Source ``script`` in a shell without start-up files, and return the resulting environment."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
     try:
         with (node_dir / LOG_FILE).open("ab") as log:
             done = subprocess.run(
                 command, env=dict(environment), cwd=node_dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=log, timeout=_SHELL_PATIENCE_S, check=False,
+                stderr=log, timeout=_SHELL_TIMEOUT_S, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"{script}: did not end within {_SHELL_PATIENCE_S:g} s") from error
+        raise RunError(f"{script}: did not end within {_SHELL_TIMEOUT_S:g} s") from error
     except OSError as error:
         raise RunError(f"{script}: cannot be sourced: bash: {error.strerror}") from error
     if done.returncode != 0:
-        raise RunError(f"{script}: ended with exit code {done.returncode}: {_said(node_dir)}")
+        raise RunError(f"{script}: exit code {done.returncode}: {_errors(node_dir)}")
     ours = {*RANK_VARIABLES, *reserved}
     pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -188,7 +189,7 @@ def source(script: Path, node_dir: Path, environment: Mapping[str, str], reserve
     gone = sorted(set(environment) - set(after) - _NOISE)
     removed = tuple(name for name in gone if name not in ours and not name.startswith("ACCELMARK_"))
     kept = {name: value for name, value in environment.items() if name not in removed}
-    return Sourced(kept | changed, changed, removed, ignored)
+    return SourcedEnvironment(kept | changed, changed, removed, ignored)
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
@@ -209,7 +210,7 @@ def _install(requirements: Path, site: Path, node_dir: Path, environment: Mappin
 
 def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
     if not any((csrc / name).is_file() for name in BUILD_FILES):
-        raise RunError(f"{csrc}: has neither {' nor '.join(BUILD_FILES)}, so nothing says how to build it")
+        raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(BUILD_FILES)}")
     build = node_dir / "csrc"
     shutil.copytree(csrc, build, dirs_exist_ok=True)
     how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
@@ -224,14 +225,14 @@ def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, s
         try:
             done = subprocess.run(
                 [*command, *what], env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, timeout=_BUILD_PATIENCE_S, check=False,
+                stderr=subprocess.STDOUT, timeout=_BUILD_TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise RunError(f"{named}: was not installed within {_BUILD_PATIENCE_S:g} s") from error
+            raise RunError(f"{named}: installation took longer than {_BUILD_TIMEOUT_S:g} s") from error
     if done.returncode != 0:
-        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_said(node_dir, before)}")
+        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_errors(node_dir, before)}")
 
 
-def _said(node_dir: Path, offset: int = 0) -> str:
+def _errors(node_dir: Path, offset: int = 0) -> str:
     text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
-    return error_lines(text) or f"it said nothing (see {LOG_FILE})"
+    return error_lines(text) or f"no output (see {LOG_FILE})"

@@ -1,8 +1,7 @@
-"""The node agent: supervises one job on one host, and leaves nothing behind.
+"""The node agent supervises one job on one host.
 
-``python -m accelmark.run.agent NODE_DIR`` reads ``agent.json`` there, starts the telemetry recorder and the
-ranks, ends them when a limit is broken or it is asked to (SIGTERM; a second one means at once), and writes
-``exit.json`` last. It runs in its own session and survives the loss of whoever started it.
+It starts the telemetry recorder and the ranks, ends them when a limit is exceeded or on request (SIGTERM or a stop
+file; a second request kills them), and ends every process that they started.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from pydantic import ValidationError
 
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
-from accelmark.run.agent.adaptation import SITE_DIRECTORY, carry_out
-from accelmark.run.agent.background_load import OtherWork
+from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation
+from accelmark.run.agent.background_load import BackgroundLoad
 from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
-from accelmark.run.agent.host_setup import HostInUseError, clear_caches, hold, route
-from accelmark.run.agent.limits import Breach, LimitWatch, size_of
+from accelmark.run.agent.host_setup import HostInUseError, clear_caches, host_lock, route
+from accelmark.run.agent.limits import Breach, LimitChecker, size_of
 from accelmark.run.agent.processes import descendants, signal_all
 from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.sysinfo import system_information
@@ -39,14 +38,11 @@ from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.framework import FrameworkSpec, LaunchRecord
 from accelmark.spec.job import NodeExit, RankExit
 
-_RESERVE_FILE: Final = ".reserve"
-_RESERVE_BYTES: Final = 512 * 1024
-"""Held on disk from the start, so that ``exit.json`` can be written when the disk is full."""
-_TELEMETRY_BIRTH_S: Final = 5.0
-"""Longest that a job which ends at once waits for the recorder's first line."""
-_TELEMETRY_PATIENCE_S: Final = 10.0
-_TELEMETRY_STARTS: Final = 3
-_ORPHAN_PATIENCE_S: Final = 1.0
+_TELEMETRY_START_S: Final = 5.0
+"""Longest time to wait for the recorder's first line when a job ends immediately."""
+_TELEMETRY_END_S: Final = 10.0
+_MAX_TELEMETRY_STARTS: Final = 3
+_ORPHAN_GRACE_S: Final = 1.0
 _BREACHES: Final = {
     "timed_out": ("timed_out", "timed_out"),
     "stalled": ("stalled", "timed_out"),
@@ -57,15 +53,15 @@ _BREACHES: Final = {
 
 @final
 class Agent:
-    """Supervises the ranks of one job on this host from their start to their end."""
+    """Supervises the ranks of one job on this host."""
 
     def __init__(self, task: AgentTask, node_dir: Path) -> None:
         self._task = task
         self._dir = node_dir
         self._started_at = utc_now()
-        self._watch = LimitWatch(task.limits, node_dir, task.ranks, task.launcher_log)
+        self._limits = LimitChecker(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment: dict[str, str] = {}
-        self._others = OtherWork()
+        self._background_load = BackgroundLoad()
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
@@ -77,26 +73,28 @@ class Agent:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> NodeExit:
-        """Supervise the job to its end and return how that was; call :meth:`listen` first."""
+        """Run the job to its end; call :meth:`handle_signals` first."""
         exit_code: int | None = None
         try:
-            with hold(self._task.host_lock, self._task.run):
+            with host_lock(self._task.host_lock, self._task.run):
                 framework = load_framework(self._task.framework)
                 self._temporary += [self._dir / cache for cache in framework.caches.values()]
-                self._prepare_grounds()
+                self._prepare_host()
                 self._environment = rank_environment(self._task, self._dir, os.environ)
                 self._write_system_information(framework)
-                self._keep_secrets_hidden()
+                self._list_secrets()
                 adaptation, requirements = self._task.adaptation, self._task.requirements
                 if adaptation is not None or requirements is not None:
-                    self._environment = carry_out(adaptation, requirements, self._dir, self._environment, framework)
-                    self._keep_secrets_hidden()
+                    self._environment = apply_adaptation(
+                        adaptation, requirements, self._dir, self._environment, framework
+                    )
+                    self._list_secrets()
                 self._start_telemetry()
                 exit_code = self._supervise()
         except HostInUseError as error:
             self._ending = Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
-            self._ending = self._ending or Termination("failed", "failed", f"the node agent cannot go on: {error}")
+            self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
@@ -108,26 +106,26 @@ class Agent:
             state=state,
             reason=reason,
             started_at=self._started_at,
-            duration_s=time.monotonic() - self._watch.started,
+            duration_s=time.monotonic() - self._limits.started,
             ranks=ranks,
             warnings=tuple(self._warnings),
-            others_cpu_s=self._others.cpu_s(),
+            others_cpu_s=self._background_load.cpu_s(),
         )
 
-    def _keep_secrets_hidden(self) -> None:
-        """Leave word, not to be read, of the secrets that a rank may print: a bundle leaves them out of its logs."""
+    def _list_secrets(self) -> None:
+        """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
         found = secrets_of(self._environment)
         if found or (self._dir / SECRETS_FILE).exists():
             write_secret_hashes(self._dir / SECRETS_FILE, found)
 
-    def _prepare_grounds(self) -> None:
+    def _prepare_host(self) -> None:
         if self._task.clear_caches and (problem := clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
             self._task = route(self._task)
 
-    def listen(self) -> None:
-        """Have signals wake the selector; handlers (unlike a signal mask) are not inherited by what is started."""
+    def handle_signals(self) -> None:
+        """Make signals wake the selector; unlike a signal mask, handlers are not inherited by child processes."""
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
@@ -150,14 +148,14 @@ class Agent:
                 cwd=self._dir,
             )
         while (exit_code := self._ranks.poll()) is None:
-            self._wait(self._watch.interval_s)
+            self._wait(self._limits.interval_s)
             self._reap_orphans()
-            self._tend_telemetry()
+            self._restart_telemetry()
             self._enforce()
         return exit_code
 
     def _wait(self, timeout_s: float) -> None:
-        """Sleep until a signal comes or the time is over; requests to end are counted."""
+        """Sleep until a signal or the timeout, and count requests to end."""
         for _ in self._selector.select(timeout_s):
             with contextlib.suppress(BlockingIOError):
                 for number in self._sockets[0].recv(4096):
@@ -168,15 +166,15 @@ class Agent:
 
     def _enforce(self) -> None:
         if self._num_requests and self._ending is None:
-            self._end(Termination("cancelled", "cancelled", "was asked to end"))
-        breach = self._watch.look() if self._ending is None else None
+            self._end(Termination("cancelled", "cancelled", "was cancelled"))
+        breach = self._limits.check() if self._ending is None else None
         if breach is not None:
             self._end(_ending_of(breach))
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
             signal_all(self._rank_tree(), signal.SIGKILL)
 
     def _end(self, ending: Termination) -> None:
-        """Ask the ranks to end; whatever is there after the grace period is killed."""
+        """Ask the ranks to end; those left after the grace period are killed."""
         self._ending = ending
         self._kill_at = time.monotonic() + self._task.limits.grace_s
         if self._ranks is not None:
@@ -184,18 +182,18 @@ class Agent:
                 self._ranks.send_signal(signal.SIGTERM)
 
     def _rank_tree(self) -> list[int]:
-        """All descendants but the telemetry recorder and what it started."""
-        spared = {os.getpid()}
+        """Return all descendants except the telemetry recorder's."""
+        telemetry = {os.getpid()}
         if self._telemetry is not None:
-            spared |= {self._telemetry.pid, *(stat.pid for stat in descendants(self._telemetry.pid))}
-        return [stat.pid for stat in descendants(os.getpid()) if stat.pid not in spared]
+            telemetry |= {self._telemetry.pid, *(stat.pid for stat in descendants(self._telemetry.pid))}
+        return [stat.pid for stat in descendants(os.getpid()) if stat.pid not in telemetry]
 
     def _end_everything(self) -> None:
-        """End what the ranks left behind, then the recorder, then whatever is still a descendant."""
-        deadline = time.monotonic() + _ORPHAN_PATIENCE_S
+        """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
+        deadline = time.monotonic() + _ORPHAN_GRACE_S
         left = self._rank_tree()
         if left and self._ending is None:
-            self._warnings.append(f"the ranks left {len(left)} processes behind; they were ended")
+            self._warnings.append(f"the ranks left {len(left)} processes running; they were ended")
         signal_all(left, signal.SIGTERM)
         while self._rank_tree():
             number = signal.SIGKILL if time.monotonic() > deadline or self._num_requests > 1 else signal.SIGTERM
@@ -209,7 +207,7 @@ class Agent:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Bury adopted children; those started here are left to their own handles."""
+        """Reap re-parented processes; the exit codes of own children are kept for their handles."""
         own = {process.pid for process in (self._ranks, self._telemetry) if process is not None}
         while True:
             try:
@@ -241,11 +239,11 @@ class Agent:
                 env=self._environment | {"OMP_NUM_THREADS": "1"},
             )
 
-    def _tend_telemetry(self) -> None:
-        """Start the recorder again where it died: figures then have a gap, which is said, but the job goes on."""
+    def _restart_telemetry(self) -> None:
+        """Restart a recorder that died; telemetry then has a gap, which is a warning."""
         if self._telemetry is None or (code := self._telemetry.poll()) is None:
             return
-        again = self._telemetry_starts < _TELEMETRY_STARTS and self._ending is None
+        again = self._telemetry_starts < _MAX_TELEMETRY_STARTS and self._ending is None
         action = "it was started again" if again else "it was not started again"
         self._warnings.append(f"the telemetry recorder ended with exit code {code}; {action}")
         self._telemetry = None
@@ -255,17 +253,17 @@ class Agent:
     def _stop_telemetry(self) -> None:
         if self._telemetry is None:
             return
-        deadline = time.monotonic() + _TELEMETRY_BIRTH_S
+        deadline = time.monotonic() + _TELEMETRY_START_S
         while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
             if time.monotonic() > deadline or self._num_requests > 1:
                 break
             self._wait(0.05)
         self._telemetry.terminate()
         try:
-            code = self._telemetry.wait(_TELEMETRY_PATIENCE_S)
+            code = self._telemetry.wait(_TELEMETRY_END_S)
         except subprocess.TimeoutExpired:
             self._telemetry.kill()
-            self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_PATIENCE_S:g} s")
+            self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_END_S:g} s")
             return
         if code != 0:
             self._warnings.append(f"the telemetry recorder ended with exit code {code}")

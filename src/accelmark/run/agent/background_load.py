@@ -1,4 +1,4 @@
-"""How much of a host's cores went to work that is not this job's."""
+"""CPU time that a host spent on processes outside this job."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Final, final
 
 import psutil
 
-_NOT_WORK: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
+_EXCLUDED: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
 
 
 @final
-class OtherWork:
-    """Counts from when it is made, on behalf of a process that reaps all that it starts."""
+class BackgroundLoad:
+    """Measures from its creation; this process has to reap all processes of the job."""
 
     def __init__(self) -> None:
         self._began = _host_s(), _own_s()
 
     def cpu_s(self) -> float | None:
-        """Return the CPU time of others up to now, in seconds; None where the kernel does not tell.
+        """Return the CPU time of other processes, in seconds; None where the kernel does not report it.
 
-        What this process started counts as its own once it has ended and was waited for.
+        Child processes count as part of the job once they have been reaped.
         """
         host, own = _host_s(), _own_s()
         if host is None or self._began[0] is None:
@@ -33,8 +33,8 @@ def _host_s() -> float | None:
         times = psutil.cpu_times()._asdict()
     except (OSError, RuntimeError):
         return None
-    # What guests use is counted in user and nice; stolen time was nobody's on this machine.
-    return float(sum(spent for name, spent in times.items() if name not in _NOT_WORK))
+    # Time of guests is included in user and nice; stolen time was used by no process of this machine.
+    return float(sum(spent for name, spent in times.items() if name not in _EXCLUDED))
 
 
 def _own_s() -> float:

@@ -15,13 +15,13 @@ _GENERIC: Final = re.compile(
     re.IGNORECASE,
 )
 _NUM_LINES: Final = 3
-_LONGEST: Final = 300
+_MAX_LENGTH: Final = 300
 
 
 def error_lines(text: str) -> str:
-    """Return the first lines of ``text`` that name an error, a compiler's before others; else its last line."""
+    """Return the first lines of ``text`` that name an error, preferably a compiler's; else its last line."""
     lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _COMPILER.search(line)]
     named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
     named = named or lines[-1:]
-    return "; ".join(without_userinfo(line)[:_LONGEST] for line in dict.fromkeys(named[:_NUM_LINES]))
+    return "; ".join(without_userinfo(line)[:_MAX_LENGTH] for line in dict.fromkeys(named[:_NUM_LINES]))

@@ -1,4 +1,4 @@
-"""What a node agent does to its host before the ranks start: hold it, drop caches, find the way to the other hosts."""
+"""Prepare a host before the ranks start: lock it, drop caches, find the network interface to the other hosts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from accelmark.spec.errors import AccelmarkError
 
 DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
-"""Names the host's own file inside a container."""
+"""Path of the host's drop_caches file inside a container."""
 
 
 class HostInUseError(AccelmarkError):
-    """Another run holds this host."""
+    """Another run has locked this host."""
 
 
 @contextmanager
-def hold(lock: Path | None, run: str) -> Iterator[None]:
-    """Hold the host for one job; a killed agent holds nothing.
+def host_lock(lock: Path | None, run: str) -> Iterator[None]:
+    """Lock the host for one job; the lock ends with the agent.
 
     Raises:
-        HostInUseError: another run holds it; it is named.
+        HostInUseError: another run has locked it.
     """
     if lock is None:
         yield
@@ -40,7 +40,7 @@ def hold(lock: Path | None, run: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "another run"
-            raise HostInUseError(f"the host is in use by {holder}: wait for its end, or end it") from error
+            raise HostInUseError(f"the host is in use by {holder}: wait until it ends, or stop it") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, run.encode(), 0)
         yield
@@ -49,7 +49,7 @@ def hold(lock: Path | None, run: str) -> Iterator[None]:
 
 
 def clear_caches() -> str | None:
-    """Drop the page cache; returns why it could not, for people."""
+    """Drop the page cache; returns a message where that failed."""
     os.sync()
     try:
         Path(os.environ.get(DROP_CACHES_VARIABLE, DROP_CACHES)).write_text("3", encoding="ascii")
@@ -61,24 +61,24 @@ def clear_caches() -> str | None:
 def route(task: AgentTask) -> AgentTask:
     """Return the task with the address at which the other hosts reach this one, and the network interface that has it.
 
-    The address is the one that packets to host 0 leave from; at host 0 it is the master address itself.
+    The address is the source address of packets to host 0; on host 0 it is the master address.
     """
-    address = task.local_address or _address_towards(task.master_address, task.master_port)
-    interface = task.interface or _interface_with(address)
+    address = task.local_address or _source_address(task.master_address, task.master_port)
+    interface = task.interface or _interface_of(address)
     return task.model_copy(update={"local_address": address, "interface": interface})
 
 
-def _address_towards(address: str, port: int) -> str | None:
+def _source_address(address: str, port: int) -> str | None:
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.connect(place)
-            return str(trial.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
     except OSError:
         return None
 
 
-def _interface_with(address: str | None) -> str | None:
+def _interface_of(address: str | None) -> str | None:
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return name

@@ -30,7 +30,7 @@ _PROC: Final = Path("/proc")
 @final
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What ``/proc/<pid>/stat`` says of a process."""
+    """A process, from ``/proc/<pid>/stat``."""
 
     pid: int
     parent: int
@@ -39,7 +39,7 @@ class Stat:
 
     @classmethod
     def read(cls, pid: int) -> Self | None:
-        """Return the process with number ``pid``, or None where there is none."""
+        """Return the process ``pid``; None where there is none."""
         try:
             text = (_PROC / str(pid) / "stat").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
@@ -49,12 +49,12 @@ class Stat:
 
     @property
     def alive(self) -> bool:
-        """Whether it still can do something: a zombie cannot."""
+        """Whether it runs and is no zombie."""
         return self.state not in "ZX"
 
 
 class ProcessId(Spec):
-    """A process for ever: its number, when it was started, and in which boot, so that a reused number is not it."""
+    """A unique process identity: process ID, start time and boot, so that a reused process ID differs."""
 
     pid: int
     start_ticks: int
@@ -62,13 +62,13 @@ class ProcessId(Spec):
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """Identify the living process with number ``pid``."""
+        """Return the identity of the running process ``pid``; None where there is none."""
         stat = Stat.read(pid)
         return None if stat is None else cls(pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id())
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read an identity that :func:`write_atomic` left at ``path``; None where there is none (yet)."""
+        """Read an identity from ``path``; None where there is none."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValueError):
@@ -76,12 +76,12 @@ class ProcessId(Spec):
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this process still runs."""
         stat = Stat.read(self.pid)
         return stat is not None and stat.alive and stat.start_ticks == self.start_ticks and boot_id() == self.boot_id
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to this very process; returns whether it was there to receive it."""
+        """Send a signal to this process; returns whether it was running."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -98,12 +98,12 @@ class ProcessId(Spec):
 
 
 def boot_id() -> str:
-    """Return the identity of the machine's current boot."""
+    """Return the ID of the machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants become children of this process instead of init, so that none can get away.
+    """Make orphaned descendants children of this process instead of init.
 
     Raises:
         OSError: the kernel refuses (before Linux 3.4).
@@ -115,13 +115,13 @@ def become_subreaper() -> None:
 
 
 def all_processes() -> list[Stat]:
-    """Return every process that can be seen."""
+    """Return every visible process."""
     found = (Stat.read(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())  # noqa: PTH208  thousands of names
     return [stat for stat in found if stat is not None]
 
 
 def descendants(root: int) -> list[Stat]:
-    """Return the living descendants of process ``root``, nearest first, itself not among them."""
+    """Return the running descendants of process ``root``, nearest first, without ``root``."""
     children: dict[int, list[Stat]] = {}
     for stat in all_processes():
         children.setdefault(stat.parent, []).append(stat)
@@ -135,7 +135,7 @@ def descendants(root: int) -> list[Stat]:
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """Return the living processes whose environment holds ``variable=value``, this process not among them."""
+    """Return the running processes, except this one, whose environment has ``variable=value``."""
     needle = f"{variable}={value}".encode()
     found: list[int] = []
     for stat in all_processes():
@@ -153,7 +153,7 @@ def marked(variable: str, value: str) -> list[int]:
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each process that is still there and ours."""
+    """Send a signal to each process that still runs and belongs to this user."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -161,13 +161,13 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             continue
 
 
-def sweep(node_dir: Path, patience_s: float = 5.0) -> int:
-    """Kill whatever still bears the mark of the job in ``node_dir``; returns how many processes that were.
+def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
+    """Kill the processes of the job in ``node_dir``, by the marker in their environment; returns their number.
 
-    For what a killed agent left behind: a living agent ends its own.
+    For processes left by a killed agent.
     """
     swept: set[int] = set()
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while (left := marked(NODE_MARKER, str(node_dir))) and time.monotonic() < deadline:
         swept.update(left)
         signal_all(left, signal.SIGKILL)

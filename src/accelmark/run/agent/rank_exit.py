@@ -166,7 +166,7 @@ def classify_rank(
     elif termination is not None:
         state, reason = termination.rank_state, termination.reason
     elif log.cancelled:
-        state, reason = "cancelled", log.cause or "was asked to end"
+        state, reason = "cancelled", log.cause or "was cancelled"
     elif name is not None and log.finished is None:
         hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
         state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")

@@ -14,14 +14,14 @@ from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.controller.daemon_thread import run_in_daemon_thread
 from accelmark.run.controller.job_waiter import JobWaiter, StopRequest
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
-from accelmark.run.display.observer import Observer
+from accelmark.run.display.observer import RunObserver
 from accelmark.run.display.progress import ProgressReader
 from accelmark.run.launchers.host import UnreachableError
 from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.record.source import source_record
-from accelmark.run.record.states import Ledger
+from accelmark.run.record.states import EventLog
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.evidence import DATA_FILE, SOURCE_FILE, DataRecord
 from accelmark.spec.job import JobSpec
@@ -31,12 +31,12 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 
 Returns a record of each data set, or None where it did not check."""
 
-PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], Observer], Awaitable[None]]
+PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
 
 async def no_preflight(
-    _run: RunDirectory, _launcher: Launcher, _jobs: Sequence[PlannedJob], _observer: Observer
+    _run: RunDirectory, _launcher: Launcher, _jobs: Sequence[PlannedJob], _observer: RunObserver
 ) -> None:
     """Skip preflight."""
 
@@ -62,7 +62,7 @@ class Coordinator:
         self,
         directory: RunDirectory,
         launcher: Launcher,
-        observer: Observer,
+        observer: RunObserver,
         fetch: FetchData,
         stop: StopRequest,
         preflight: PreflightCheck = no_preflight,
@@ -73,7 +73,7 @@ class Coordinator:
         self._fetch = fetch
         self._stop = stop
         self._preflight_check = preflight
-        self._ledger: Ledger = directory.ledger()
+        self._event_log: EventLog = directory.event_log()
 
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and summarise.
@@ -83,7 +83,7 @@ class Coordinator:
         """
         try:
             await self._preflight(self._directory.plan.jobs)
-            self._ledger.note("run_started")
+            self._event_log.note("run_started")
             write_atomic(self._directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
             return await self._all(())
         finally:
@@ -100,11 +100,11 @@ class Coordinator:
             AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
         """
         try:
-            self._ledger.note("run_resumed")
+            self._event_log.note("run_resumed")
             await self._attach_all()
             redone = _REDONE | _REDONE_IF_ASKED if redo_failed else _REDONE
-            again = [job for job in self._directory.plan.jobs if self._ledger.jobs[job.directory].state in redone]
-            queued = [job for job in self._directory.plan.jobs if self._ledger.jobs[job.directory].state == "queued"]
+            again = [job for job in self._directory.plan.jobs if self._event_log.jobs[job.directory].state in redone]
+            queued = [job for job in self._directory.plan.jobs if self._event_log.jobs[job.directory].state == "queued"]
             if again or queued:
                 await self._preflight([*again, *queued])
             if not self._stop:
@@ -120,7 +120,7 @@ class Coordinator:
 
     async def _attach_all(self) -> None:
         for job in self._directory.plan.jobs:
-            if self._ledger.jobs[job.directory].state in ("preparing", "running"):
+            if self._event_log.jobs[job.directory].state in ("preparing", "running"):
                 await self._attach(job)
 
     async def _preflight(self, jobs: Sequence[PlannedJob]) -> None:
@@ -130,7 +130,7 @@ class Coordinator:
 
         async def look() -> None:
             used = {node.host for job in jobs for node in job.nodes}
-            if any(status.attempt > 1 or status.ended for status in self._ledger.jobs.values()):
+            if any(status.attempt > 1 or status.ended for status in self._event_log.jobs.values()):
                 await self._launcher.end_stale_agents(
                     [host for host in self._directory.plan.cluster.hosts if host.name in used]
                 )
@@ -150,26 +150,26 @@ class Coordinator:
 
     async def end(self) -> Summary:
         """Stop jobs that a dead coordinator left running, and cancel the others."""
-        self._ledger.note("run_resumed", "to end it")
+        self._event_log.note("run_resumed", "to end it")
         self._stop.ask("the run was stopped")
         return await self.resume()
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
         for job in self._directory.plan.jobs:
-            if self._ledger.jobs[job.directory].state == "queued":
+            if self._event_log.jobs[job.directory].state == "queued":
                 await self._carry_out(job, go_on=job.directory in go_on)
                 await self._retry_lost(job)
-        self._ledger.note("run_finished")
+        self._event_log.note("run_finished")
         return measure_run(self._directory.path)
 
     async def _close(self) -> None:
-        self._ledger.close()
+        self._event_log.close()
         await self._launcher.close()
 
     async def _retry_lost(self, job: PlannedJob) -> None:
         """Retry a lost job as often as the plan allows; files and events of each attempt are kept."""
         for _ in range(self._directory.plan.retry_lost):
-            if self._ledger.jobs[job.directory].state != "lost" or self._stop:
+            if self._event_log.jobs[job.directory].state != "lost" or self._stop:
                 return
             self._queue_again(job)
             await self._carry_out(job, go_on=True)
@@ -199,7 +199,7 @@ class Coordinator:
             return f"not started: {self._stop.reason}"
         if not self._directory.plan.fail_fast:
             return None
-        bad = [job for job, status in self._ledger.jobs.items() if status.state in ("failed", "timed_out", "lost")]
+        bad = [job for job, status in self._event_log.jobs.items() if status.state in ("failed", "timed_out", "lost")]
         return f"not started: {bad[0]} failed, and fail_fast is set" if bad else None
 
     async def _prepare(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
@@ -253,7 +253,7 @@ class Coordinator:
                     await agent.wait()
             self._move(job, "lost", "the coordinator ended before all of its agents were started")
             return
-        if self._ledger.jobs[job.directory].state == "preparing":
+        if self._event_log.jobs[job.directory].state == "preparing":
             self._move(job, "running", "followed by another coordinator")
         await self._follow(job, agents)
 
@@ -266,22 +266,22 @@ class Coordinator:
             result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
         except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
             why = f"no result could be computed: {type(error).__name__}: {error}"
-            self._ledger.note("note", why, job.directory)
+            self._event_log.note("note", why, job.directory)
             self._observer.note(f"{job.directory}: {why}")
             return
         self._observer.result(job, result)
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Move an attempt's files to ``attempt<N>/``, and queue the job again."""
-        attempt = self._ledger.jobs[job.directory].attempt
+        attempt = self._event_log.jobs[job.directory].attempt
         round_dir = self._directory.round_dir(job)
         earlier = round_dir / f"attempt{attempt}"
         make_directory(earlier)
         for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
             if path.exists():
                 path.rename(earlier / path.name)
-        self._move(job, "queued", f"attempt {attempt} was {self._ledger.jobs[job.directory].state}")
+        self._move(job, "queued", f"attempt {attempt} was {self._event_log.jobs[job.directory].state}")
 
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
-        self._ledger.move(job.directory, state, reason)
-        self._observer.state(job, self._ledger.jobs[job.directory])
+        self._event_log.move(job.directory, state, reason)
+        self._observer.state(job, self._event_log.jobs[job.directory])

@@ -43,7 +43,7 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, tell: Callable[[s
         AccelmarkError: a host cannot run a job.
     """
     directory = RunDirectory.open(path)
-    with directory.held():
+    with directory.locked():
         succeeded = [name for name, status in directory.statuses().items() if status.state == "succeeded"]
         trained = [job for job in directory.plan.jobs if isinstance(job.job.work, TrainJob)]
         planned = [

@@ -17,9 +17,9 @@ from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
 from accelmark.run.controller.coordinator import Coordinator, FetchData, PreflightCheck, no_preflight
 from accelmark.run.controller.job_waiter import StopRequest
-from accelmark.run.display.observer import NullObserver
-from accelmark.run.display.progress import Progress, ProgressReader
-from accelmark.run.display.terminal import Display, display
+from accelmark.run.display.displays import display
+from accelmark.run.display.observer import RunObserver
+from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.source import require_unchanged
@@ -119,8 +119,8 @@ class RunStatus:
     coordinator: int | None
     """Process ID of the running coordinator; None where there is none."""
     statuses: dict[str, JobStatus]
-    progress: dict[str, Progress]
-    """Progress of the running jobs."""
+    progress: dict[str, JobProgress]
+    """JobProgress of the running jobs."""
 
 
 def read_status(path: Path) -> RunStatus:
@@ -145,14 +145,14 @@ def _carry_out(
 ) -> RunOutcome:
     launcher = create_launcher(directory.plan, directory.path)
 
-    async def body(shown: Display) -> tuple[Summary, StopRequest]:
+    async def body(shown: RunObserver) -> tuple[Summary, StopRequest]:
         stop_request = StopRequest()
         _handle_signals(stop_request, shown)
         summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request, preflight))
         return summary, stop_request
 
     with ExitStack() as stack:
-        stack.enter_context(directory.held())
+        stack.enter_context(directory.locked())
         stack.enter_context(_logging(directory))
         shown = stack.enter_context(display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json))
         summary, stop_request = asyncio.run(body(shown))
@@ -183,10 +183,10 @@ def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
             stop_request.ask("the run was stopped")
         nothing: FetchData = lambda *_: None  # noqa: E731
         await Coordinator(
-            directory, create_launcher(directory.plan, directory.path), NullObserver(), nothing, stop_request
+            directory, create_launcher(directory.plan, directory.path), RunObserver(), nothing, stop_request
         ).end()
 
-    with directory.held():
+    with directory.locked():
         asyncio.run(body())
 
 
@@ -208,14 +208,14 @@ def _end_lost(directory: RunDirectory) -> bool:
         finally:
             await launcher.close()
 
-    with directory.held():
+    with directory.locked():
         problems = asyncio.run(body())
     if problems:
         raise RunError("\n".join(problems))
     return True
 
 
-def _handle_signals(stop_request: StopRequest, shown: Display) -> None:
+def _handle_signals(stop_request: StopRequest, shown: RunObserver) -> None:
     """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
 
     def asked(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the live display shows, drawn from what is known: pure functions from state to rich renderables."""
+"""Render the live display: pure functions from its state to rich renderables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
-from accelmark.run.display.progress import Devices, Progress
+from accelmark.run.display.progress import Devices, JobProgress
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.number_format import digits, duration, percent, quantity
 from accelmark.spec.work import TrainingWork
@@ -38,19 +38,19 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 @final
 @dataclass(slots=True)
 class Board:
-    """All that the display knows."""
+    """The state of the live display."""
 
     plan: Plan
     run: str
     statuses: dict[str, JobStatus]
     headlines: dict[str, str] = field(default_factory=dict)
-    """One line for each measured round."""
-    progress: Progress = field(default_factory=Progress)
+    """The result of each finished round in one line."""
+    progress: JobProgress = field(default_factory=JobProgress)
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the running job got its state."""
+    """Since the current job changed its state."""
     preparing: str = ""
-    """What is being done for a job before it runs."""
+    """The current step of preparing a job."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ def draw(board: Board, width: int) -> RenderableType:
 
 
 def heading(board: Board) -> Text:
-    """Return the line that names the run."""
+    """Return the heading: name, vendor and rounds of the run."""
     done = sum(status.ended for status in board.statuses.values())
     return Text.assemble(
         ("AccelMark", "bold"),
@@ -85,24 +85,24 @@ def heading(board: Board) -> Text:
 
 
 def job_line(board: Board, job: PlannedJob, width: int) -> Text:
-    """Return one line for a job: its sign, name, round, and what it came to or is at."""
+    """Return one line for a job: state, name, round, and result or current phase."""
     status = board.statuses[job.directory]
     sign, style = SIGNS[status.state]
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{sign} ", style=style)
     line.append(job_name(job), style="" if status.state != "queued" else "dim")
-    said = board.headlines.get(job.directory) if status.state == "succeeded" else None
-    said = said or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
+    text = board.headlines.get(job.directory) if status.state == "succeeded" else None
+    text = text or (f"{status.state}: {status.reason}" if status.ended and status.reason else status.state)
     if status.state in ("preparing", "running"):
         doing = board.progress.phase if status.state == "running" else board.preparing or status.state
-        said = f"{doing}, {duration(board.seconds)}"
-    line.append(f"  {said}", style="dim" if status.state in ("queued", "succeeded") else style)
+        text = f"{doing}, {duration(board.seconds)}"
+    line.append(f"  {text}", style="dim" if status.state in ("queued", "succeeded") else style)
     line.truncate(width, overflow="ellipsis")
     return line
 
 
 def job_name(job: PlannedJob) -> str:
-    """Return how a job is called on screen: its key without the repeat, and its round where there are several."""
+    """Return a job's name: its key without the repeat, and its round where there are several."""
     key = job.job.key
     name = f"{key.model}:{key.framework}:{key.hardware}:{key.nnodes}:{key.nproc}"
     return f"{name} {job.job.round}/{key.repeat}" if key.repeat > 1 else name
@@ -119,12 +119,12 @@ def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[Render
     bar.add_row(
         " ",
         ProgressBar(total=1.0, completed=progress.share or 0.0, width=max(10, min(32, width - 50))),
-        Text(_how_far(progress, job), no_wrap=True, overflow="ellipsis"),
+        Text(_position(progress, job), no_wrap=True, overflow="ellipsis"),
     )
-    return [bar, _learning(board, job, width), _devices(progress)]
+    return [bar, _training(board, job, width), _devices(progress)]
 
 
-def _how_far(progress: Progress, job: PlannedJob) -> str:
+def _position(progress: JobProgress, job: PlannedJob) -> str:
     if not progress.step:
         return f"{progress.samples:,} items" if progress.samples else ""
     steps = f"{progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else "")
@@ -136,7 +136,7 @@ def _how_far(progress: Progress, job: PlannedJob) -> str:
     return "  ".join(parts)
 
 
-def _learning(board: Board, job: PlannedJob, width: int) -> Text:
+def _training(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
@@ -157,7 +157,7 @@ def _learning(board: Board, job: PlannedJob, width: int) -> Text:
     return line
 
 
-def _devices(progress: Progress) -> Text:
+def _devices(progress: JobProgress) -> Text:
     seen = progress.devices
     parts = []
     if seen.utilisation is not None:

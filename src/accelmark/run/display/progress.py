@@ -1,4 +1,4 @@
-"""How far a job is, read from what its rank 0 and its telemetry recorder have written so far."""
+"""Read a running job's progress from the log of rank 0 and from telemetry."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STEPS: Final[dict[InferStep, Phase]] = {
 
 _WINDOWS_OF_RATE: Final = 10
 _MOST_BYTES: Final = 4 * 2**20
-"""Read at one look: more than that is caught up with over several."""
+"""Read at once; a longer backlog takes several reads."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What telemetry saw last, over all devices of rank 0's host; null where it cannot be read."""
+    """The last telemetry sample of rank 0's host; null where a value cannot be read."""
 
     utilisation: float | None = None
     """Mean over the devices, 0 to 1."""
@@ -51,33 +51,33 @@ class Devices:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A snapshot of a job."""
+class JobProgress:
+    """The progress of a job at one time."""
 
     phase: Phase = "starting"
     step: int = 0
     total_steps: int | None = None
-    """null where no bound in steps follows from the settings yet."""
+    """null while the settings imply no limit in steps."""
     epoch: int = 0
     samples: int = 0
     loss: float | None = None
     metric: tuple[str, float] | None = None
-    """The target's metric at the last evaluation, or the first one that the evaluation names."""
+    """The target's metric at the last evaluation, or the first metric of that evaluation."""
     throughput: float | None = None
     """Units per second over the last windows, all ranks."""
     elapsed_s: float = 0.0
     """Raw training time as of the last event."""
     eta_s: float | None = None
-    """To the bound on steps, samples or time that the present rate reaches first; a target may end it earlier."""
+    """Time to the limit (steps, samples or time) reached first at this rate; a target may be reached earlier."""
     share: float | None = None
-    """Of that bound, 0 to 1."""
+    """Completed share of that limit, 0 to 1."""
     devices: Devices = Devices()
     warnings: tuple[str, ...] = ()
 
 
 @final
 class Tail:
-    """Reads what was appended to a file since the last look, in whole lines."""
+    """Reads complete lines appended to a file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,7 +85,7 @@ class Tail:
         self._partial = b""
 
     def lines(self) -> list[str]:
-        """Return the lines that were completed since the last call."""
+        """Return the lines completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -100,14 +100,14 @@ class Tail:
 @final
 @dataclass(slots=True)
 class ProgressReader:
-    """Follows one job; each :meth:`read` costs what was written since the last."""
+    """Follows one job; each :meth:`read` reads only what was appended."""
 
     node_dir: Path
     """Where the files of rank 0's host are."""
     work: Work
     rank_log: Tail = field(init=False)
     telemetry: Tail = field(init=False)
-    now: Progress = field(init=False, default=Progress())
+    now: JobProgress = field(init=False, default=JobProgress())
     _steps_of_epoch: int | None = field(init=False, default=None)
     _recent: deque[tuple[int, float]] = field(init=False, default_factory=lambda: deque(maxlen=_WINDOWS_OF_RATE))
     _samples_before: int = field(init=False, default=0)
@@ -116,14 +116,14 @@ class ProgressReader:
         self.rank_log = Tail(self.node_dir / "rank0.out.log")
         self.telemetry = Tail(self.node_dir / "telemetry.jsonl")
 
-    def read(self) -> Progress:
-        """Return the snapshot as of now."""
+    def read(self) -> JobProgress:
+        """Return the current progress."""
         for event in chain.from_iterable(map(decode_line, self.rank_log.lines())):
             self._take(event)
         devices = self.now.devices
         for sample in _samples(self.telemetry.lines()):
             devices = _devices(sample)
-        self.now = self._foreseen(replace(self.now, devices=devices))
+        self.now = self._estimated(replace(self.now, devices=devices))
         return self.now
 
     def _take(self, event: PerfLogRecord) -> None:
@@ -177,7 +177,7 @@ class ProgressReader:
         )
 
     def _take_forward(self, value: Mapping[str, Any]) -> None:
-        """Count a window of inference: items, and items per second of wall-clock time."""
+        """Take a window of inference: items, and items per second."""
         items = value.get("items")
         wall_s = (_number(value.get("wall_ms")) or 0.0) / 1000
         if not isinstance(items, list) or not all(isinstance(count, int) for count in items):
@@ -196,8 +196,8 @@ class ProgressReader:
         name = wanted if wanted in numbers else next(iter(numbers), None)
         return (name, numbers[name]) if name is not None else None
 
-    def _foreseen(self, now: Progress) -> Progress:
-        """Fill in the share done and the time left, from whichever bound comes first at the present rate."""
+    def _estimated(self, now: JobProgress) -> JobProgress:
+        """Fill in completed share and remaining time, from the limit that is reached first at this rate."""
         if not isinstance(self.work, TrainingWork) or now.phase == "finished" or now.step == 0:
             return now
         end = self.work.settings.end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, final
@@ -14,8 +15,12 @@ from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
 _END_TIMEOUT_S: Final = 5.0
-SandboxCommand = Callable[[NodeJob, str, tuple[str, ...]], list[str]]
-"""Returns the command that runs a module of AccelMark, with arguments, in the sandbox of a job."""
+
+
+class SandboxCommand(Protocol):
+    """Returns the command that runs a module of AccelMark, with arguments, in the sandbox of a job."""
+
+    def __call__(self, node: NodeJob, module: str, *arguments: str) -> list[str]: ...  # noqa: D102
 
 
 class HostError(RunError):
@@ -59,94 +64,62 @@ class HostProcess(Protocol):
         ...
 
 
-class PreflightHost(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class PreflightHost(ABC):
     """A host, and where AccelMark's files are on it."""
 
-    @property
-    def spec(self) -> HostSpec:
-        """Its entry in the cluster file."""
-        ...
+    spec: HostSpec
+    address: str
+    """The address at which other hosts reach it."""
+    python: str
+    work_directory: str
+    """The directory below which AccelMark writes."""
+    variables: Mapping[str, str]
+    """Variables with which its Python imports AccelMark."""
+    sandbox_command: SandboxCommand
+    lock_file: str | None = None
+    """The file that a job locks so that no other run uses the host; None: nothing is locked."""
+    visible_file: Path | None = None
+    """A file of this machine that the host must see at the same path; None: nothing is shared."""
 
-    @property
-    def address(self) -> str:
-        """The address at which other hosts reach it."""
-        ...
-
-    @property
-    def python(self) -> str:
-        """Its Python."""
-        ...
-
-    @property
-    def work_directory(self) -> str:
-        """The directory below which AccelMark writes."""
-        ...
-
-    @property
-    def lock_file(self) -> str | None:
-        """The file that a job locks so that no other run uses the host; None: nothing is locked."""
-        ...
-
-    @property
-    def visible_file(self) -> Path | None:
-        """A file of this machine that the host must see at the same path; None: nothing is shared."""
-        ...
-
-    async def connect(self) -> None:
+    async def connect(self) -> None:  # noqa: B027  not all hosts need a connection
         """Connect to it.
 
         Raises:
             HostError: it cannot be reached, refuses the login, or has an unknown host key.
         """
-        ...
 
+    async def deliver(self) -> None:  # noqa: B027  not all hosts need a delivery
+        """Ensure that AccelMark is on the host.
+
+        Raises:
+            HostError: it could not be delivered.
+        """
+
+    @abstractmethod
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end; a non-zero exit code is no error.
 
         Raises:
             HostError: the command could not be started or did not end in time.
         """
-        ...
 
+    @abstractmethod
     async def open(self, argv: Sequence[str]) -> HostProcess:
         """Start a command with its standard streams open.
 
         Raises:
             HostError: it could not be started.
         """
-        ...
-
-    async def deliver(self) -> Mapping[str, str]:
-        """Ensure that AccelMark is on the host; returns the variables with which its Python imports it.
-
-        Raises:
-            HostError: it could not be delivered.
-        """
-        ...
-
-    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
-        """Return the command that runs a module of AccelMark in the sandbox of a job."""
-        ...
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SubprocessHost:
+@dataclass(frozen=True, kw_only=True)
+class SubprocessHost(PreflightHost):
     """A host whose commands are child processes of this one, behind a prefix such as ``srun``."""
 
-    spec: HostSpec
-    address: str
-    python: str
-    work_directory: str
-    variables: Mapping[str, str]
-    in_sandbox: SandboxCommand
     prefix: tuple[str, ...] = ()
     """Arguments that run a command on the host."""
-    visible_file: Path | None = None
-    lock_file: str | None = None
-
-    async def connect(self) -> None:
-        """Do nothing: there is no connection."""
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end."""
@@ -170,14 +143,6 @@ class SubprocessHost:
             return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
         except OSError as error:
             raise HostError(self.spec.name, f"{command[0]} cannot be started: {error.strerror}") from error
-
-    async def deliver(self) -> Mapping[str, str]:
-        """Return the variables; the host sees this machine's AccelMark at the same path."""
-        return self.variables
-
-    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
-        """Return the command that runs a module of AccelMark in the sandbox of a job."""
-        return self.in_sandbox(node, module, arguments)
 
 
 @final

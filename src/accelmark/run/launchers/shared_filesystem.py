@@ -17,8 +17,10 @@ from accelmark.run.agent.environment import agent_commands
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.launchers.agent_exit import last_error, read_exit, save_exit, unreported_exit
+from accelmark.run.launchers.host import PreflightHost, SubprocessHost
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost.follow import is_locked
+from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.record.states import utc_now
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.job_sandbox import JobSandbox, job_sandbox, model_files
@@ -62,6 +64,23 @@ class SharedFilesystemLauncher(Launcher):
         """Return the command with its prefix."""
         return [*self.prefix(host), *argv]
 
+    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
+        """Return hosts that have been allocated."""
+        await self.allocate()
+        return [
+            SubprocessHost(
+                spec=spec,
+                address=self.master_address(spec),
+                python=self.python,
+                work_directory=str(self.run),
+                variables=self.variables,
+                sandbox_command=self.sandbox_command,
+                prefix=self.prefix(spec),
+                visible_file=None if self.spec.is_localhost else self.run / PLAN_FILE,
+            )
+            for spec in specs
+        ]
+
     def agent(self, node: NodeJob) -> CommandAgent:
         """Return the agent of a job on one host."""
         sandbox, agent = self._sandbox(node), self._agent(node)
@@ -88,7 +107,7 @@ class SharedFilesystemLauncher(Launcher):
         started = agent_commands(node.task, node.node_dir, self.rank_python)
         return [*(self.host_command(node.host, step) for step in steps), *started]
 
-    def sandbox_command(self, node: NodeJob, module: str, arguments: tuple[str, ...]) -> list[str]:
+    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
         """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
         agent = self._agent(node)
         readable = [path for path in agent.readable if path.is_dir() and path not in node.job.data_dirs.values()]

@@ -20,9 +20,9 @@ from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
-    judge_devices,
-    judge_host,
-    judge_together,
+    cluster_problems,
+    device_problems,
+    host_problems,
 )
 from accelmark.run.preflight.host_checks import check_images, devices_command, has_devices, pulled_images, read_devices
 from accelmark.run.record.directory import RunDirectory
@@ -73,7 +73,7 @@ class Preflight:
         names = [host.spec.name for host in hosts]
         facts = {name: self._facts[name] for name in names if name in self._facts}
         devices = {name: self._devices[name] for name in names if self._devices.get(name)}
-        problems += judge_together(
+        problems += cluster_problems(
             facts, devices, self._cluster, one_host_per_machine=self._launcher.spec.one_host_per_machine
         )
         problems += await self._reach({host.spec.name: host for host in hosts})
@@ -93,7 +93,7 @@ class Preflight:
             self._facts[name] = facts
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-            problems = judge_host(name, facts, self._cluster, offset, host.work_directory)
+            problems = host_problems(name, facts, self._cluster, offset, host.work_directory)
             if host.visible_file is not None and str(host.visible_file) in facts.missing_files:
                 unseen = f"the file {host.visible_file} is missing"
                 what = f"cannot see {host.visible_file.parent} of this machine"
@@ -138,7 +138,7 @@ class Preflight:
             return [looked]
         self._devices[host.spec.name] = looked
         needed = max(node.nproc for job in jobs for node in job.nodes if node.host == host.spec.name)
-        return judge_devices(host.spec.name, looked, self._directory.plan.vendor, needed)
+        return device_problems(host.spec.name, looked, self._directory.plan.vendor, needed)
 
     async def _reach(self, places: dict[str, PreflightHost]) -> list[HostProblem]:
         """Check that the other hosts of each job reach its master port."""

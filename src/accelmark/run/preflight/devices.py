@@ -1,4 +1,4 @@
-"""``python -m accelmark.run.preflight.devices VENDOR``: on a host, print the vendor's devices and what they do now."""
+"""``python -m accelmark.run.preflight.devices VENDOR``: print the vendor's devices on a host, and their load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelmark.telemetry.sources import device_sources
 
 
 def main(vendor: str) -> int:
-    """Print what there is; says why it cannot be read, and returns the exit code."""
+    """Print the devices; returns the exit code."""
     problems: list[str] = []
     try:
         folder = find("vendors", vendor).path
@@ -31,7 +31,7 @@ def main(vendor: str) -> int:
             return 0
         finally:
             source.close()
-    print("; ".join(problems) or "nothing reads them", file=sys.stderr)
+    print("; ".join(problems) or "no source reads them", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""What a look around on a host found, and what is made of it: pure functions."""
+"""Evaluate what preflight found on hosts: pure functions from facts to problems."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from accelmark.spec.model import Spec
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0
-"""Clocks of hosts further apart make logs of several hosts misleading."""
+"""Largest difference of clocks with which logs of several hosts can be compared."""
 _BUSY_LOAD: Final = 0.5
-"""Load per core above which a measurement is disturbed."""
+"""Load per core above which the host counts as busy."""
 _BUSY_MEMORY_MIB: Final = 1024.0
 _BUSY_UTILISATION: Final = 0.05
 
@@ -24,7 +24,7 @@ Severity = Literal["error", "warning"]
 @final
 @dataclass(frozen=True, slots=True)
 class HostProblem:
-    """One thing wrong with one host."""
+    """One problem of one host."""
 
     host: str
     what: str
@@ -36,13 +36,13 @@ class HostProblem:
 
 
 class HostsNotReadyError(SpecError):
-    """Hosts are not ready for what is asked of them."""
+    """Hosts are not ready for the jobs."""
 
     exit_code = EXIT_FAILED
 
     def __init__(self, found: Sequence[HostProblem], *, strict: bool) -> None:
         self.found = tuple(found)
-        """All that was found, warnings too."""
+        """All problems, including warnings."""
         bad = [problem for problem in found if problem.severity == "error" or strict]
         super().__init__(Problem(problem.host, "", problem.what, problem.hint) for problem in bad)
 
@@ -57,7 +57,7 @@ class DeviceFacts(Spec):
 
 
 class HostFacts(Spec):
-    """What :mod:`accelmark.run.onhost.probe` prints."""
+    """Output of :mod:`accelmark.run.onhost.probe`."""
 
     time: float
     hostname: str
@@ -79,15 +79,15 @@ class HostFacts(Spec):
     may_clear_caches: bool
 
 
-def judge_host(
+def host_problems(
     name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float, work: str
 ) -> list[HostProblem]:
-    """Return what is wrong with one host by itself.
+    """Return the problems of a single host.
 
     Args:
         name: the host's name.
-        facts: what was found there.
-        cluster: what is asked of it.
+        facts: output of the probe.
+        cluster: its cluster file.
         clock_offset_s: its clock minus this machine's.
         work: the work directory.
     """
@@ -97,7 +97,7 @@ def judge_host(
         found.append(HostProblem(name, what, hint))
 
     if facts.held_by is not None:
-        error(f"is in use by {facts.held_by}", "wait for its end, or end it with 'accelmark stop'")
+        error(f"is in use by {facts.held_by}", "wait until it ends, or stop it with 'accelmark stop'")
     if facts.python < OLDEST_PYTHON and cluster.container is None:
         version = ".".join(map(str, facts.python))
         error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
@@ -113,7 +113,7 @@ def judge_host(
     if facts.memory_mib < cluster.min_memory_mib:
         error(f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed")
     for port in facts.busy_ports:
-        error(f"port {port} is taken", f"see who has it: ss -ltnp sport = :{port}; or set master_port")
+        error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
     for path in facts.missing_directories:
         error(f"the data directory {path} is missing")
     for path in facts.missing_files:
@@ -121,17 +121,17 @@ def judge_host(
     if facts.engine_problem is not None and cluster.container is not None:
         error(f"the container engine {cluster.container.engine} {facts.engine_problem}")
     if cluster.clear_caches and not facts.may_clear_caches:
-        found.append(HostProblem(name, "caches cannot be cleared", "it needs root", "warning"))
+        found.append(HostProblem(name, "caches cannot be dropped", "needs root", "warning"))
     if abs(clock_offset_s) > CLOCK_TOLERANCE_S:
         what = f"its clock is {clock_offset_s:+.1f} s off this machine's"
-        found.append(HostProblem(name, what, "set it by NTP", "warning"))
+        found.append(HostProblem(name, what, "synchronise it by NTP", "warning"))
     if facts.load1 > max(1.0, _BUSY_LOAD * facts.cpus):
         found.append(HostProblem(name, f"is busy: load {facts.load1:.1f} on {facts.cpus} cores", "", "warning"))
     return found
 
 
-def judge_devices(name: str, devices: Sequence[DeviceFacts], vendor: str, needed: int) -> list[HostProblem]:
-    """Return what is wrong with a host's devices: too few, or busy."""
+def device_problems(name: str, devices: Sequence[DeviceFacts], vendor: str, needed: int) -> list[HostProblem]:
+    """Return the problems of a host's devices: too few, or busy."""
     found: list[HostProblem] = []
     if len(devices) < needed:
         have = f"{len(devices)} devices" if devices else "no device"
@@ -143,14 +143,14 @@ def judge_devices(name: str, devices: Sequence[DeviceFacts], vendor: str, needed
     return found
 
 
-def judge_together(
+def cluster_problems(
     facts: Mapping[str, HostFacts],
     devices: Mapping[str, Sequence[DeviceFacts]],
     cluster: ClusterSpec,
     *,
     one_host_per_machine: bool = True,
 ) -> list[HostProblem]:
-    """Return what is wrong between hosts: the same machine twice, other drivers, devices or Pythons."""
+    """Return the problems between hosts: one machine twice, differing drivers, devices or Pythons."""
     found: list[HostProblem] = []
     machines: dict[tuple[str, str], str] = {}
     for name, fact in facts.items():
@@ -158,7 +158,7 @@ def judge_together(
             break
         other = machines.setdefault((fact.boot_id, fact.hostname), name)
         if other != name:
-            found.append(HostProblem(name, f"is the same machine as {other}", "name each host once"))
+            found.append(HostProblem(name, f"is the same machine as {other}", "list each host once"))
     kinds: dict[str, dict[str, str]] = {
         "driver": {n: ", ".join(sorted({d.driver for d in ds if d.driver})) for n, ds in devices.items()},
         "devices": {n: ", ".join(sorted({d.name for d in ds})) for n, ds in devices.items()},
@@ -169,5 +169,5 @@ def judge_together(
         for name, value in values.items():
             if first is not None and value != values[first]:
                 what = f"has {kind} {value or 'unknown'}, {first} has {values[first] or 'unknown'}"
-                found.append(HostProblem(name, what, "figures of unlike hosts mean little", "warning"))
+                found.append(HostProblem(name, what, "results of different hosts cannot be compared", "warning"))
     return found

@@ -50,7 +50,8 @@ async def read_devices(
     if not has_devices(plan.vendor):
         return None
     if not facts.lacking_modules:
-        done = await host.run(devices_command(await host.deliver(), host.python, plan.vendor))
+        await host.deliver()
+        done = await host.run(devices_command(host.variables, host.python, plan.vendor))
     else:
         recipe = recipe_of(plan, job.job)
         if recipe is None or (await host.run(recipe.present)).code != 0:

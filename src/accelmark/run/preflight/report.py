@@ -11,7 +11,7 @@ from rich.text import Text
 
 from accelmark.datasets import dataset_specs, locate
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.display.observer import Observer
+from accelmark.run.display.observer import RunObserver
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
@@ -21,7 +21,7 @@ from accelmark.spec.errors import AccelmarkError
 
 
 async def run_preflight(
-    directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: Observer
+    directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
 ) -> None:
     """Check every host that ``jobs`` are about to be started on, and report warnings to the observer.
 

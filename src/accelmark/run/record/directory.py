@@ -1,4 +1,4 @@
-"""A run's directory: its layout, who holds it, and what is in it."""
+"""A run's directory: layout, lock and contents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, final
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.processes import ProcessId
-from accelmark.run.record.states import JobStatus, Ledger, RunEvent, read_events, statuses
+from accelmark.run.record.states import EventLog, JobStatus, RunEvent, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import secrets_in
 
@@ -29,7 +29,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 @final
 class RunDirectory:
-    """The directory of one run; making one or opening it for writing is the only way in for a coordinator."""
+    """The directory of one run."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
@@ -37,10 +37,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Self:
-        """Make the directory of a new run.
+        """Create the directory of a new run.
 
         Raises:
-            RequestError: the directory holds something already, another run in particular.
+            RequestError: the directory is not empty.
             RunError: it cannot be written.
         """
         make_directory(path)
@@ -48,34 +48,36 @@ class RunDirectory:
         with write_errors(path):
             held = sorted(entry.name for entry in path.iterdir())
         if held:
-            what = "holds a run already" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
-            advice = f"go on with it by 'accelmark resume {path}', or choose another place with --out"
+            what = "contains a run" if PLAN_FILE in held or HOLDER_FILE in held else "is not empty"
+            advice = f"continue it with 'accelmark resume {path}', or choose another directory with --out"
             raise RequestError(f"{path}: {what}: {advice}")
         try:
             with write_errors(path / HOLDER_FILE):
                 os.close(os.open(path / HOLDER_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
-                raise RequestError(f"{path}: another run is starting there: choose another place with --out") from error
+                raise RequestError(
+                    f"{path}: another run is starting there: choose another directory with --out"
+                ) from error
             raise
-        # A run that goes on later needs what the cluster file said, secrets too: they are for their owner alone.
+        # A resumed run needs the secrets of the cluster file: only the owner may read them.
         private = any(secrets_in(plan.model_dump(mode="json")))
         write_atomic(path / PLAN_FILE, plan.model_dump_json(indent=2), private=private)
         return cls(path, plan)
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the directory of a run that was started before.
+        """Open the directory of an existing run.
 
         Raises:
-            RequestError: it is not the directory of a run.
+            RequestError: it is not a run directory.
             RunError: its plan cannot be read.
         """
         path = path.resolve()
         try:
             text = (path / PLAN_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise RequestError(f"{path}: is not the directory of a run: there is no {PLAN_FILE}") from error
+            raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}") from error
         except OSError as error:
             raise RunError(f"{path / PLAN_FILE}: cannot be read: {error.strerror}") from error
         try:
@@ -87,70 +89,80 @@ class RunDirectory:
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:
-        """Remove the directory of a run that nothing was started of."""
+        """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
+        """The directory's name."""
         return self.path.name
 
     def round_dir(self, job: PlannedJob) -> Path:
-        """Return where a job's files are."""
+        """Return the directory of a job."""
         return self.path / job.directory
 
     def node_dir(self, job: PlannedJob, node: PlannedNode) -> Path:
-        """Return where the files of a job's part on one host are."""
+        """Return the directory of a job on one host."""
         return self.round_dir(job) / f"{safe_name(node.host)}_noderank{node.noderank}"
 
     def events(self) -> list[RunEvent]:
-        """Return all that the coordinators of this run wrote down."""
+        """Return the event log."""
         return read_events(self.path / EVENTS_FILE)
 
     def statuses(self) -> dict[str, JobStatus]:
-        """Return where each job stands, as last written down."""
+        """Return the status of each job, from the event log."""
         return statuses((job.directory for job in self.plan.jobs), self.events())
 
-    def ledger(self) -> Ledger:
+    def event_log(self) -> EventLog:
         """Open the event log for writing."""
-        return Ledger(self.path / EVENTS_FILE, (job.directory for job in self.plan.jobs))
+        return EventLog(self.path / EVENTS_FILE, (job.directory for job in self.plan.jobs))
 
     def holder(self) -> ProcessId | None:
-        """Return the living coordinator that holds this run, or None."""
-        holder = ProcessId.read(self.path / HOLDER_FILE)
-        return holder if holder is not None and holder.alive else None
+        """Return the running coordinator that has locked this run, or None."""
+        return holder_of(self.path)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the run: only one coordinator at a time does, and a killed one holds nothing.
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the run; see :func:`lock_directory`."""
+        return lock_directory(self.path)
 
-        Raises:
-            RequestError: another coordinator holds it.
-        """
-        path = self.path / HOLDER_FILE
-        with write_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+def holder_of(directory: Path) -> ProcessId | None:
+    """Return the running process that has locked the directory of a run or search, or None."""
+    holder = ProcessId.read(directory / HOLDER_FILE)
+    return holder if holder is not None and holder.alive else None
+
+
+@contextmanager
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock the directory of a run or search for one process; the lock ends with it.
+
+    Raises:
+        RequestError: another process has locked it.
+    """
+    path = directory / HOLDER_FILE
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = self.holder()
-                who = f"process {holder.pid}" if holder else "another process"
-                advice = f"see 'accelmark status {self.path}', or end it with 'accelmark stop {self.path}'"
-                raise RequestError(f"{self.path}: is in progress, held by {who}: {advice}") from error
-            identity = ProcessId.of(os.getpid())
-            assert identity is not None  # noqa: S101  a process can always see itself
-            with write_errors(path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
-            yield
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = holder_of(directory)
+            who = f"process {holder.pid}" if holder else "another process"
+            advice = f"see 'accelmark status {directory}', or stop it with 'accelmark stop {directory}'"
+            raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
+        identity = ProcessId.of(os.getpid())
+        assert identity is not None  # noqa: S101  a process can always see itself
+        with write_errors(path):
             os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
+            os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:
-    """Return ``runs/<UTC stamp>-<name>``, numbered where that exists already."""
+    """Return ``runs/<UTC time>-<name>``, numbered where that exists."""
     path = parent / f"{now.strftime('%Y%m%dT%H%M%SZ')}-{safe_name(name)}"
     number = 2
     while path.exists():
@@ -160,5 +172,5 @@ def default_path(name: str, now: datetime, parent: Path = Path("runs")) -> Path:
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` with everything that is not a letter, digit, dot, dash or underscore as one dash."""
+    """Return ``name`` with other characters than letters, digits, dots, dashes and underscores replaced by dashes."""
     return _UNSAFE.sub("-", name).strip(".-") or "unnamed"

@@ -18,14 +18,14 @@ def measure_round(round_dir: Path) -> RoundResult:
 
 
 def measure_run(run_dir: Path, *, recompute: bool = False) -> Summary:
-    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``.
+    """Write ``summary.json`` and ``MANIFEST.sha256`` of a run.
 
     Args:
         run_dir: the run.
-        recompute: compute every round anew from its events and telemetry.
+        recompute: recompute every round from its events and telemetry.
 
     Raises:
-        RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+        RunError: ``run_dir`` has no rounds, or a file cannot be written.
     """
     from accelmark.audit.verdict import audit_case
     from accelmark.results.rounds.summary import summarise

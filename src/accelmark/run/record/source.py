@@ -15,12 +15,12 @@ from accelmark.spec.catalog import find, tree_hash
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.evidence import SourceRecord
 
-_GIT_PATIENCE_S: Final = 20.0
+_GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)
 
 
 def source_record(package: Path | None = None) -> SourceRecord:
-    """Describe the AccelMark in ``package`` (the one that runs, by default)."""
+    """Describe the AccelMark in ``package`` (default: the running one)."""
     package = package or Path(accelmark.__file__).parent
     sha256 = tree_hash(package)
     version = accelmark.__version__
@@ -29,7 +29,7 @@ def source_record(package: Path | None = None) -> SourceRecord:
         return SourceRecord(kind="wheel", version=version, sha256=sha256, modified=_differing(installed, package))
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
-        reason = "it runs from a folder that is neither installed from a wheel nor a git checkout"
+        reason = "its directory is neither installed from a wheel nor a git checkout"
         return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason)
     status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
     modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(_SKIPPED))
@@ -37,7 +37,7 @@ def source_record(package: Path | None = None) -> SourceRecord:
 
 
 def _installed(package: Path) -> Distribution | None:
-    """Return the installed distribution whose files these are; an editable one holds none."""
+    """Return the installed distribution of these files; None for an editable installation."""
     try:
         found = distribution("accelmark")
     except PackageNotFoundError:
@@ -48,7 +48,7 @@ def _installed(package: Path) -> Distribution | None:
 
 
 def _differing(found: Distribution, package: Path) -> tuple[str, ...]:
-    """Return files that are not as the wheel's RECORD says: changed, gone or added."""
+    """Return files that were changed, removed or added since the wheel's RECORD."""
     recorded = {str(file): file for file in found.files or () if str(file).startswith("accelmark/")}
     differing = []
     for name, file in recorded.items():
@@ -70,10 +70,10 @@ def _digest(path: Path, mode: str) -> str:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    """Return git's answer, or None where there is no git or no checkout."""
+    """Return git's output; None where there is no git or no checkout."""
     command = ["git", "-C", str(directory), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -90,7 +90,7 @@ def require_unchanged(plan: Plan, where: str) -> None:
     folders = {ref.path: ref.sha256 for job in plan.jobs for ref in (job.job.case, job.job.extern) if ref is not None}
     for path, sha256 in folders.items():
         if not path.is_dir():
-            problems.append(Problem(where, str(path), "is gone since the run was planned", hint))
+            problems.append(Problem(where, str(path), "was removed since the run was planned", hint))
         elif tree_hash(path) != sha256:
             problems.append(Problem(where, str(path), "has changed since the run was planned", hint))
     try:

@@ -1,4 +1,4 @@
-"""The states of a job, which may follow which, and the event log that is the memory of a run."""
+"""States of jobs, allowed transitions, and the event log of a run."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class RunEvent(Spec):
     """One line of ``events.jsonl``."""
 
     at: str
-    """UTC, ISO 8601: for people. Order is the order of the lines, since a clock may step back."""
+    """UTC, ISO 8601. The order of lines is the order of events, since a clock may step back."""
     kind: EventKind
     job: str | None = None
     """``<key slug>/round<N>``."""
     state: JobState | None = None
     reason: str | None = None
     attempt: int = 1
-    """Raised each time the job is queued again."""
+    """Increased each time the job is queued again."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """Where a job stands."""
+    """The current state of a job."""
 
     state: JobState = "queued"
     reason: str | None = None
@@ -56,17 +56,17 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to the job of itself."""
+        """Whether the state is final unless the job is queued again."""
         return self.state in ENDS
 
 
 def utc_now() -> str:
-    """Return the time as UTC, ISO 8601, to the millisecond."""
+    """Return the current UTC time, ISO 8601, in milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_events(path: Path) -> list[RunEvent]:
-    """Read an event log; a last line torn by a killed writer is left out.
+    """Read an event log; an incomplete last line of a killed writer is ignored.
 
     Raises:
         RunError: the file cannot be read, or a line other than the last is damaged.
@@ -78,22 +78,22 @@ def read_events(path: Path) -> list[RunEvent]:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     events: list[RunEvent] = []
-    torn: int | None = None
+    damaged: int | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             events.append(RunEvent.model_validate_json(line))
         except ValidationError:
-            torn = number
+            damaged = number
     last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
-    if torn is not None and torn != last and not _was_resumed_after(lines[torn:]):
-        raise RunError(f"{path}: line {torn} is damaged")
+    if damaged is not None and damaged != last and not _was_resumed_after(lines[damaged:]):
+        raise RunError(f"{path}: line {damaged} is damaged")
     return events
 
 
 def _was_resumed_after(lines: Iterable[bytes]) -> bool:
-    """Tell whether a later coordinator took over: then a torn line before it is that of the killed one."""
+    """Return whether the run was resumed afterwards: then the damaged line is the last one of a killed writer."""
     return any(b'"run_resumed"' in line for line in lines)
 
 
@@ -107,32 +107,32 @@ def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobSt
 
 
 @final
-class Ledger:
-    """The event log open for writing: every change of state is checked, written, and then true."""
+class EventLog:
+    """The event log opened for writing: each state change is checked and written before it takes effect."""
 
     def __init__(self, path: Path, jobs: Iterable[str]) -> None:
         self._path = path
         self.jobs: dict[str, JobStatus] = statuses(jobs, read_events(path))
         with write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._end_torn_line()
+            self._end_incomplete_line()
 
     def move(self, job: str, state: JobState, reason: str | None = None) -> None:
-        """Take ``job`` to ``state``.
+        """Change the state of ``job``.
 
         Raises:
             RunError: the log cannot be written.
         """
         before = self.jobs[job]
         if state not in _FOLLOWS[before.state]:
-            raise AssertionError(f"{job}: {before.state} -> {state} is not a way a job can go")
+            raise AssertionError(f"{job}: {before.state} -> {state} is not allowed")
         attempt = before.attempt + 1 if state == "queued" else before.attempt
         event = RunEvent(at=utc_now(), kind="state", job=job, state=state, reason=reason, attempt=attempt)
         self._append(event)
         self.jobs[job] = JobStatus(state, reason, attempt, event.at)
 
     def note(self, kind: EventKind, reason: str | None = None, job: str | None = None) -> None:
-        """Write down something that is not a change of state."""
+        """Write an event that is not a state change."""
         self._append(RunEvent(at=utc_now(), kind=kind, job=job, reason=reason))
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Ledger:
             os.write(self._descriptor, line)
             os.fsync(self._descriptor)
 
-    def _end_torn_line(self) -> None:
+    def _end_incomplete_line(self) -> None:
         with self._path.open("rb") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return

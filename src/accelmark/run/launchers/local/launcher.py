@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 from accelmark.run.agent.environment import agent_commands
 from accelmark.run.agent.processes import sweep
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.launchers.host import PreflightHost, SubprocessHost
 from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher, agent_markers
 from accelmark.spec.cluster import HostSpec
-
-_LOOPBACK: Final = "127.0.0.1"
 
 
 @final
@@ -29,15 +25,7 @@ class LocalLauncher(SharedFilesystemLauncher):
 
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address; containers use the host's network."""
-        return _LOOPBACK
-
-    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
-        """Return this machine."""
-        directory = str(self.run)
-        return [
-            SubprocessHost(spec, _LOOPBACK, self.python, directory, self.variables, self.sandbox_command)
-            for spec in specs
-        ]
+        return "127.0.0.1"
 
     def agent(self, node: NodeJob) -> CommandAgent:
         """Return the agent of a job."""

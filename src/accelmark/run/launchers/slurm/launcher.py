@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.launchers.host import PreflightHost, SubprocessHost
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher, output_of
 from accelmark.run.launchers.slurm.options import Options
-from accelmark.run.record.directory import PLAN_FILE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.launcher import options_of
@@ -90,23 +87,6 @@ class SlurmLauncher(SharedFilesystemLauncher):
             return host.address
         fields = dict(field.partition("=")[::2] for field in shown.split())
         return fields.get("NodeAddr", host.address)
-
-    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
-        """Return nodes of the allocation that the run will use."""
-        await self.allocate()
-        return [
-            SubprocessHost(
-                spec,
-                self.master_address(spec),
-                self.python,
-                str(self.run),
-                self.variables,
-                self.sandbox_command,
-                prefix=self.prefix(spec),
-                visible_file=self.run / PLAN_FILE,
-            )
-            for spec in specs
-        ]
 
     async def close(self) -> None:
         """Cancel an allocation that was requested here."""

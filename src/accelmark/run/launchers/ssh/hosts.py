@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, final
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.launchers.host import CommandResult, HostError, HostProcess, SandboxCommand
+from accelmark.run.launchers.host import CommandResult, HostError, HostProcess, PreflightHost
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.launchers.ssh.deliver import deliver
 from accelmark.run.launchers.ssh.layout import Layout
@@ -89,7 +89,20 @@ class SshHosts:
         """Return the command on a host that runs the agent of a job."""
         return self.sandbox(node).sandbox.command(self.python, self.agent(node))
 
-    def sandbox_command(self, node: NodeJob, module: str, arguments: tuple[str, ...]) -> list[str]:
+    def preflight_host(self, host: HostSpec) -> SshPreflightHost:
+        """Return a host for preflight."""
+        return SshPreflightHost(
+            spec=host,
+            address=host.address,
+            python=self.python,
+            work_directory=str(self.layout.work),
+            variables=self.variables,
+            sandbox_command=self.sandbox_command,
+            lock_file=str(self.layout.lock(host)),
+            hosts=self,
+        )
+
+    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
         """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
         agent = self.agent(node)
         inside = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=())
@@ -216,58 +229,31 @@ class SshHosts:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SshPreflightHost:
+@dataclass(frozen=True, kw_only=True)
+class SshPreflightHost(PreflightHost):
     """A host over SSH for preflight; it shares the connection of the run."""
 
-    connection: SshConnection
-    layout: Layout
-    python: str
-    variables: Mapping[str, str]
-    deliver_code: Callable[[], Awaitable[None]]
-    in_sandbox: SandboxCommand
-    visible_file: Path | None = None
+    hosts: SshHosts
 
     @property
-    def spec(self) -> HostSpec:
-        """Its entry in the cluster file."""
-        return self.connection.host
-
-    @property
-    def address(self) -> str:
-        """The address in the cluster file."""
-        return self.spec.address
-
-    @property
-    def work_directory(self) -> str:
-        """The directory below which AccelMark writes."""
-        return str(self.layout.work)
-
-    @property
-    def lock_file(self) -> str | None:
-        """The file that a job locks."""
-        return str(self.layout.lock(self.spec))
+    def _connection(self) -> SshConnection:
+        return self.hosts.connection(self.spec)
 
     async def connect(self) -> None:
         """Connect, unless connected."""
-        await self.connection.connect()
+        await self._connection.connect()
+
+    async def deliver(self) -> None:
+        """Deliver AccelMark, once."""
+        await self.hosts.deliver(self.spec)
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end."""
-        return await self.connection.run(argv, stdin, timeout_s)
+        return await self._connection.run(argv, stdin, timeout_s)
 
     async def open(self, argv: Sequence[str]) -> HostProcess:
         """Start a command with its standard streams open."""
-        return _SshProcess(self.connection, await self.connection.open(argv))
-
-    async def deliver(self) -> Mapping[str, str]:
-        """Deliver AccelMark, once; returns the variables with which Python imports it."""
-        await self.deliver_code()
-        return self.variables
-
-    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
-        """Return the command that runs a module of AccelMark in the sandbox of a job."""
-        return self.in_sandbox(node, module, arguments)
+        return _SshProcess(self._connection, await self._connection.open(argv))
 
 
 @final

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -14,7 +13,7 @@ from accelmark.run.launchers.host import PreflightHost
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import SshAgent
 from accelmark.run.launchers.ssh.deliver import delivery_command
-from accelmark.run.launchers.ssh.hosts import SshHosts, SshPreflightHost
+from accelmark.run.launchers.ssh.hosts import SshHosts
 from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.run.onhost import command, start_command
 from accelmark.spec.cluster import HostSpec
@@ -40,18 +39,7 @@ class SshLauncher(Launcher):
 
     async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
         """Return hosts with the connections of the run."""
-        hosts = self._hosts
-        return [
-            SshPreflightHost(
-                hosts.connection(spec),
-                hosts.layout,
-                self.python,
-                self.variables,
-                partial(hosts.deliver, spec),
-                hosts.sandbox_command,
-            )
-            for spec in specs
-        ]
+        return [self._hosts.preflight_host(spec) for spec in specs]
 
     def host_command(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
         """Return the command with which OpenSSH's client would run ``argv`` on a host."""

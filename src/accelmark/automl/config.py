@@ -1,0 +1,239 @@
+"""Configuration of a search."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from accelmark.automl.model.counting import Mode
+from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
+from accelmark.automl.records import Hyperparameters, WeightMode
+from accelmark.automl.scoring.rules import PRESETS
+from accelmark.automl.search.schedule import AIPERF_ROUND_EPOCHS, AIPERF_TUNING_ROUND, Schedule
+from accelmark.automl.search.searchers import SearchName
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.model import Spec
+
+_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
+
+
+def _number(value: Any) -> Any:
+    """Refuse booleans, which Python counts as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, found {str(value).lower()}")
+    return value
+
+
+def duration_s(value: Any) -> Any:
+    """Return ``12h``, ``90m``, ``1.5h`` or ``3600s`` in seconds; a bare number is returned unchanged (seconds)."""
+    if not isinstance(value, str):
+        return _number(value)
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
+    return float(match[1]) * _UNIT_S[match[2]]
+
+
+PositiveInt = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0)]
+
+
+class Section(Spec):
+    """Base of the configuration's sections; numbers must be finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class DatasetConfig(Section):
+    """Images and where they are. The test split is held out for the scored error; the search uses training alone."""
+
+    name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
+    directory: Path | None = None
+    """Directory of the data; for imagenet the parent of train/ and val/. None: fetched by name."""
+    train_directory: Path | None = None
+    held_out_directory: Path | None = None
+    validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training split that the search validates on."""
+    limit: PositiveInt | None = None
+    """Use only this many training and held-out images, for trials of the setup; disclosed."""
+
+
+class SearchConfig(Section):
+    """Search method and bounds on networks."""
+
+    method: SearchName = "bayesian"
+    morphs: Annotated[tuple[MorphKind, ...], Field(min_length=1)] = MORPH_KINDS
+    max_filters: PositiveInt = 4096
+    max_kernel: PositiveInt = 7
+    max_nodes: PositiveInt = 1000
+    max_parameters: PositiveInt | None = None
+    max_forward_operations: PositiveInt | None = None
+    weights: WeightMode = "carried"
+    initial_weights: Path | None = None
+    """Pretrained weights (.npz) of the seed network; disclosed."""
+
+    @property
+    def limits(self) -> MorphLimits:
+        """The bounds on networks."""
+        return MorphLimits(**{name: getattr(self, name) for name in MorphLimits.__dataclass_fields__})
+
+
+class ScheduleConfig(Section):
+    """Number and length of trials."""
+
+    concurrency: PositiveInt = 1
+    max_trials: PositiveInt | None = None
+    max_duration: Duration | None = None
+    round_epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = AIPERF_ROUND_EPOCHS
+    tuning_round: PositiveInt | None = AIPERF_TUNING_ROUND
+    max_attempts: PositiveInt = 2
+    early_stop: bool = True
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        if self.max_trials is None and self.max_duration is None:
+            raise ValueError("the search never ends: give max_trials or max_duration")
+        return self
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the state machine."""
+        values = self.model_dump(exclude={"early_stop", "max_duration"})
+        return Schedule(**values, max_s=self.max_duration)
+
+
+class TuningConfig(Section):
+    """The space that TPE searches; an empty list or None: not searched."""
+
+    kernel: tuple[PositiveInt, ...] = (3, 5, 7)
+    batch_size: tuple[PositiveInt, ...] = ()
+    learning_rate: tuple[float, float] | None = None
+    dropout: tuple[float, float] | None = None
+    storage: str | None = None
+    """URL of a shared study (sqlite:, postgresql:); None: a file in the run."""
+    study: Name | None = None
+    """Name of a study in that storage that several runs share; None: the run's own."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.study is not None and self.storage is None:
+            raise ValueError("study names a shared study: also give its storage")
+        if any(kernel % 2 == 0 for kernel in self.kernel):
+            raise ValueError("kernels must be odd, otherwise the output is shifted")
+        if 1 in self.kernel:
+            raise ValueError(
+                "a kernel of 1 cannot be searched: such a convolution cannot be distinguished from 1x1 convolutions, so"
+                " no later trial could enlarge it"
+            )
+        if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
+            raise ValueError("learning_rate must be a range of positive numbers, low before high")
+        if self.dropout and not 0 <= self.dropout[0] < self.dropout[1] < 1:
+            raise ValueError("dropout must be a range within [0, 1), low before high")
+        return self
+
+
+class TrainingConfig(Section):
+    """Training of one trial: SGD with momentum; the learning rate falls linearly over the trial."""
+
+    batch_size: PositiveInt = 448
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    devices_per_trial: PositiveInt = 1
+    stall: Duration = 600.0
+    """A trial without progress for this long is stalled."""
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Hyperparameters of a trial that is not tuned."""
+        return Hyperparameters(batch_size=self.batch_size, learning_rate=self.learning_rate)
+
+
+class LocalCluster(Section):
+    """This machine."""
+
+    kind: Literal["local"] = "local"
+
+
+class AddressCluster(Section):
+    """A running Ray cluster."""
+
+    kind: Literal["address"]
+    address: Annotated[str, Field(min_length=1)]
+
+
+class SshCluster(Section):
+    """Hosts on which the search starts and stops Ray; its head runs on this machine, which they must reach."""
+
+    kind: Literal["ssh"]
+    hosts: Annotated[tuple[str, ...], Field(min_length=1)]
+    head_address: str | None = None
+    """Address of this machine for the hosts; None: the source address of a route to the first host."""
+    python: str = "python3"
+    """The hosts' Python interpreter, in whose environment Ray and this package are installed."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 6379
+    ssh_config: Path | None = None
+    """Configuration file of the SSH client; None: the user's own."""
+
+
+ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]
+
+
+def _known_rules(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"no rules are called that ({nearest(name, PRESETS)})")
+    return name
+
+
+class AutomlConfig(Section):
+    """One search: network, data, method, schedule, training, cluster and rules."""
+
+    name: Name = "automl"
+    seed: int = 0
+    network: str = "small28"
+    """Name of a seed network, or path of a network's JSON."""
+    dataset: DatasetConfig = DatasetConfig()
+    search: SearchConfig = SearchConfig()
+    schedule: ScheduleConfig
+    tuning: TuningConfig = TuningConfig()
+    training: TrainingConfig = TrainingConfig()
+    cluster: ClusterConfig = LocalCluster()
+    counting: Mode = "accelmark"
+    rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        above = [kernel for kernel in self.tuning.kernel if kernel > self.search.max_kernel]
+        if above and self.schedule.tuning_round is not None:
+            kernels = ", ".join(map(str, above))
+            raise ValueError(
+                f"tuning.kernel: {kernels} is above search.max_kernel, {self.search.max_kernel}: change one of them"
+            )
+        devices = self.training.devices_per_trial
+        for batch in (self.training.batch_size, *self.tuning.batch_size):
+            if batch % devices:
+                raise ValueError(
+                    f"a batch of {batch} cannot be divided evenly among the {devices} devices of a trial:"
+                    f" take {max(1, batch // devices) * devices} or {(batch // devices + 1) * devices}"
+                )
+        return self
+
+
+def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:
+    """Raise RequestError where the cluster cannot run all concurrent trials."""
+    size, devices = config.schedule.concurrency, config.training.devices_per_trial
+    capacity = (accelerators or cores) // devices
+    if size > capacity:
+        what = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
+        raise RequestError(
+            f"{size} concurrent trials of {devices} devices each were requested; the cluster has {what}, enough for"
+            f" {capacity}"
+        )

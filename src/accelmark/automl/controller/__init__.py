@@ -1,0 +1,1 @@
+"""Run a search: its record, its state, and the controller that starts trials on workers."""

@@ -1,0 +1,365 @@
+"""Run a search: prepare networks, start trials on workers, record their progress, until the schedule ends."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from accelmark.automl.config import AutomlConfig
+from accelmark.automl.controller.directory import SearchDirectory, WeightStore
+from accelmark.automl.controller.journal import (
+    EpochEvent,
+    Event,
+    Heartbeat,
+    Journal,
+    Note,
+    Proposed,
+    SessionBegan,
+    SessionEnded,
+    TrialEvent,
+    Valued,
+)
+from accelmark.automl.controller.proposals import Proposals
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.dataset import read_weights
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.network import Network
+from accelmark.automl.records import (
+    EpochRecord,
+    EpochReport,
+    Hyperparameters,
+    OperationCost,
+    TrialOutcome,
+    TrialRecord,
+    TrialStatus,
+)
+from accelmark.automl.search.population import Individual
+from accelmark.automl.search.schedule import Assignment, Scheduler
+from accelmark.automl.search.surrogate import predicted_accuracy
+from accelmark.automl.search.tuning import Tuner, within_limits
+from accelmark.automl.workers.messages import (
+    EpochEnded,
+    Progress,
+    TrainedWeights,
+    TrialEnded,
+    TrialOrder,
+    WorkerLost,
+    WorkerPool,
+    WorkerReady,
+)
+from accelmark.spec.errors import RunError
+
+_HEARTBEAT_S: Final = 1.0
+_LISTEN_S: Final = 0.2
+_CUT_GRACE_S: Final = 120.0
+_MAX_REPLACEMENTS: Final = 3
+
+Observer = Callable[[SearchState, Scheduler], None]
+"""Called about once a second."""
+
+
+@dataclass
+class _Running:
+    """A trial that runs on a worker."""
+
+    record: TrialRecord
+    order: TrialOrder
+    proposed: Hyperparameters
+    """What TPE proposed; what is executed may differ within the search's limits."""
+    last_progress_s: float
+    images: int = 0
+    cut_s: float | None = None
+
+
+class SearchController:
+    """One session of a search."""
+
+    def __init__(
+        self,
+        directory: SearchDirectory,
+        config: AutomlConfig,
+        workers: WorkerPool,
+        *,
+        observer: Observer | None = None,
+    ) -> None:
+        self._directory: Final = directory
+        self._config: Final = config
+        self._workers: Final = workers
+        self._observer: Final = observer
+        self._state: Final = directory.state()
+        self._journal: Final = Journal(directory.path)
+        self._store: Final = WeightStore(directory.weights)
+        self._base_s: Final = self._state.clock_s
+        self._idle: set[int] = set(range(workers.size))
+        self._running: dict[int, _Running] = {}
+        self._replaced: dict[int, int] = {}
+        self._last_heartbeat_s = -_HEARTBEAT_S
+        self._began = time.monotonic()
+        self._tuner: Final = self._open_tuner()
+        self._scheduler: Final = self._state.scheduler(config.schedule.schedule)
+        self._proposals: Final = Proposals(config, self._state, self._write)
+
+    def request_stop(self) -> None:
+        """End the session as soon as running trials have been cut."""
+        self._scheduler.asked_to_stop = True
+
+    def run(self) -> SessionEnded:
+        """Run the search until it ends or is asked to stop; return how the session ended."""
+        try:
+            self._begin()
+            while not self._scheduler.over(self._now()):
+                self._step()
+            now = self._now()
+            reason = self._scheduler.stop_reason(now) or "asked"
+            ended = SessionEnded(clock_s=now, reason=reason, over=reason != "asked")
+            self._write(ended)
+            return ended
+        finally:
+            self._proposals.close()
+            self._journal.close()
+            if self._tuner is not None:
+                self._tuner.close()
+
+    def _open_tuner(self) -> Tuner | None:
+        config, directory = self._config, self._directory
+        if config.schedule.tuning_round is None:
+            return None
+        fingerprint = next(iter(self._workers.reports.values())).fingerprint
+        return Tuner(
+            config.tuning,
+            config.training,
+            run=directory.name,
+            experiment=f"data {fingerprint[:16]}, network {directory.network().digest[:16]}",
+            directory=directory.path,
+            seed=config.seed + len(self._state.sessions),
+        )
+
+    def _now(self) -> float:
+        return self._base_s + time.monotonic() - self._began
+
+    def _write(self, event: Event) -> None:
+        self._journal.write(event)
+        self._state.apply(event)
+
+    def _note(self, text: str) -> None:
+        self._write(Note(clock_s=self._now(), text=text))
+
+    def _begin(self) -> None:
+        if self._tuner is not None:
+            self._tuner.abandon_running()
+        if not self._state.individuals:
+            self._proposals.begin(self._directory.network())
+            self._scheduler.offer(0)
+        self._proposals.fill(self._scheduler, wait=True)
+        reports = list(self._workers.reports.values())
+        self._began = time.monotonic()
+        self._write(
+            SessionBegan(
+                at=datetime.now(UTC).isoformat(timespec="seconds"),
+                clock_s=self._base_s,
+                monotonic_s=self._began,
+                host=platform.node(),
+                pid=os.getpid(),
+                experiment=self._directory.name,
+                dataset_fingerprint=reports[0].fingerprint,
+                dataset_identity=" or ".join(sorted({report.identity for report in reports})),
+                splits=reports[0].splits,
+                workers=self._workers.size,
+            )
+        )
+        for record in self._state.trials.values():
+            if record.status == "running":
+                reason = "the run was interrupted"
+                self._write(TrialEvent(trial=record.updated(status="lost", reason=reason, ended_s=self._base_s)))
+
+    def _step(self) -> None:
+        now = self._now()
+        if self._directory.stop_requested():
+            self.request_stop()
+        self._proposals.fill(self._scheduler)
+        self._start_trials()
+        if self._scheduler.must_cut(now):
+            self._cut_all(now)
+        for message in self._workers.listen(_LISTEN_S):
+            match message:
+                case Progress(worker, images):
+                    if worker in self._running and images > self._running[worker].images:
+                        running = self._running[worker]
+                        running.images, running.last_progress_s = images, self._now()
+                case EpochEnded(worker, report):
+                    self._record_epoch(worker, report)
+                case TrialEnded():
+                    self._end_trial(message)
+                case WorkerLost(worker, status, reason):
+                    self._note(f"worker {worker} was lost: {reason}")
+                    if worker in self._running:
+                        self._fail(worker, status, reason, self._now())
+                    else:
+                        self._replace(worker)
+                case WorkerReady(worker):
+                    self._idle.add(worker)
+                    self._replaced.pop(worker, None)
+        replacing = any(times <= _MAX_REPLACEMENTS for times in self._replaced.values())
+        if not self._running and not self._idle and not replacing:
+            raise RunError("no worker is left; the notes in the journal say why each was lost")
+        stall_s = self._config.training.stall
+        for worker, running in list(self._running.items()):
+            if self._now() - running.last_progress_s > stall_s:
+                self._fail(worker, "stalled", f"no image was processed for {stall_s:.0f} s", self._now())
+        if now - self._last_heartbeat_s >= _HEARTBEAT_S:
+            self._last_heartbeat_s = now
+            self._write(Heartbeat(clock_s=now))
+            if self._observer is not None:
+                self._observer(self._state, self._scheduler)
+
+    def _start_trials(self) -> None:
+        for worker in sorted(self._idle):
+            if not self._scheduler.ready and not self._scheduler.retries:
+                self._proposals.add_random(self._scheduler)
+            assignment = self._scheduler.start(self._now())
+            if assignment is None:
+                return
+            self._start(worker, assignment)
+
+    def _start(self, worker: int, assignment: Assignment) -> None:
+        one = self._state.individuals[assignment.individual]
+        proposed, hyper, network = self._hyperparameters(assignment, one.network)
+        weights, parent_network = self._initial_weights(one, network)
+        now = self._now()
+        order = TrialOrder(
+            round=assignment.round,
+            network=network,
+            parent_network=parent_network,
+            morphs=one.morphs,
+            hyperparameters=hyper,
+            training=self._config.training,
+            epochs=assignment.epochs,
+            early_stop=self._config.schedule.early_stop,
+            seed=(self._config.seed * 1_000_003 + assignment.trial * 101 + assignment.attempt) % 2**31,
+            limit_s=self._scheduler.remaining_s(now),
+        )
+        counted = count(network, self._config.counting)
+        record = TrialRecord(
+            trial=assignment.trial,
+            individual=one.id,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            worker=worker,
+            parent=one.parent,
+            morphs=one.morphs,
+            hyperparameters=hyper,
+            tuned=assignment.tuned,
+            weights="from-scratch" if weights is None else "carried",
+            epochs_planned=assignment.epochs,
+            cost=OperationCost.of(counted),
+            parameters=counted.parameters,
+            started_s=now,
+        )
+        # The trial first: a kill between the two lines leaves no network with hyperparameters that no trial explains.
+        self._write(TrialEvent(trial=record))
+        if network != one.network:
+            updated = one.model_copy(update={"network": network})
+            self._write(Proposed(individual=updated, searcher="hyperparameters"))
+        if hyper.kernel != proposed.kernel:
+            instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
+            limits = f"kernel {proposed.kernel} exceeds the limits of the search"
+            self._note(f"trial {assignment.trial}: {limits}; {instead}")
+        self._idle.discard(worker)
+        self._running[worker] = _Running(record, order, proposed, now)
+        self._workers.start(worker, order, weights)
+
+    def _hyperparameters(
+        self, assignment: Assignment, network: Network
+    ) -> tuple[Hyperparameters, Hyperparameters, Network]:
+        """Return the proposed and the executed hyperparameters, and the network with the latter written in."""
+        if self._tuner is None or not assignment.tuned:
+            plain = self._config.training.hyperparameters
+            return plain, plain, network
+        proposed = self._tuner.ask(assignment.trial)
+        return proposed, *within_limits(self._config, network, proposed)
+
+    def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
+        """Return the weights that a trial starts from, and the network that they are of; None: from scratch."""
+        search = self._config.search
+        if one.parent is None:
+            return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
+        weights = None if search.weights == "from-scratch" else self._store.load(one.parent)
+        return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
+
+    def _record_epoch(self, worker: int, report: EpochReport) -> None:
+        running = self._running.get(worker)
+        if running is None:
+            return
+        record, values = running.record, report.model_dump()
+        times = {name: record.started_s + values[name] for name in ("begun_s", "ended_s")}
+        epoch = values | times | {"trial": record.trial, "attempt": record.attempt}
+        self._write(EpochEvent(epoch=EpochRecord.model_validate(epoch)))
+        running.last_progress_s = self._now()
+
+    def _end_trial(self, message: TrialEnded) -> None:
+        running, result = self._running[message.worker], message.result
+        status: TrialStatus = result.status
+        outcome = {name: getattr(result, name) for name in TrialOutcome.model_fields}
+        if result.executed not in (None, running.order.network.digest):
+            status, outcome["reason"] = "crashed", "the worker executed another network than the ordered one"
+        counted = count(running.order.network, self._config.counting).matrix
+        if result.flops_per_image not in (None, counted):
+            seen = f"the driver counted {result.flops_per_image:.0f} FLOPs of matrix work per image"
+            status, outcome["reason"] = "crashed", f"{seen}, the score {counted}"
+        if status not in ("finished", "cut"):
+            outcome["held_out_accuracy"] = None
+        elif message.weights is not None:
+            self._store.save(running.record.individual, message.weights)
+        ended_s = running.record.started_s + result.seconds
+        self._close_trial(
+            message.worker, running.record.updated(**outcome, status=status, ended_s=ended_s, weights=result.weights)
+        )
+        self._idle.add(message.worker)
+
+    def _fail(self, worker: int, status: TrialStatus, reason: str, now: float) -> None:
+        """Close the trial of a worker that is gone or does not respond, and replace the worker."""
+        self._close_trial(worker, self._running[worker].record.updated(status=status, reason=reason, ended_s=now))
+        self._replace(worker)
+
+    def _replace(self, worker: int) -> None:
+        self._idle.discard(worker)
+        self._replaced[worker] = self._replaced.get(worker, 0) + 1
+        if self._replaced[worker] > _MAX_REPLACEMENTS:
+            self._note(f"worker {worker} is not replaced again after {_MAX_REPLACEMENTS} replacements in a row")
+            return
+        self._workers.replace(worker)
+
+    def _close_trial(self, worker: int, done: TrialRecord) -> None:
+        epochs = self._state.epochs_of(done)
+        curve = [epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None]
+        value: float | None = None
+        if done.status in ("finished", "cut") and curve:
+            value = predicted_accuracy(curve, max(self._config.schedule.round_epochs))
+            done = done.updated(predicted_accuracy=value)
+        self._write(TrialEvent(trial=done))
+        if self._tuner is not None:
+            self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
+        retried = self._scheduler.ended(done.trial, done.status, self._now())
+        if value is not None:
+            self._write(Valued(individual=done.individual, status="observed", value=value))
+        elif not retried:
+            self._write(Valued(individual=done.individual, status="lost", value=None))
+        if done.reason:
+            again = "; it will be tried again" if retried else ""
+            self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")
+        self._running.pop(worker, None)
+        best = self._state.best_individual
+        self._store.keep_only(self._proposals.needed_weights() | (set() if best is None else {best}))
+
+    def _cut_all(self, now: float) -> None:
+        for worker, running in list(self._running.items()):
+            if running.cut_s is None:
+                running.cut_s = now
+                self._workers.cancel(worker)
+            elif now - running.cut_s > _CUT_GRACE_S:
+                self._fail(worker, "cut", f"did not end within {_CUT_GRACE_S:.0f} s of its cut", now)

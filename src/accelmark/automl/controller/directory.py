@@ -1,0 +1,125 @@
+"""The directory of a search: configuration, seed network, journal, weights, lock and stop mark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from pydantic import ValidationError
+
+from accelmark.automl.config import AutomlConfig
+from accelmark.automl.controller.journal import CONFIG_FILE, JOURNAL_FILE, NETWORK_FILE, read_journal
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.dataset import read_weights
+from accelmark.automl.model.network import Network, load_network
+from accelmark.automl.model.weights import Array, Weights
+from accelmark.run.record.directory import default_path, holder_of, lock_directory
+from accelmark.spec.errors import RequestError, RunError
+
+_STOP: Final = "stop"
+
+
+class SearchDirectory:
+    """The record of a search: any process may read it, one controller at a time writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+
+    @staticmethod
+    def create(root: Path, config: AutomlConfig, network: Network) -> SearchDirectory:
+        """Make the directory of a new search below ``root``, named after the time (UTC) and the configuration."""
+        path = default_path(config.name, datetime.now(UTC), root)
+        path.mkdir(parents=True)
+        (path / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (path / NETWORK_FILE).write_text(network.to_json(), encoding="utf-8")
+        return SearchDirectory(path)
+
+    @property
+    def name(self) -> str:
+        """The directory's name, also that of the search's own study."""
+        return self.path.resolve().name
+
+    @property
+    def weights(self) -> Path:
+        """Directory of trained weights."""
+        return self.path / "weights"
+
+    def telemetry(self, session: int) -> Path:
+        """Return the directory of a session's telemetry; sessions are numbered from 1."""
+        return self.path / "telemetry" / f"session{session}"
+
+    def config(self) -> AutomlConfig:
+        """Return the configuration; raises RunError where this is not a search."""
+        try:
+            return AutomlConfig.model_validate_json((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            raise RunError(f"{self.path}: is not the directory of a search: {error}") from error
+
+    def network(self) -> Network:
+        """Return the seed network."""
+        return load_network(self.path / NETWORK_FILE)
+
+    def state(self) -> SearchState:
+        """Return the state that the journal gives; the initial state where there is none yet."""
+        return SearchState.of(read_journal(self.path)) if (self.path / JOURNAL_FILE).exists() else SearchState()
+
+    def request_stop(self) -> None:
+        """Ask the running controller to stop."""
+        (self.path / _STOP).touch()
+
+    def stop_requested(self) -> bool:
+        """Return whether a stop was requested."""
+        return (self.path / _STOP).exists()
+
+    def clear_stop(self) -> None:
+        """Remove the request to stop."""
+        (self.path / _STOP).unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        """Return whether a controller holds the search."""
+        return holder_of(self.path) is not None
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the search; raises RequestError where another controller does."""
+        return lock_directory(self.path)
+
+
+def find_search(name: str, root: Path) -> SearchDirectory:
+    """Return a search by its directory, by its name below ``root``, or the newest there for ``latest``."""
+    for path in (Path(name), root / name):
+        if (path / CONFIG_FILE).is_file():
+            return SearchDirectory(path)
+    found = sorted(path.parent for path in root.glob(f"*/{CONFIG_FILE}"))
+    if name == "latest" and found:
+        return SearchDirectory(found[-1])
+    raise RequestError(f"there is no search in {name!r} or {root / name}")
+
+
+class WeightStore:
+    """Trained weights, one .npz file per individual."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def save(self, individual: int, weights: Weights) -> None:
+        """Write an individual's weights; a killed process leaves no incomplete file under their name."""
+        target = self._directory / f"{individual}.npz"
+        part = target.with_suffix(".part.npz")
+        np.savez(part, **weights)  # type: ignore[arg-type]
+        part.replace(target)
+
+    def load(self, individual: int) -> dict[str, Array] | None:
+        """Return an individual's weights; None where it has none."""
+        path = self._directory / f"{individual}.npz"
+        return read_weights(path) if path.is_file() else None
+
+    def keep_only(self, individuals: Collection[int]) -> None:
+        """Remove all other weights, and incomplete files of killed processes."""
+        for path in self._directory.glob("*.npz"):
+            if not path.stem.isdecimal() or int(path.stem) not in individuals:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,156 @@
+"""The state of a search, computed from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from accelmark.automl.controller.journal import (
+    EpochEvent,
+    Event,
+    Heartbeat,
+    JournalError,
+    Note,
+    Proposed,
+    SessionBegan,
+    SessionEnded,
+    TrialEvent,
+    Valued,
+)
+from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
+from accelmark.automl.scoring.score import Scoreboard, Utilisation, utilisation
+from accelmark.automl.search.population import Individual, Population
+from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
+
+
+@dataclass
+class SearchState:
+    """Sessions, networks, trials, epochs and clock of a search."""
+
+    attempts: dict[tuple[int, int], TrialRecord] = field(default_factory=dict)
+    """By trial and attempt."""
+    epochs: list[EpochRecord] = field(default_factory=list)
+    individuals: list[Individual] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    clock_s: float = 0.0
+    sessions: list[SessionBegan] = field(default_factory=list)
+    ended: SessionEnded | None = None
+    best_individual: int | None = None
+    """The individual whose trial reached the best validation accuracy, of those that gave a result."""
+    _best: tuple[float, int] = (-1.0, 0)
+    _peaks: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> SearchState:
+        """Return the state after all events; raises JournalError with the line of one that contradicts earlier ones."""
+        state = SearchState()
+        for line, event in enumerate(events, start=1):
+            try:
+                state.apply(event)
+            except JournalError as error:
+                raise JournalError(f"line {line} of the journal is about {error}") from error
+        return state
+
+    def apply(self, event: Event) -> None:
+        """Apply one event; raises JournalError where it refers to an unknown network or trial."""
+        known, clock_s = len(self.individuals), 0.0
+        match event:
+            case SessionBegan(clock_s=clock_s):
+                self.sessions.append(event)
+                self.ended = None
+            case Proposed(individual=one):
+                if not 0 <= one.id <= known:
+                    raise JournalError(f"network {one.id}, but only {known} networks were proposed before")
+                self.individuals[one.id : one.id + 1] = [one]
+            case Valued(individual=number):
+                if not 0 <= number < known:
+                    raise JournalError(f"the value of network {number}, which was not proposed before")
+                changes = {"status": event.status, "value": event.value}
+                self.individuals[number] = self.individuals[number].model_copy(update=changes)
+            case TrialEvent(trial=record):
+                if record.individual >= known:
+                    raise JournalError(
+                        f"trial {record.trial} of network {record.individual}, which was not proposed before"
+                    )
+                self.attempts[record.trial, record.attempt] = record
+                clock_s = record.ended_s or record.started_s
+                self._update_best(record)
+            case EpochEvent(epoch=epoch):
+                key, clock_s = (epoch.trial, epoch.attempt), epoch.ended_s
+                if key not in self.attempts:
+                    raise JournalError(f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before")
+                self.epochs.append(epoch)
+                self._peaks[key] = max(self._peaks.get(key, -1.0), epoch.validation_accuracy or -1.0)
+            case Note(clock_s=noted_s):
+                del noted_s  # notes never moved the run's clock
+                self.notes.append(event)
+            case Heartbeat(clock_s=clock_s):
+                pass
+            case SessionEnded(clock_s=clock_s):
+                self.ended = event
+        self.clock_s = max(self.clock_s, clock_s)
+
+    def _update_best(self, record: TrialRecord) -> None:
+        if record.status in ("finished", "cut"):
+            reached = (self._peaks.pop((record.trial, record.attempt), -1.0), -record.trial)
+            if reached[0] >= 0 and reached > self._best:
+                self._best, self.best_individual = reached, record.individual
+
+    @property
+    def trials(self) -> dict[int, TrialRecord]:
+        """The latest attempt of every trial."""
+        return {trial: self.attempts[trial, attempt] for trial, attempt in sorted(self.attempts)}
+
+    @property
+    def interruptions(self) -> int:
+        """Number of times that the run was resumed."""
+        return max(0, len(self.sessions) - 1)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.sessions[-1].workers if self.sessions else 0
+
+    def epochs_of(self, record: TrialRecord) -> list[EpochRecord]:
+        """Return the epochs of one attempt."""
+        return [epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+
+    def useful_epochs(self) -> list[EpochRecord]:
+        """Return the scored epochs: those of attempts that gave a result or are running."""
+        return [epoch for epoch in self.epochs if self.attempts[epoch.trial, epoch.attempt].status not in FAILURES]
+
+    def scoreboard(self) -> Scoreboard:
+        """Return the records for the figures; work of failed attempts is time without operations."""
+        failed = {key: record for key, record in self.attempts.items() if record.status in FAILURES}
+        return Scoreboard(
+            trials=self.trials,
+            epochs=self.useful_epochs(),
+            failed_attempts=list(failed.values()),
+            failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
+        )
+
+    def utilisation(self) -> Utilisation:
+        """Return the use of the workers' time until the last trial ended, all attempts included."""
+        records = list(self.attempts.values())
+        ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in self.epochs)]
+        return utilisation(records, self.epochs, workers=self.workers, until_s=max(ends, default=0.0))
+
+    def population(self, seed: int) -> Population:
+        """Return the population."""
+        return Population.model_construct(seed=seed, individuals=list(self.individuals))
+
+    def scheduler(self, schedule: Schedule) -> Scheduler:
+        """Return the scheduler in this state; trials that were running are tried again."""
+        trials = self.trials
+        scheduler = Scheduler(schedule, started_trials=len(trials))
+        scheduler.finished_trials = sum(record.status == "finished" for record in trials.values())
+        for record in trials.values():
+            retried = record.status in RETRIED and record.attempt < schedule.max_attempts
+            if record.status == "running" or retried:
+                planned = record.trial, record.individual, record.round, record.epochs_planned
+                scheduler.retries.append(Assignment(*planned, record.attempt + 1, record.tuned))
+        started = {record.individual for record in trials.values()}
+        for one in self.individuals:
+            if one.status == "pending" and one.id not in started:
+                scheduler.offer(one.id)
+        return scheduler

@@ -1,0 +1,168 @@
+"""Layers of a network as frozen data, and the shape that each computes from its inputs.
+
+Input channels are inferred from the layer's input and never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
+Padding = Annotated[int, Field(ge=0, le=1_000)]
+Shape = tuple[int, ...]
+"""(channels, height, width) of a feature map, (features,) of a vector; without the batch axis."""
+
+
+class LayerModel(BaseModel):
+    """Base of all layers: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Convolution(LayerModel):
+    """Square 2-d convolution; ``padding`` is in pixels per side."""
+
+    kind: Literal["convolution"] = "convolution"
+    filters: PositiveInt
+    kernel: PositiveInt
+    stride: PositiveInt = 1
+    padding: Padding = 0
+    bias: bool = False
+
+
+class BatchNorm(LayerModel):
+    """Batch normalization over channels, with learned scale and shift."""
+
+    kind: Literal["batch_norm"] = "batch_norm"
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+
+class ReLU(LayerModel):
+    """max(x, 0)."""
+
+    kind: Literal["relu"] = "relu"
+
+
+class Add(LayerModel):
+    """Element-wise sum of two or more tensors of the same shape."""
+
+    kind: Literal["add"] = "add"
+
+
+class Concat(LayerModel):
+    """Concatenation of two or more tensors along the channels."""
+
+    kind: Literal["concat"] = "concat"
+
+
+class MaxPool(LayerModel):
+    """Maximum of each window; padding is never the maximum."""
+
+    kind: Literal["max_pool"] = "max_pool"
+    kernel: PositiveInt
+    stride: PositiveInt
+    padding: Padding = 0
+
+
+class AveragePool(LayerModel):
+    """Mean of each window; padding counts as zero."""
+
+    kind: Literal["average_pool"] = "average_pool"
+    kernel: PositiveInt
+    stride: PositiveInt
+    padding: Padding = 0
+
+
+class GlobalPool(LayerModel):
+    """Mean of each channel: (channels, height, width) -> (channels,)."""
+
+    kind: Literal["global_pool"] = "global_pool"
+
+
+class Dense(LayerModel):
+    """Fully connected layer over a flat input."""
+
+    kind: Literal["dense"] = "dense"
+    units: PositiveInt
+    bias: bool = True
+
+
+class Dropout(LayerModel):
+    """Zeroes a fraction ``rate`` of its input during training."""
+
+    kind: Literal["dropout"] = "dropout"
+    rate: Annotated[float, Field(ge=0, lt=1)]
+
+
+class Softmax(LayerModel):
+    """Class scores -> probabilities; the last layer of every network."""
+
+    kind: Literal["softmax"] = "softmax"
+
+
+class Flatten(LayerModel):
+    """(channels, height, width) -> (channels x height x width,), channel by channel."""
+
+    kind: Literal["flatten"] = "flatten"
+
+
+Layer = Annotated[
+    Convolution | BatchNorm | ReLU | Add | Concat | MaxPool | AveragePool | GlobalPool | Dense | Dropout | Softmax
+    | Flatten,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+
+class LayerError(ValueError):
+    """A layer that does not accept its inputs."""
+
+
+def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
+    """Return the output shape of ``layer`` for inputs of these shapes.
+
+    Raises:
+        LayerError: the layer does not accept them; the message says why.
+    """
+    if isinstance(layer, Add | Concat):
+        return _merged_shape(layer, sources)
+    if len(sources) != 1:
+        raise LayerError(f"a {layer.kind} reads one input, not {len(sources)}")
+    source = sources[0]
+    if isinstance(layer, BatchNorm | ReLU | Dropout):
+        return source
+    if isinstance(layer, Flatten):
+        return (prod(source),)
+    if isinstance(layer, Dense | Softmax):
+        if len(source) != 1:
+            raise LayerError(f"a {layer.kind} reads a flat input, not shape {source}; flatten or pool it first")
+        return (layer.units,) if isinstance(layer, Dense) else source
+    if len(source) != 3:
+        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {source}")
+    return source[:1] if isinstance(layer, GlobalPool) else _windowed_shape(layer, *source)
+
+
+def _windowed_shape(layer: Convolution | MaxPool | AveragePool, channels: int, height: int, width: int) -> Shape:
+    if isinstance(layer, MaxPool | AveragePool) and 2 * layer.padding > layer.kernel:
+        raise LayerError(f"padding {layer.padding} is more than half of the {layer.kernel}-pixel window")
+    rows, columns = ((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in (height, width))
+    if rows < 1 or columns < 1:
+        window = f"{layer.kernel}x{layer.kernel}"
+        raise LayerError(f"a window of {window} does not fit into {height}x{width} with padding {layer.padding}")
+    return (layer.filters if isinstance(layer, Convolution) else channels, rows, columns)
+
+
+def _merged_shape(layer: Add | Concat, sources: Sequence[Shape]) -> Shape:
+    if len(sources) < 2:
+        raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
+    first, found = sources[0], ", ".join(map(str, sources))
+    if isinstance(layer, Add):
+        if any(source != first for source in sources):
+            raise LayerError(f"an add needs equal shapes, not {found}")
+        return first
+    if any(source[1:] != first[1:] for source in sources):
+        raise LayerError(f"a concat needs equal height and width, not {found}")
+    return (sum(source[0] for source in sources), *first[1:])

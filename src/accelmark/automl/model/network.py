@@ -1,0 +1,225 @@
+"""A network as data: named nodes in topological order, validation, JSON, main chain and skip connections."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from accelmark.automl.model.layers import Add, Concat, Layer, LayerError, PositiveInt, Shape, Softmax, output_shape
+from accelmark.spec.errors import Problem, SpecError, nearest
+
+INPUT: Final = "input"
+"""Name of the input image in the nodes' inputs."""
+SCHEMA_VERSION: Final = 1
+
+NodeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,95}$")]
+
+
+class NetworkError(SpecError):
+    """A network that cannot be built, with all problems."""
+
+
+class Node(BaseModel):
+    """A layer, its name, and the nodes whose outputs it reads, in order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: NodeName
+    layer: Layer
+    inputs: tuple[NodeName, ...]
+
+
+class Network(BaseModel):
+    """A feed-forward network for images of ``input_shape`` (channels, height, width); the last node is its output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    input_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    classes: Annotated[int, Field(ge=2, le=1_000_000)]
+    nodes: Annotated[tuple[Node, ...], Field(min_length=1)]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        """The nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[str, ...]]:
+        """For each node and the image: names of the nodes that read it."""
+        readers: dict[str, list[str]] = {name: [] for name in (INPUT, *(node.name for node in self.nodes))}
+        for node in self.nodes:
+            for source in dict.fromkeys(node.inputs):
+                readers.setdefault(source, []).append(node.name)
+        return {name: tuple(names) for name, names in readers.items()}
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Index of each node; -1 for the image."""
+        return {INPUT: -1} | {node.name: index for index, node in enumerate(self.nodes)}
+
+    @property
+    def output(self) -> str:
+        """Name of the last node."""
+        return self.nodes[-1].name
+
+    def with_nodes(self, nodes: Iterable[Node]) -> Network:
+        """Return a copy with other nodes, each valid by itself; connections are not checked."""
+        return Network.model_construct(
+            schema_version=SCHEMA_VERSION,
+            name=self.name,
+            input_shape=self.input_shape,
+            classes=self.classes,
+            nodes=tuple(nodes),
+        )
+
+    def with_layers(self, layers: Mapping[str, Layer]) -> Network:
+        """Return a copy in which the named nodes have other layers."""
+        return self.with_nodes(
+            node.model_copy(update={"layer": layers[node.name]}) if node.name in layers else node for node in self.nodes
+        )
+
+    def inserted_after(self, anchor: str, added: Iterable[Node], *, reads: str) -> Network:
+        """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the node ``reads``."""
+        nodes: list[Node] = []
+        for node in self.nodes:
+            sources = tuple(reads if source == anchor else source for source in node.inputs)
+            nodes.append(node if sources == node.inputs else node.model_copy(update={"inputs": sources}))
+            if node.name == anchor:
+                nodes.extend(added)
+        return self.with_nodes(nodes)
+
+    def to_json(self) -> str:
+        """Return the JSON form; equal networks give equal bytes."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of layers and connections; independent of the network's name."""
+        return hashlib.sha256(self.model_dump_json(exclude={"name"}).encode()).hexdigest()
+
+
+def parse_network(text: str, *, where: str = "network") -> Network:
+    """Parse and validate JSON.
+
+    Raises:
+        NetworkError: with all problems.
+    """
+    try:
+        network = Network.model_validate_json(text)
+    except ValidationError as error:
+        problems = [Problem(where, ".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        raise NetworkError(problems) from error
+    if found := find_problems(network, where=where):
+        raise NetworkError(found)
+    return network
+
+
+def load_network(path: Path) -> Network:
+    """Read a network file; raises NetworkError where it is missing, malformed or cannot be built."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise NetworkError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
+    return parse_network(text, where=str(path))
+
+
+def infer_shapes(network: Network) -> Mapping[str, Shape]:
+    """Return the output shape of every node and of the image; raises NetworkError with all problems."""
+    shapes, problems = _walk(network, where=network.name)
+    if problems:
+        raise NetworkError(problems)
+    return shapes
+
+
+def find_problems(network: Network, *, where: str = "network") -> tuple[Problem, ...]:
+    """Return all reasons why the network cannot be built; none where it can."""
+    return tuple(_walk(network, where=where)[1])
+
+
+def _walk(network: Network, *, where: str) -> tuple[dict[str, Shape], list[Problem]]:
+    shapes: dict[str, Shape] = {INPUT: network.input_shape}
+    problems: list[Problem] = []
+    all_names = {node.name for node in network.nodes} | {INPUT}
+    defined = {INPUT}
+    for index, node in enumerate(network.nodes):
+        key = f"nodes.{index}.{node.name}"
+        if node.name in defined:
+            problems.append(Problem(where, key, f"the name {node.name!r} is used twice"))
+        defined.add(node.name)
+        sources: list[Shape] = []
+        for source in node.inputs:
+            if source not in all_names:
+                problems.append(Problem(where, key, f"reads unknown node {source!r}", nearest(source, all_names)))
+            elif source not in defined or source == node.name:
+                problems.append(Problem(where, key, f"reads {source!r}, which is the node itself or comes later"))
+            elif source in shapes:
+                sources.append(shapes[source])
+        if len(sources) == len(node.inputs):  # else the cause is reported already
+            try:
+                shapes[node.name] = output_shape(node.layer, sources)
+            except LayerError as error:
+                problems.append(Problem(where, key, str(error)))
+    return shapes, [*problems, *_output_problems(network, shapes.get(network.output), where)]
+
+
+def _output_problems(network: Network, output: Shape | None, where: str) -> Iterable[Problem]:
+    for index, node in enumerate(network.nodes[:-1]):
+        key = f"nodes.{index}.{node.name}"
+        if not network.consumers[node.name]:
+            yield Problem(where, key, "no node reads this node", "connect or remove it")
+        if isinstance(node.layer, Softmax):
+            yield Problem(where, key, "only the last node may be a softmax")
+    if not network.consumers[INPUT]:
+        yield Problem(where, "nodes", "no node reads the image", f"one node must read {INPUT!r}")
+    last = network.nodes[-1].layer
+    if not isinstance(last, Softmax):
+        yield Problem(where, "nodes", f"the last node is {last.kind}, must be a softmax")
+    if output is not None and output != (network.classes,):
+        yield Problem(where, "classes", f"the output has shape {output}, expected {network.classes} classes")
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A branch that leaves the main chain after ``start`` layers and joins it at layer ``end``."""
+
+    start: int
+    end: int
+    merge: Literal["add", "concat"]
+
+
+def main_chain(network: Network) -> tuple[str, ...]:
+    """Return the longest path from image to output as node names; of equally long ones that of the first input."""
+    depth: dict[str, int] = {INPUT: 0}
+    before: dict[str, str] = {}
+    for node in network.nodes:
+        source = max(node.inputs, key=lambda name: depth[name])
+        depth[node.name] = depth[source] + 1
+        before[node.name] = source
+    chain = [network.output]
+    while before[chain[-1]] != INPUT:
+        chain.append(before[chain[-1]])
+    return tuple(reversed(chain))
+
+
+def skips(network: Network) -> tuple[Skip, ...]:
+    """Return the branches that leave the main chain and join it again."""
+    place = {INPUT: 0} | {name: index + 1 for index, name in enumerate(main_chain(network))}
+    origin: dict[str, int] = dict(place)
+    found: list[Skip] = []
+    for node in network.nodes:
+        if node.name not in place:
+            origin[node.name] = max(origin[source] for source in node.inputs)
+        elif isinstance(node.layer, Add | Concat):
+            on_chain = max(node.inputs, key=lambda name: place.get(name, -1))
+            ends = [source for source in node.inputs if source != on_chain]
+            found.extend(Skip(origin[source], place[node.name], node.layer.kind) for source in ends)
+    return tuple(found)

@@ -1,0 +1,194 @@
+"""Compute the figures of a search and its verdict from its directory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from accelmark.audit.verdict import verdict_of
+from accelmark.automl.config import AutomlConfig
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.controller.journal import HashChain, read_chain, read_journal
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.scoring.consistency import contradictions
+from accelmark.automl.scoring.rules import Facts, Rules, disclosures, preset, violation, violations
+from accelmark.automl.scoring.score import ScorePoint
+from accelmark.results.figures.consumption import consumption_figures
+from accelmark.results.figures.definitions import FigureName
+from accelmark.results.read.telemetry import read_samples
+from accelmark.results.rounds.search import (
+    SearchConsumption,
+    SearchPoint,
+    SearchSummary,
+    SearchUtilisation,
+    SearchVerdict,
+)
+from accelmark.results.schema import Finding
+from accelmark.spec.errors import AccelmarkError
+
+_STEP_S: Final = {"aiperf-v1": 360.0}
+_DEFAULT_STEP_S: Final = 30.0
+_CONSUMPTION: Final = {
+    "mean_power_w": FigureName.MEAN_POWER,
+    "energy_j": FigureName.ENERGY,
+    "device_utilisation": FigureName.DEVICE_UTILISATION,
+    "cpu_utilisation": FigureName.CPU_UTILISATION,
+}
+
+
+def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> SearchSummary:
+    """Compute the figures of a search; raises RunError or JournalError where it cannot be read."""
+    config = directory.config()
+    known = state or directory.state()
+    board, used, epochs = known.scoreboard(), known.utilisation(), known.useful_epochs()
+    best = board.best_trial_at(known.clock_s + 1)
+
+    def point(one: ScorePoint) -> SearchPoint:
+        values = {name: getattr(one, name) for name in SearchPoint.model_fields if name != "time_h"}
+        return SearchPoint(time_h=(one.time_s - board.started_s) / 3600, **values)
+
+    return SearchSummary(
+        run=directory.name,
+        status="running" if directory.is_running()
+        else "interrupted" if known.ended is None
+        else "over" if known.ended.over else "stopped",
+        ended_because=known.ended.reason if known.ended is not None else None,
+        duration_s=board.ended_s - board.started_s,
+        counting=config.counting,
+        dataset=config.dataset.name,
+        method=config.search.method,
+        trials=dict(Counter(record.status for record in known.trials.values())),
+        trials_started=len(known.trials),
+        epochs=len(epochs),
+        trained_images=sum(epoch.trained_images for epoch in epochs),
+        final=point(board.final()),
+        series=tuple(point(one) for one in board.series(_STEP_S.get(config.rules, _DEFAULT_STEP_S))),
+        utilisation=SearchUtilisation(
+            workers=known.workers,
+            available_s=used.available_s,
+            training_s=used.training_s,
+            evaluating_s=used.evaluating_s,
+            idle_share=used.idle_share,
+        ),
+        consumption=consumption_of(directory, known),
+        best_trial=best.trial if best is not None else None,
+        judgement=apply_rules(preset(config.rules), facts_of(config, known)),
+        interruptions=known.interruptions,
+        failures=tuple(
+            f"trial {record.trial}, attempt {record.attempt}: {record.status}: {record.reason}"
+            for record in known.attempts.values()
+            if record.status not in ("running", "finished", "cut")
+        ),
+        notes=tuple(f"{note.clock_s:.1f} s: {note.text}" for note in known.notes),
+    )  # fmt: skip
+
+
+def apply_rules(
+    rules: Rules, facts: Facts, found: Iterable[Finding] = (), disclosed: Iterable[str] = ()
+) -> SearchVerdict:
+    """Return the audit's verdict on violations of the rules and on further findings."""
+    findings = [*violations(rules, facts), *found]
+    return SearchVerdict(
+        rules=rules.name,
+        version=rules.version,
+        verdict=verdict_of(findings),
+        reasons=tuple(dict.fromkeys(map(str, findings))),
+        disclosures=(*disclosures(facts), *disclosed),
+    )
+
+
+def facts_of(config: AutomlConfig, state: SearchState) -> Facts:
+    """Return the recorded facts that the rules apply to."""
+    board, trials = state.scoreboard(), state.trials.values()
+    final = board.final()
+    identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
+    dataset = " or ".join(sorted(identities)) or config.dataset.name
+    return Facts(
+        duration_s=board.ended_s - board.started_s,
+        precisions=frozenset(record.precision for record in trials if record.precision is not None),
+        held_out_accuracy=None if final.error is None else 1 - final.error,
+        search_accuracy=None if final.search_error is None else 1 - final.search_error,
+        dataset=dataset + ("" if config.dataset.limit is None else " (a part of it)"),
+        pretrained=config.search.initial_weights is not None,
+        finished_trials=sum(record.status == "finished" for record in trials),
+        interruptions=state.interruptions,
+    )
+
+
+class Verified(SearchVerdict):
+    """A verdict, and what was computed again for it."""
+
+    checked: tuple[str, ...]
+
+
+def verify_search(directory: SearchDirectory) -> Verified:
+    """Recompute what can be recomputed; a contradiction makes the search INVALID.
+
+    Raises:
+        RunError: the search cannot be read.
+    """
+    config, events = directory.config(), read_journal(directory.path)
+    chain, state = read_chain(directory.path, events), SearchState.of(events)
+    found = [*_broken_chain(chain), *contradictions(config, events, state)]
+    epochs = state.useful_epochs()
+    total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
+    return Verified(
+        **dict(apply_rules(preset(config.rules), facts_of(config, state), found, _unchecked(state, chain))),
+        checked=(
+            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
+            f"{len(state.individuals)} networks rebuilt from their parents",
+            f"{chain.lines - chain.unhashed} of {chain.lines} journal lines have the hash of the line before",
+        ),
+    )
+
+
+def _broken_chain(chain: HashChain) -> list[Finding]:
+    if chain.broken is None:
+        return []
+    before = f"line {chain.broken - 1}" if chain.broken > 1 else "configuration and seed network"
+    actual = f"line {chain.broken} of the journal does not follow from {before}: something was changed"
+    return [violation("journal", "each line has the hash of the one before", actual)]
+
+
+def _unchecked(state: SearchState, chain: HashChain) -> list[str]:
+    lines: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        lines.append(
+            "the journal of an older version does not record the splits of the data: images, steps and accuracies could"
+            " not all be compared with the data"
+        )
+    if chain.unhashed:
+        which = "no line" if chain.unhashed == chain.lines else f"none of the first {chain.unhashed} lines"
+        lines.append(f"{which} of the journal has a hash of the line before: changes there are not detected")
+    return lines
+
+
+def consumption_of(directory: SearchDirectory, state: SearchState) -> SearchConsumption:
+    """Return power and utilization of the last session, from its first trial's start to its last epoch's end."""
+    session = state.sessions[-1] if state.sessions else None
+    path = directory.telemetry(len(state.sessions)) / "telemetry.jsonl"
+    if session is None or not path.is_file():
+        return _no_consumption("no telemetry was recorded; hosts of a cluster have their own monitoring")
+    board = state.scoreboard()
+    begun = session.monotonic_s + max(session.clock_s, board.started_s) - session.clock_s
+    ended = session.monotonic_s + board.ended_s - session.clock_s
+    if ended <= begun:
+        return _no_consumption("no trial ran in the last session")
+    try:
+        samples = read_samples(path)
+    except AccelmarkError as error:
+        return _no_consumption(str(error))
+    images = sum(epoch.trained_images for epoch in state.useful_epochs())
+    device_type = "accelerator" if samples.devices else "cpu"
+    figures, warnings = consumption_figures({session.host: (samples, [(begun, ended)])}, images, device_type, "")
+    reasons = {name: figures[figure].reason or "" for name, figure in _CONSUMPTION.items() if figures[figure].reason}
+    if warnings:
+        reasons["warnings"] = "; ".join(warnings)
+    if len(state.sessions) > 1:
+        reasons["sessions"] = "the search was resumed; the figures are of its last session"
+    return SearchConsumption(**{name: figures[one].value for name, one in _CONSUMPTION.items()}, reasons=reasons)
+
+
+def _no_consumption(reason: str) -> SearchConsumption:
+    return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, reason))

@@ -1,0 +1,197 @@
+"""Hyperparameters of trials: configured, or searched by Optuna's TPE in a study that runs can share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from accelmark.automl.config import AutomlConfig, TrainingConfig, TuningConfig
+from accelmark.automl.model.network import Network
+from accelmark.automl.records import Hyperparameters
+from accelmark.spec.errors import RequestError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, Trial
+
+STUDY_FILE: Final = "study.journal"
+_EXPERIMENT: Final = "experiment"
+_RUN: Final = "run"
+
+
+class StudyError(RequestError):
+    """A study of another experiment, or a storage that cannot be opened."""
+
+
+def within_limits(config: AutomlConfig, network: Network, proposed: Hyperparameters) -> tuple[Hyperparameters, Network]:
+    """Return the proposal and the network with it written in, as far as the search's limits allow.
+
+    Where the proposed kernel breaks a limit, the next smaller searched kernel is taken, else the network's own.
+    """
+    if proposed.kernel is not None:
+        smaller = {kernel for kernel in config.tuning.kernel if kernel <= proposed.kernel}
+        for kernel in sorted(smaller, reverse=True):
+            taken = proposed.model_copy(update={"kernel": kernel})
+            executed = taken.applied_to(network)
+            if config.search.limits.allow(executed):
+                return taken, executed
+        proposed = proposed.model_copy(update={"kernel": None})
+    return proposed, proposed.applied_to(network)
+
+
+class Tuner:
+    """Asks a study for hyperparameters and reports the values of the trials that used them.
+
+    ``run`` names the run, and the study where ``tuning.study`` names none. ``experiment`` identifies data and seed
+    network: a study of another experiment is refused.
+    """
+
+    def __init__(
+        self, tuning: TuningConfig, training: TrainingConfig, *, run: str, experiment: str, directory: Path, seed: int
+    ) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._tuning: Final = tuning
+        self._defaults: Final = training.hyperparameters
+        self._run: Final = run
+        self._open: dict[int, Trial] = {}
+        name = f"accelmark-{tuning.study or run}"
+        try:
+            self._storage: Final = _storage(tuning.storage, directory)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name=name,
+                direction="maximize",
+                load_if_exists=True,
+                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, constant_liar=True),
+            )
+        except Exception as error:
+            where = _without_password(tuning.storage) if tuning.storage else directory
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise StudyError(f"the study's storage {where} cannot be opened: {reason}") from error
+        try:
+            self._check_experiment(name, experiment)
+            self._check_space(name)
+        except StudyError:
+            self.close()
+            raise
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The searched space."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+        space: dict[str, BaseDistribution] = {}
+        for name in ("kernel", "batch_size"):
+            if values := getattr(self._tuning, name):
+                space[name] = CategoricalDistribution(values)
+        for name in ("learning_rate", "dropout"):
+            if bounds := getattr(self._tuning, name):
+                low, high = bounds
+                space[name] = FloatDistribution(low, high, log=name == "learning_rate")
+        return space
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials of the study."""
+        return self._study.get_trials(deepcopy=False)
+
+    def ask(self, trial: int) -> Hyperparameters:
+        """Return TPE's proposal for a trial; what is not searched stays as configured."""
+        try:
+            asked = self._study.ask(self.distributions)
+        except ValueError as error:  # another run has used another space since this one opened the study
+            raise StudyError(
+                f"another run searches another space in study {self._study.study_name!r}: {error}"
+            ) from error
+        asked.set_user_attr(_RUN, self._run)
+        self._open[trial] = asked
+        return self._defaults.model_copy(update=dict(asked.params))
+
+    def tell(
+        self, trial: int, value: float | None, *, diverged: bool = False, taken: Hyperparameters | None = None
+    ) -> None:
+        """Report a trial's value; None where it has none. A trial that was not tuned is ignored.
+
+        A diverged trial is reported as pruned: TPE ranks it below all that have a value. Another failure says nothing
+        about the hyperparameters, and TPE ignores it. ``taken``: what was executed where it differs from the proposal.
+        """
+        from optuna.trial import TrialState, create_trial
+
+        asked = self._open.pop(trial, None)
+        if asked is None:
+            return
+        state = TrialState.COMPLETE if value is not None else TrialState.PRUNED if diverged else TrialState.FAIL
+        params = asked.params if taken is None else {name: getattr(taken, name) for name in asked.params}
+        if params == asked.params:
+            self._study.tell(asked, value, state=state)
+            return
+        self._study.tell(asked, state=TrialState.FAIL)
+        if None not in params.values() and state != TrialState.FAIL:
+            space = dict(asked.distributions)
+            known = create_trial(
+                state=state, value=value, params=params, distributions=space, user_attrs={_RUN: self._run}
+            )
+            self._study.add_trial(known)
+
+    def abandon_running(self) -> int:
+        """Mark trials that this run left open when it was killed as failed; return how many."""
+        from optuna.trial import TrialState
+
+        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        left = [trial for trial in running if trial.user_attrs.get(_RUN) == self._run]
+        for trial in left:
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        return len(left)
+
+    def close(self) -> None:
+        """Close connections to a database."""
+        from optuna.storages import RDBStorage
+
+        if isinstance(self._storage, RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
+
+    def _check_experiment(self, name: str, experiment: str) -> None:
+        owner = self._study.user_attrs.get(_EXPERIMENT)
+        if owner is None:
+            self._study.set_user_attr(_EXPERIMENT, experiment)
+        elif owner != experiment:
+            raise StudyError(
+                f"study {name!r} is of another experiment ({owner}; this is {experiment}): choose another tuning.study"
+            )
+
+    def _check_space(self, name: str) -> None:
+        from optuna.distributions import check_distribution_compatibility
+
+        known = self.distributions
+        for trial in self.trials:
+            if trial.params and set(trial.distributions) != set(known):
+                searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(known)}"
+                raise StudyError(f"study {name!r} {searched}: it is of another experiment")
+            for key, distribution in trial.distributions.items():
+                try:
+                    check_distribution_compatibility(distribution, known[key])
+                except ValueError as error:
+                    searched = f"searched {key} in {distribution}, tuning.{key} is {known[key]}"
+                    raise StudyError(f"study {name!r} {searched}: choose another tuning.study") from error
+
+
+def _storage(url: str | None, directory: Path) -> BaseStorage:
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if url is None:
+        # The caller holds the run's lock, so a lock file here is of a killed process; Optuna would wait 30 s for it.
+        (directory / f"{STUDY_FILE}.lock").unlink(missing_ok=True)
+        return JournalStorage(JournalFileBackend(str(directory / STUDY_FILE)))
+    if url.startswith("postgresql://"):  # PostgreSQL's own form of URL names no driver; psycopg is installed
+        url = f"postgresql+psycopg://{url.removeprefix('postgresql://')}"
+    return RDBStorage(url)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", url)

@@ -1,0 +1,160 @@
+"""A network as a PyTorch module, and its weights as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from accelmark.automl.model.layers import (
+    Add,
+    AveragePool,
+    BatchNorm,
+    Concat,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalPool,
+    Layer,
+    MaxPool,
+    ReLU,
+    Shape,
+    Softmax,
+)
+from accelmark.automl.model.network import INPUT, Network, infer_shapes
+from accelmark.automl.model.weights import Array, Weights
+
+_COUNTER: Final = "num_batches_tracked"
+
+
+class _Apply(nn.Module):
+    """Applies a function of all inputs."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function: Final = function
+
+    def forward(self, *sources: Tensor) -> Tensor:
+        return self.function(*sources)
+
+
+def _sum(*sources: Tensor) -> Tensor:
+    total = sources[0]
+    for source in sources[1:]:
+        total = total + source
+    return total
+
+
+def _build(layer: Layer, source: Shape) -> nn.Module:
+    match layer:
+        case Convolution(filters=filters, kernel=kernel):
+            return nn.Conv2d(source[0], filters, kernel, layer.stride, layer.padding, bias=layer.bias)
+        case BatchNorm():
+            return (nn.BatchNorm2d if len(source) == 3 else nn.BatchNorm1d)(source[0], eps=layer.epsilon)
+        case ReLU():
+            return nn.ReLU()
+        case Add():
+            return _Apply(_sum)
+        case Concat():
+            return _Apply(lambda *sources: torch.cat(sources, dim=1))
+        case MaxPool():
+            return nn.MaxPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
+        case AveragePool():
+            return nn.AvgPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
+        case GlobalPool():
+            return _Apply(lambda image: image.mean(dim=(2, 3)))
+        case Dense():
+            return nn.Linear(source[0], layer.units, bias=layer.bias)
+        case Dropout():
+            return nn.Dropout(layer.rate)
+        case Flatten():
+            return nn.Flatten()
+        case Softmax():
+            return nn.Softmax(dim=1)
+
+
+class GraphModule(nn.Module):
+    """Executes the nodes of ``network`` in their order, except the final softmax: the output is class scores.
+
+    Convolutions are initialized by He's rule (fan-out), other layers as PyTorch does.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        shapes = infer_shapes(network)
+        self.network: Final = network
+        self.layers = nn.ModuleDict({node.name: _build(node.layer, shapes[node.inputs[0]]) for node in network.nodes})
+        self._last_use: Final = {source: node.name for node in network.nodes for source in node.inputs}
+        for layer in self.layers.values():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return class scores (batch, classes) of images (batch, channels, height, width)."""
+        return self.observe(images, None)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Return class probabilities (batch, classes)."""
+        probabilities: Tensor = self.layers[self.network.output](self(images))
+        return probabilities
+
+    def observe(self, images: Tensor, observer: Callable[[str, Tensor], None] | None) -> Tensor:
+        """Return class scores; pass every node's output to ``observer``."""
+        values: dict[str, Tensor] = {INPUT: images}
+        result = images
+        for node in self.network.nodes[:-1]:
+            result = self.layers[node.name](*[values[source] for source in node.inputs])
+            values[node.name] = result
+            for source in node.inputs:
+                if self._last_use[source] == node.name:
+                    values.pop(source, None)
+            if observer is not None:
+                observer(node.name, result)
+        return result
+
+    def named_arrays(self) -> dict[str, Tensor]:
+        """Return parameters and running statistics by ``<node>.<name>``."""
+        state = self.state_dict().items()
+        return {key.removeprefix("layers."): value for key, value in state if not key.endswith(_COUNTER)}
+
+
+def to_weights(module: GraphModule) -> dict[str, Array]:
+    """Copy parameters and running statistics into float32 arrays."""
+    state = module.named_arrays().items()
+    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in state}
+
+
+def load_weights(module: GraphModule, weights: Weights) -> None:
+    """Copy arrays into a module; raises KeyError or ValueError where names or shapes differ."""
+    state = module.named_arrays()
+    if differing := sorted(set(state) ^ set(weights)):
+        raise KeyError(f"weights differ from the network's: {differing[:6]}")
+    with torch.no_grad():
+        for key, target in state.items():
+            if tuple(target.shape) != weights[key].shape:
+                raise ValueError(f"{key}: shape {weights[key].shape}, the network has {tuple(target.shape)}")
+            target.copy_(torch.from_numpy(np.ascontiguousarray(weights[key])))
+
+
+def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:
+    """Return mean and biased variance per channel of a node's output in training mode; the module is left unchanged."""
+    kept = {key: value.clone() for key, value in module.state_dict().items()}
+    was_training = module.training
+    found: list[tuple[Array, Array]] = []
+
+    def observer(node: str, value: Tensor) -> None:
+        if node == name:
+            axes = tuple(axis for axis in range(value.dim()) if axis != 1)
+            variance, mean = torch.var_mean(value.float(), dim=axes, correction=0)
+            found.append((mean.cpu().numpy(), variance.cpu().numpy()))
+
+    module.train()
+    with torch.no_grad():
+        module.observe(images, observer)
+        module.load_state_dict(kept)
+    module.train(was_training)
+    return found[0]

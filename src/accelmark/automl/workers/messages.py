@@ -1,0 +1,161 @@
+"""Orders to workers and messages from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol, final
+
+from pydantic import Field
+
+from accelmark.automl.config import TrainingConfig
+from accelmark.automl.model.morphs import Morph
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
+from accelmark.automl.records import EpochReport, Hyperparameters, Record, Splits, TrialOutcome, WeightMode
+
+TrainedWeights = dict[str, Array] | None
+
+
+class TrialOrder(Record):
+    """One trial to run.
+
+    ``network`` is the network to execute, hyperparameters written in. With ``parent_network`` the weights that are
+    sent with the order are the parent's, and ``morphs`` lead from it to the network. ``limit_s``: remaining time when
+    the worker starts.
+    """
+
+    round: int
+    network: Network
+    parent_network: Network | None
+    morphs: tuple[Morph, ...]
+    hyperparameters: Hyperparameters
+    training: TrainingConfig
+    epochs: Annotated[int, Field(ge=1)]
+    early_stop: bool
+    seed: int
+    limit_s: float | None
+
+
+TrialEnd = Literal["finished", "cut", "crashed", "diverged", "out-of-memory"]
+
+
+class TrialResult(TrialOutcome):
+    """The end of a trial on its worker; ``executed`` is the digest of the network that was built."""
+
+    status: TrialEnd
+    executed: str | None = None
+    weights: WeightMode = "from-scratch"
+    seconds: float = 0.0
+
+
+class TrialListener(Protocol):
+    """Receives the progress of a trial."""
+
+    def progress(self, images: int) -> None:
+        """Receive the number of further processed images."""
+        ...
+
+    def epoch(self, report: EpochReport) -> None:
+        """Receive a finished epoch, or the part of one before a cut."""
+        ...
+
+    def should_stop(self) -> bool:
+        """Return whether the trial must end now."""
+        ...
+
+
+class TrialExecutor(Protocol):
+    """Trains one network on one set of devices."""
+
+    def run(
+        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
+    ) -> tuple[TrialResult, TrainedWeights]:
+        """Run a trial; return its end and the best epoch's weights. Raises only where the worker itself is broken."""
+        ...
+
+
+class WorkerReport(Record):
+    """What a worker reports when it is ready: its process and the data that it opened."""
+
+    pid: int
+    fingerprint: str
+    identity: str
+    splits: Splits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Images of its trial that a worker has processed so far."""
+
+    worker: int
+    images: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """A worker finished an epoch."""
+
+    worker: int
+    report: EpochReport
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    """A trial ended on its worker, with the weights of its best epoch."""
+
+    worker: int
+    result: TrialResult
+    weights: TrainedWeights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker is gone with its trial."""
+
+    worker: int
+    status: Literal["lost", "out-of-memory"]
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker, or its replacement, is ready for a trial."""
+
+    worker: int
+
+
+Message = Progress | EpochEnded | TrialEnded | WorkerLost | WorkerReady
+
+
+class WorkerPool(Protocol):
+    """Workers numbered from 0, each of which runs one trial at a time."""
+
+    reports: dict[int, WorkerReport]
+    """The report of each worker that has become ready."""
+    size: int
+
+    def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
+        """Give an idle worker a trial."""
+        ...
+
+    def cancel(self, worker: int) -> None:
+        """Ask a worker to cut its trial and report the part that was trained."""
+        ...
+
+    def replace(self, worker: int) -> None:
+        """Kill a worker and start a new one; its ``WorkerReady`` follows."""
+        ...
+
+    def listen(self, timeout_s: float) -> Sequence[Message]:
+        """Return messages; waits at most ``timeout_s`` for the first."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...

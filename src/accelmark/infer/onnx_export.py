@@ -1,0 +1,54 @@
+"""Export a PyTorch model to an ONNX file."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from accelmark.infer.failures import EngineMissingError
+from accelmark.spec.errors import RequestError
+
+_PROTOBUF_LIMIT: Final = 1_900_000_000
+"""Bytes of weights beyond which the exporter writes them to a file of their own (protobuf's limit is 2 GiB)."""
+
+
+def export_onnx(
+    model: nn.Module, example: Sequence[Tensor], path: Path, input_names: Sequence[str], output_names: Sequence[str]
+) -> None:
+    """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input.
+
+    Raises:
+        EngineMissingError: the exporter's packages are not installed.
+        RequestError: the numbers of inputs and of names differ.
+    """
+    try:
+        import onnx  # noqa: F401 - only the export needs it
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise EngineMissingError("the ONNX export needs onnx and onnxscript: pip install onnx onnxscript") from error
+    if len(example) != len(input_names):
+        raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
+    # The exporter takes a dimension of 1 for a constant, so the example needs at least two items.
+    inputs = tuple(torch.cat([each, each])[:2] if each.shape[0] < 2 else each[:2] for each in example)
+    weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+    batch = torch.export.Dim("batch", min=1)
+    logging.getLogger("torch.onnx").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
+        torch.onnx.export(
+            model,
+            inputs,
+            path,
+            input_names=list(input_names),
+            output_names=list(output_names),
+            dynamo=True,
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            external_data=weights > _PROTOBUF_LIMIT,
+            verbose=False,
+        )

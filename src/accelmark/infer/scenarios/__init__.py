@@ -1,0 +1,191 @@
+"""The four MLPerf inference scenarios with a compiled engine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, final
+
+import torch
+
+from accelmark.infer.case import InferBatches
+from accelmark.infer.failures import Context
+from accelmark.infer.measure import Emit, Forward
+from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
+from accelmark.infer.scenarios.request_queue import RequestQueue, SampleLibrary
+from accelmark.spec.events import Event
+from accelmark.spec.inference import InferSettings, ScenarioName
+from accelmark.spec.inference.events import ScenarioResult
+
+MLPERF_MIN_DURATION_S: Final = 600.0
+"""Minimum duration of a run by MLPerf's rules."""
+_PROBES: Final = 5
+_MAX_TRIES: Final = 10
+_RATE_TOLERANCE: Final = 0.05
+"""The search ends when the highest rate that met the bound and the lowest that did not are this close."""
+_HEADROOM: Final = 1.2
+
+
+@final
+class Scenarios:
+    """Runs the scenarios of the settings."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        batches: InferBatches,
+        settings: InferSettings,
+        *,
+        fixed_batch: bool,
+        node_dir: Path,
+        context: Context,
+        emit: Emit,
+    ) -> None:
+        self.forward = forward
+        self.settings = settings
+        self.fixed_batch = fixed_batch
+        self.node_dir = node_dir
+        self.context = context
+        self.emit = emit
+        self.items = SampleLibrary(batches)
+
+    def run(self) -> list[ScenarioResult]:
+        """Run them in the order of the settings; write each result when it is known."""
+        kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
+            "offline": self._offline,
+            "single_stream": lambda: self._stream("single_stream", 1),
+            "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
+            "server": self._server,
+        }
+        results: list[ScenarioResult] = []
+        for name in self.settings.scenarios:
+            results.append(kinds[name]())
+            self.emit(Event.SCENARIO, results[-1])
+        return results
+
+    def _offline(self) -> ScenarioResult:
+        size = self.settings.batch_size
+        expected = self._expected(queries_per_s=size / self._call_s(size) * _HEADROOM)
+        log = self._run("offline", expected, self.log_dir("offline"))
+        if not log.long_enough:
+            # The estimate was too low for the minimum duration; LoadGen advises to expect more than was reached.
+            reached = log.number("result_samples_per_second") or expected.queries_per_s
+            log = self._run("offline", replace(expected, queries_per_s=reached * _HEADROOM), self.log_dir("offline"))
+        return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
+
+    def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
+        expected = self._expected(latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        if name == "multi_stream":
+            least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
+            expected = replace(expected, min_queries=least)
+        log = self._run(name, expected, self.log_dir(name))
+        latencies = log.latencies_ms(per_query=samples > 1)
+        if name == "single_stream":
+            return self._result(name, log, "latency_p90_ms", latencies.get("p90"))
+        return self._result(name, log, "latency_p99_ms", latencies.get("p99"))
+
+    def _server(self) -> ScenarioResult:
+        bound_ms = self.settings.server_latency_bound_ms
+        size = self.settings.batch_size
+        ceiling = size / self._call_s(size)
+        tried: list[tuple[float, bool]] = []
+        logs: dict[float, LoadGenLog] = {}
+
+        def meets_bound(rate: float) -> bool:
+            expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
+            log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
+            logs[rate] = self._run("server", expected, log_dir)
+            tried.append((rate, logs[rate].bound_met))
+            return logs[rate].bound_met
+
+        best = highest(meets_bound, ceiling)
+        shown = logs[best] if best is not None else logs[min(logs)]
+        result = self._result("server", shown, "queries_per_second", best)
+        reason = result.reason if best is not None else "no tried rate met the latency bound"
+        return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tuple(tried), "reason": reason})
+
+    def log_dir(self, name: ScenarioName) -> Path:
+        """Return the directory of LoadGen's logs of a scenario."""
+        return self.node_dir / "loadgen" / name
+
+    def _run(self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path) -> LoadGenLog:
+        batched = name in ("offline", "server")
+        queue = RequestQueue(
+            self.forward,
+            self.items,
+            batch_size=self.settings.batch_size if batched else expected.samples_per_query,
+            padded=self.fixed_batch or not batched,
+            context=replace(self.context, activity=f"scenario {name}"),
+        )
+        return run_loadgen(name, expected, queue, len(self.items), log_dir)
+
+    def _call_s(self, size: int) -> float:
+        """Return the median duration of a call of ``size`` items in s, after a warm-up call."""
+        times: list[float] = []
+        with torch.inference_mode():  # as in the queue's thread
+            batch = self.items.batch([index % len(self.items) for index in range(size)])
+            self.forward(batch)
+            for _ in range(_PROBES):
+                began = time.perf_counter()
+                self.forward(batch)
+                times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def _expected(
+        self,
+        *,
+        queries_per_s: float = 1.0,
+        latency_s: float = 1.0,
+        samples_per_query: int = 1,
+        latency_bound_ms: float | None = None,
+    ) -> LoadGenSettings:
+        return LoadGenSettings(
+            min_duration_s=self.settings.scenario_duration_s,
+            min_queries=self.settings.scenario_queries,
+            queries_per_s=queries_per_s,
+            latency_s=latency_s,
+            samples_per_query=samples_per_query,
+            latency_bound_ms=latency_bound_ms,
+        )
+
+    def _result(self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None) -> ScenarioResult:
+        return ScenarioResult.model_validate(
+            {
+                "scenario": name,
+                "valid": log.valid,
+                "functional": self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
+                "figure": figure,
+                "figure_name": figure_name,
+                "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
+                "log_dir": str(self.log_dir(name).relative_to(self.node_dir)),
+                "reason": log.reason,
+            }
+        )
+
+
+def highest(meets_bound: Callable[[float], bool], ceiling: float) -> float | None:
+    """Search the highest rate for which ``meets_bound`` is true, starting at half of ``ceiling``.
+
+    The rate is doubled or halved until one meets the bound and a higher one does not; then the gap is halved until it
+    is within 5 % or ten rates were tried. None where no rate met the bound.
+    """
+    good: float | None = None
+    bad: float | None = None
+    rate = ceiling / 2
+    for _ in range(_MAX_TRIES):
+        if meets_bound(rate):
+            good = rate
+        else:
+            bad = rate
+        if good is None:
+            rate = rate / 2
+        elif bad is None:
+            rate = rate * 2
+        elif bad / good - 1 <= _RATE_TOLERANCE:
+            break
+        else:
+            rate = (good + bad) / 2
+    return good

@@ -1,0 +1,96 @@
+"""Plan training, by AccelMark's own loop or by another project's trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from accelmark.plan.request import KeyRequest, PlannedWork
+from accelmark.spec.case import TrainCaseSpec
+from accelmark.spec.catalog import folders, load_case, load_trainer
+from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.layers import Layer, Resolved, resolve
+from accelmark.spec.settings import TrainSettings
+from accelmark.spec.trainer import TrainerSpec, placeholders
+from accelmark.spec.work import ExternalJob, TrainJob
+
+_NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
+"""Settings that an external trainer need not be given: AccelMark applies them, or they have no meaning for it."""
+
+
+def plan_training(request: KeyRequest) -> PlannedWork:
+    """Merge the training settings of a key, and find its data."""
+    key, train = request.key, _training_side(request)
+    trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
+    if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
+        present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
+        what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
+        hint = nearest(key.framework, [*present, *folders("trainers")])
+        raise SpecError([Problem(request.where, str(key), what, hint)])
+    layers, files = request.vendor_layers("config")
+    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.command_line)]
+    base = Layer.of(request.case_file, train.settings)
+    resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
+    settings = resolved.settings
+    units = train.units_per_sample
+    if train.units_per_sample_key is not None:
+        units = int(str(settings.model[train.units_per_sample_key]))
+    common: dict[str, Any] = {
+        "unit": train.unit,
+        "units_per_sample": units,
+        "target": train.target,
+        "reference_loss": train.reference_loss,
+        "min_repeats": train.min_repeats,
+        "settings": settings,
+    }
+    return PlannedWork(
+        work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
+        directory=key.slug,
+        data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
+        provenance=resolved.provenance,
+        layer_files=files,
+        warnings=() if trainer is None else _check_trainer(request, trainer, resolved),
+    )
+
+
+def _training_side(request: KeyRequest) -> TrainCaseSpec:
+    if request.case.train is not None:
+        return request.case.train
+    trainable = [name for name in folders("cases") if load_case(name).train is not None]
+    what = f"the case {request.key.model!r} has no training side; those that have: {', '.join(trainable)}"
+    raise SpecError([Problem(request.where, str(request.key), what)])
+
+
+def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
+    """Return warnings about the case's settings that the trainer is not given.
+
+    Raises:
+        SpecError: the trainer does not know the case, or is not given a setting that a layer above the case changes.
+    """
+    problems = list(_trainer_problems(request, trainer, resolved))
+    if problems:
+        raise SpecError(problems)
+    stated = [key for key, origin in resolved.provenance.items() if origin.layer == request.case_file]
+    ignored = [key for key in stated if not trainer.passes(key) and key not in _NOT_PASSED]
+    return (f"{trainer.name} is not given {', '.join(ignored)}: its own values apply",) if ignored else ()
+
+
+def _trainer_problems(
+    request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]
+) -> Iterator[Problem]:
+    key = request.key
+    if key.model not in trainer.cases:
+        what = f"the trainer {trainer.name} has no arguments for the case {key.model!r}"
+        yield Problem(request.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
+    for setting, origin in resolved.provenance.items():
+        changed = origin.layer not in (request.case_file, "default")
+        if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:
+            hint = f"it is given: {', '.join(trainer.settings) or 'no setting'}"
+            yield Problem(origin.layer, setting, f"the trainer {trainer.name} has no argument for it", hint)
+    for part in (trainer.command, trainer.resume, trainer.cases.get(key.model, ())):
+        for name in placeholders(part):
+            kind, _, named = name.partition(":")
+            if kind == "setting" and named not in resolved.provenance:
+                yield Problem(f"trainer {trainer.name}", f"{{{name}}}", "is no setting of this case")
+            if kind == "data" and named not in request.case.data_names:
+                yield Problem(f"trainer {trainer.name}", f"{{{name}}}", "is no data set of this case")

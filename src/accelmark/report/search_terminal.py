@@ -1,0 +1,133 @@
+"""A search on the terminal: live progress, and the figures at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.records import TrialStatus
+from accelmark.automl.search.schedule import Scheduler
+from accelmark.results.rounds.search import SearchSummary
+from accelmark.spec.number_format import duration, quantity
+
+if TYPE_CHECKING:
+    from accelmark.automl.controller.controller import Observer
+
+_SHOWN: Final = 12
+_STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
+_ENDS: Final = {
+    "trials": "all its trials are done",
+    "time": "its time is used up",
+    "asked": "it was asked to stop",
+    "exhausted": "no network within its limits allows a further morph",
+}
+"""Why a session ended."""
+
+
+@contextmanager
+def live_view() -> Iterator[Observer]:
+    """Show trials, score and idle share while a search runs; give the observer that the controller calls."""
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+        yield lambda state, scheduler: live.update(_progress(state, scheduler))
+
+
+def _progress(state: SearchState, scheduler: Scheduler) -> Group:
+    point, used = state.scoreboard().final(), state.utilisation()
+    limit, most = scheduler.schedule.max_s, scheduler.schedule.max_trials
+    head = Table.grid(padding=(0, 3))
+    head.add_row("time", "score", "error", "regulated", "idle", "search error", style="dim")
+    head.add_row(
+        duration(state.clock_s) + ("" if limit is None else f" of {duration(limit)}"),
+        operations(point.score),
+        ratio(point.error),
+        operations(point.regulated_score),
+        ratio(used.idle_share),
+        ratio(point.search_error),
+    )
+    counts = _counts(dict(Counter(record.status for record in state.trials.values()))) or "none yet"
+    trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {len(scheduler.ready)} networks ready"
+    parts: list[RenderableType] = [head, Text(trials, style="dim"), _trials(state)]
+    if state.notes:
+        note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"
+        parts.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
+    return Group(*parts)
+
+
+def _counts(trials: dict[str, int]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in sorted(trials.items()))
+
+
+def _trials(state: SearchState) -> Table:
+    """Return a table of the running and the latest other trials, with the network's morphs where there is room."""
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("trial", "worker", "round", "status", "epoch", "accuracy", "held out"):
+        width = len("finished") if heading == "status" else len(heading)
+        table.add_column(heading, justify="left" if heading == "status" else "right", no_wrap=True, min_width=width)
+    table.add_column("network", no_wrap=True, overflow="ellipsis", ratio=1)
+    latest = sorted(state.trials.values(), key=lambda record: (record.status == "running", record.trial))[-_SHOWN:]
+    for record in latest:
+        epochs = [epoch for epoch in state.epochs_of(record) if epoch.complete]
+        table.add_row(
+            str(record.trial),
+            str(record.worker),
+            str(record.round),
+            Text(record.status, style=_STYLES.get(record.status, "red")),
+            f"{len(epochs)}/{record.epochs_planned}",
+            ratio(max((epoch.validation_accuracy or 0 for epoch in epochs), default=None)),
+            ratio(record.held_out_accuracy),
+            ", ".join(map(str, reversed(record.morphs))) or "seed",
+        )
+    return table
+
+
+def show_summary(summary: SearchSummary) -> None:
+    """Print a search's verdict, failures and figures."""
+    console = Console()
+    verdict, final, used = summary.judgement, summary.final, summary.consumption
+    style = "green" if verdict.verdict == "VALID" else "red"
+    console.print(Text(f"{verdict.verdict} by rules {verdict.rules} (version {verdict.version})", style=style))
+    for reason in verdict.reasons:
+        console.print(Text(f"  not valid: {reason}", style="red"))
+    for failure in summary.failures[-3:]:
+        console.print(Text(f"  {failure}", style="yellow"))
+    for line in verdict.disclosures:
+        console.print(f"  {line}", highlight=False)
+    ended = summary.ended_because
+    because = "" if ended is None else f": {_ENDS.get(ended, ended)}"
+    table = Table(box=None, show_header=False, pad_edge=False)
+
+    def measured(name: str, unit: str) -> str:
+        value = getattr(used, name)
+        return f"not measured: {used.reasons.get(name, '')}" if value is None else quantity(value, unit)
+
+    for name, value in {
+        "run": f"{summary.run} ({summary.status}{because})",
+        "trials": _counts(summary.trials),
+        "duration": quantity(summary.duration_s, "s"),
+        "score": f"{operations(final.score)} ({summary.counting})",
+        "error": f"{ratio(final.error)} held out, {ratio(final.search_error)} on the validation split",
+        "regulated score": operations(final.regulated_score),
+        "idle": ratio(summary.utilisation.idle_share),
+        "power": measured("mean_power_w", "W"),
+        "processor use": measured("cpu_utilisation", "ratio"),
+    }.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+def operations(value: float | None) -> str:
+    """Return operations per second as text."""
+    return quantity(value, "OP/s")
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio as a percentage."""
+    return quantity(value, "ratio")

@@ -1,0 +1,228 @@
+"""Displays of a run: live on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Final, Self, final
+
+from rich.console import Console
+from rich.live import Live
+
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure
+from accelmark.results.schema import RoundResult
+from accelmark.run.display.live import SIGNS, Board, draw, job_name
+from accelmark.run.display.observer import RunObserver
+from accelmark.run.display.progress import JobProgress
+from accelmark.run.record.states import JobStatus, utc_now
+from accelmark.spec.number_format import digits, duration, percent, quantity
+
+_PLAIN_EVERY_S: Final = 10.0
+_DRAWN_EVERY_S: Final = 0.25
+_MOST_LOSSES: Final = 4096
+
+_HEADLINES: Final = (
+    FigureName.FINAL_METRIC, FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.INFERENCE_METRIC,
+    FigureName.INFERENCE_CORE, FigureName.LATENCY_P50, FigureName.MFU,
+)  # fmt: skip
+
+
+@contextmanager
+def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[RunObserver]:
+    """Show a run on standard output."""
+    console = Console(highlight=False, soft_wrap=True)
+    shown: RunObserver
+    if as_json:
+        shown = JsonDisplay(run)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        shown = LiveDisplay(plan, run, dict(statuses))
+    else:
+        shown = PlainDisplay(console)
+    with shown:
+        yield shown
+
+
+def headline(result: RoundResult) -> str:
+    """Return the result of a round in one line: converged or not, metric, throughput, time, MFU."""
+    parts = []
+    if result.converged is not None:
+        parts.append("converged" if result.converged else "not converged")
+    for name in _HEADLINES:
+        figure = result.figures.get(name)
+        if figure is None or figure.value is None:
+            continue
+        if name is FigureName.FINAL_METRIC:
+            metric = str((result.target or {}).get("metric", "metric"))
+            parts.append(f"{metric} {digits(figure.value)}")
+        elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
+            parts.append(f"{result.inference.metric} {digits(figure.value)}")
+        else:
+            shown = format_figure(name, figure.value, result.unit)
+            parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit == "ratio" else shown)
+    return ", ".join(parts)
+
+
+@final
+class LiveDisplay(RunObserver):
+    """Draws a few lines at the bottom of a terminal, about once a second."""
+
+    def __init__(self, plan: Plan, run: str, statuses: dict[str, JobStatus]) -> None:
+        self._board = Board(plan, run, statuses)
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._since = time.monotonic()
+        self._drawn = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw()
+        self._live.stop()
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Draw the job's new state."""
+        self._board.statuses[job.directory] = status
+        if status.state in ("preparing", "running"):
+            self._since = time.monotonic()
+            self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
+        self._draw()
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Draw the step, at most a few times a second."""
+        self._board.preparing = what
+        if time.monotonic() - self._drawn > _DRAWN_EVERY_S:
+            self._draw()
+
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Draw the job's progress."""
+        losses = self._board.losses
+        if progress.loss is not None and progress.step != self._board.progress.step:
+            losses.append(progress.loss)
+            del losses[:-_MOST_LOSSES]
+        self._board.progress = progress
+        self._draw()
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Draw the round's result."""
+        self._board.headlines[job.directory] = headline(result)
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """Draw a note below the jobs."""
+        self._board.notes.append(text)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._board.seconds = time.monotonic() - self._since
+        self._drawn = time.monotonic()
+        self._live.update(draw(self._board, self._console.width), refresh=True)
+
+
+@final
+class PlainDisplay(RunObserver):
+    """Prints a line for each change of state, and about every ten seconds while a job runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = float("-inf")
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Print the job's new state."""
+        self._last = time.monotonic()
+        reason = f": {status.reason}" if status.reason else ""
+        self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print the step, at most every ten seconds."""
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {job_name(job)}  {what}")
+
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Print the job's progress, at most every ten seconds."""
+        now = time.monotonic()
+        if now - self._last < _PLAIN_EVERY_S:
+            return
+        self._last = now
+        self._print(f"  {job_name(job)}  {plain_progress(progress, job)}")
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Print the round's result."""
+        self._print(f"  {job_name(job)}  {headline(result)}")
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self._print(f"  {text}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+
+def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
+    """Return a job's progress in one line."""
+    parts: list[str] = [progress.phase]
+    if progress.step:
+        parts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+    if progress.loss is not None:
+        parts.append(f"loss {digits(progress.loss)}")
+    if progress.metric is not None:
+        parts.append(f"{progress.metric[0]} {digits(progress.metric[1])}")
+    if progress.throughput is not None:
+        parts.append(quantity(progress.throughput, f"{job.job.work.unit}s/s", 3))
+    if progress.devices.utilisation is not None:
+        parts.append(f"device {percent(progress.devices.utilisation)}")
+    if progress.devices.power_w is not None:
+        parts.append(quantity(progress.devices.power_w, "W", 3))
+    if progress.eta_s is not None:
+        parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+@final
+class JsonDisplay(RunObserver):
+    """Prints one JSON object per line, for programs."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._last: JobProgress | None = None
+        self._printed = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._emit({"event": "run", "directory": self._run})
+        return self
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Print the job's new state."""
+        value = {"state": status.state, "reason": status.reason, "attempt": status.attempt}
+        self._emit({"event": "state", "job": job.directory, **value})
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Print the step, about once a second."""
+        if time.monotonic() - self._printed >= 1:
+            self._printed = time.monotonic()
+            self._emit({"event": "preparing", "job": job.directory, "text": what})
+
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Print the job's progress where it has changed."""
+        if progress != self._last:
+            self._last = progress
+            self._emit({"event": "progress", "job": job.directory, **asdict(progress)})
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Print the round's figures."""
+        figures = {name.value: figure.value for name, figure in result.figures.items()}
+        self._emit({"event": "result", "job": job.directory, "converged": result.converged, "figures": figures})
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self._emit({"event": "note", "text": text})
+
+    def _emit(self, value: dict[str, Any]) -> None:
+        print(json.dumps({"at": utc_now(), **value}), flush=True)

@@ -1,0 +1,144 @@
+"""Print the summary of a finished run, or the status of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from accelmark.results.figures.definitions import FigureName, format_figure
+from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
+from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.results.store.loaded_run import load_run
+from accelmark.run.controller.session import RunStatus
+from accelmark.run.display.displays import plain_progress
+from accelmark.run.display.live import SIGNS, job_name
+from accelmark.spec.errors import RunError
+from accelmark.spec.number_format import percent
+
+_VERDICT_STYLE: Final = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}
+_NOTHING: Final = "-"
+_NUM_FIXED: Final = 3
+"""Columns of the table that are always shown."""
+_SPEED: Final = {"train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE}
+_TIME: Final = {"train": FigureName.RAW_TRAIN_TIME, "infer": FigureName.E2E_TIME}
+
+
+def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: Console | None = None) -> None:
+    """Print the results of a run, the reasons why any is invalid, and the path of its page."""
+    console = console or Console(highlight=False)
+    console.print()
+    console.print(_table(summary.cases))
+    for line in scaling_lines(_curves(run_dir)):
+        console.print(line, soft_wrap=True)
+    for case in summary.cases:
+        if case.reasons or case.warnings:
+            console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
+        for reason in (*case.reasons, *case.warnings):
+            style = "red" if reason in case.reasons else "yellow"
+            console.print(Padding(Text(reason, style=style), (0, 0, 0, 4), expand=False))
+    for problem in summary.problems:
+        console.print(Text(f"  {problem}", style="red"))
+    console.print()
+    console.print(Text(f"Run   {_relative(run_dir)}"), soft_wrap=True)
+    if page is not None:
+        console.print(Text(f"Page  {_relative(page)}", style="bold"), soft_wrap=True)
+
+
+def _table(cases: Sequence[CaseResult]) -> Table:
+    """Return the table of results; columns without values are left out."""
+    rows = [_row(case) for case in cases]
+    headings = ("", "case", "verdict", "target", "throughput", "time", "power")
+    shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for at in shown:
+        heading = headings[at]
+        wraps = heading == "case"
+        right = heading in ("throughput", "time", "power")
+        table.add_column(heading, no_wrap=not wraps, overflow="fold", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    return table
+
+
+def _curves(run_dir: Path) -> list[ScalingCurve]:
+    try:
+        return scaling_curves([load_run(run_dir)])
+    except RunError:
+        return []
+
+
+def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
+    """Return a line for each case that was run at several scales: its share of linear speed-up."""
+    lines = [Text()] if curves else []
+    for curve in curves:
+        line = Text.assemble("scaling ", f"{curve.model}:{curve.framework}:{curve.chip}", style="dim")
+        for point in curve.points:
+            wide = f" ±{percent(point.half95)}" if point.half95 is not None else ""
+            line.append(f"  {point.scale} ", style="default")
+            line.append(f"{percent(point.efficiency)}{wide}", style="bold default")
+        if not curve.same_batch:
+            line.append("  (batch sizes differ)")
+        lines.append(line)
+    return lines
+
+
+def _row(case: CaseResult) -> tuple[Text, ...]:
+    sign, style = SIGNS[case.state]
+    name = f"{case.key.model}:{case.key.framework}:{case.key.hardware}:{case.key.nnodes}:{case.key.nproc}"
+    if case.variant:
+        name = f"{case.key.model}:{case.key.framework}:{case.key.hardware} {case.variant}"
+    return (
+        Text(sign, style=style),
+        Text.assemble(name, (f" ×{len(case.rounds)}" if len(case.rounds) > 1 else "", "dim")),
+        Text(case.verdict if case.state == "succeeded" else case.state, style=_VERDICT_STYLE[case.verdict]),
+        Text({True: "reached", False: "missed", None: _NOTHING}[case.converged]),
+        Text(_figure(case, _SPEED[case.task])),
+        Text(_figure(case, _TIME[case.task])),
+        Text(_figure(case, FigureName.MEAN_POWER)),
+    )
+
+
+def _spread(case: CaseResult, name: FigureName) -> Spread | None:
+    spread = case.figures.get(name)
+    return spread if spread is not None and spread.mean is not None else None
+
+
+def _figure(case: CaseResult, name: FigureName) -> str:
+    spread = _spread(case, name)
+    if spread is None or spread.mean is None:
+        return _NOTHING
+    wide = ""
+    if spread.ci95 is not None and spread.mean:
+        wide = f" ±{percent((spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean))}"
+    return f"{format_figure(name, spread.mean, case.unit)}{wide}"
+
+
+def _relative(path: Path) -> str:
+    """Return ``path``, relative to the current directory where it is inside."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def print_status(run: RunStatus, console: Console | None = None) -> None:
+    """Print one line for each round, and the coordinator's process ID."""
+    console = console or Console(highlight=False)
+    for job in run.directory.plan.jobs:
+        status = run.statuses[job.directory]
+        sign, style = SIGNS[status.state]
+        line = Text.assemble((f"{sign} ", style), job_name(job), "  ", (status.state, style))
+        if job.directory in run.progress:
+            line.append(f"  {plain_progress(run.progress[job.directory], job)}")
+        elif status.reason:
+            line.append(f": {status.reason}", style="dim")
+        console.print(line, soft_wrap=True)
+    ended = all(status.ended for status in run.statuses.values())
+    if run.coordinator is not None:
+        console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))
+    elif not ended:
+        advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
+        console.print(Text(advice, style="yellow"), soft_wrap=True)

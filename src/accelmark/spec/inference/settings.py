@@ -1,0 +1,181 @@
+"""The inference side of a case: its settings, what may be changed of them, and which of the seven steps run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from accelmark.spec.inference.arithmetic import calculate
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+
+InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
+ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
+EngineOption = Scalar | tuple[Scalar, ...]
+
+RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
+"""Names that the framework sets itself."""
+
+
+def _count(value: object) -> object:
+    if isinstance(value, str):
+        return calculate(value)
+    return value
+
+
+class InferStep(StrEnum):
+    """The seven steps, in their order."""
+
+    INITIALISE = "initialise"
+    CREATE = "create"
+    VALIDATE = "validate"
+    EXPORT = "export"
+    COMPILE = "compile"
+    INFER = "infer"
+    SUMMARISE = "summarise"
+
+    @property
+    def number(self) -> int:
+        """1 to 7."""
+        return tuple(InferStep).index(self) + 1
+
+
+class InferSettings(Spec):
+    """The configurations of an inference case. A vendor may override any of them; parameters stand elsewhere."""
+
+    batch_size: PositiveInt
+    """Items in one call of the engine."""
+    flops: Annotated[PositiveFloat | None, BeforeValidator(_count)] = None
+    """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
+    precision: InferPrecision = "fp32"
+    """What the engine computes in. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
+    compiler: str | None = None
+    """Name of the engine; null ends the run after the framework's validation."""
+    num_workers: int = Field(default=0, ge=0)
+    log_freq: PositiveInt = 30
+    """Batches in a window: latencies are written when a window closes."""
+    repeat: PositiveInt = 1
+    """Passes over the data."""
+    no_validation: bool = False
+    """Leave out the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
+    exist_onnx_path: str | None = None
+    """An ONNX file to compile instead of exporting one; anything but null leaves the export out."""
+    exist_compiler_path: str | None = None
+    """An engine file to load instead of compiling."""
+    warmup_batches: int = Field(default=5, ge=0)
+    """Calls before measuring, besides the first call, which is timed on its own."""
+    threads: PositiveInt | None = None
+    """CPU threads; null: the cores this process may use."""
+    max_batches: PositiveInt | None = None
+    """Use the first batches of the data only (marks the run)."""
+    synthetic: bool = False
+    """Made-up data or initial weights: speed only, no accuracy; marks the run."""
+    repeat_check: bool = True
+    """Whether the same items again are compared with fresh ones, to find a cache."""
+    scenarios: tuple[ScenarioName, ...] = ()
+    """LoadGen scenarios to run after the accuracy pass."""
+    scenario_duration_s: PositiveFloat = 10.0
+    """Least time of one LoadGen run; below MLPerf's own (600 s) a run is labelled functional."""
+    scenario_queries: PositiveInt = 100
+    """Least number of queries of one LoadGen run."""
+    multi_stream_queries: PositiveInt = 662
+    """Least number of queries of the MultiStream scenario, if more: LoadGen's early stopping needs so many for p99."""
+    server_latency_bound_ms: PositiveFloat | None = None
+    """The bound that 99 % of the queries of the Server scenario have to hold."""
+    multi_stream_samples: PositiveInt = 8
+    """Items in one query of the MultiStream scenario."""
+    engine_options: dict[str, EngineOption] = Field(default_factory=dict)
+    """What one engine alone understands; keys that a vendor adds to the configurations come here."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> InferSettings:
+        if self.no_validation and self.exist_onnx_path is None:
+            raise ValueError(
+                "no_validation needs exist_onnx_path: without a model there is nothing to export; "
+                "name an ONNX file (or any word, for an engine that reads none)"
+            )
+        if "server" in self.scenarios and self.server_latency_bound_ms is None:
+            raise ValueError("the server scenario needs server_latency_bound_ms")
+        if self.compiler is None and self.no_validation:
+            raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
+        if self.compiler is None and self.scenarios:
+            raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
+        return self
+
+
+class Reference(Spec):
+    """An accuracy from elsewhere that validation has to come near."""
+
+    value: float
+    within: float = Field(ge=0)
+    source: str
+
+
+class InferCaseSpec(Spec):
+    """The inference side of a case."""
+
+    unit: Literal["image", "token", "sequence", "sample"]
+    """What an item is."""
+    metric: str
+    """Name of the accuracy that the case's ``metrics`` returns."""
+    tolerance: float = Field(ge=0)
+    """Largest difference between the metric in the engine and in the framework; beyond it the run is invalid."""
+    tolerance_why: str
+    reference: Reference | None = None
+    data: tuple[str, ...] = ()
+    """Which of the case's data sets inference needs; none of them for made-up data."""
+    optional_data: tuple[str, ...] = ()
+    """Data sets that are used where the directory that a person names holds them."""
+    weights: str | None = None
+    """Path of trained weights below the directory that a person names; without them a run measures speed only."""
+    configurations: dict[str, Any]
+    """Defaults of :class:`InferSettings`."""
+    parameters: dict[str, Scalar] = Field(default_factory=dict)
+    """The case's own numbers (sequence length, image size): the same on every chip, never overridden."""
+
+
+class Note(Spec):
+    """What a person should know about how settings came about."""
+
+    severity: Literal["info", "warning"]
+    where: str
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.what}"
+
+
+class PlannedStep(Spec):
+    """One step of a run, and why it is left out if it is."""
+
+    step: InferStep
+    skipped: str | None = None
+
+
+def planned_steps(settings: InferSettings) -> tuple[PlannedStep, ...]:
+    """Return the seven steps with the reason of each that the four switches leave out."""
+    return tuple(PlannedStep(step=step, skipped=_why_skipped(step, settings)) for step in InferStep)
+
+
+def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+    if step is InferStep.VALIDATE and settings.no_validation:
+        return "no_validation is true"
+    if step in (InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER) and settings.compiler is None:
+        return "compiler is null"
+    if step is InferStep.EXPORT and settings.exist_onnx_path is not None:
+        return f"exist_onnx_path is {settings.exist_onnx_path}"
+    if step is InferStep.COMPILE and settings.exist_compiler_path is not None:
+        return f"exist_compiler_path is {settings.exist_compiler_path}"
+    return None
+
+
+def file_at(path: str | None) -> Path | None:
+    """Return ``path`` if it names a file that exists; the seed allows any word where no file is read."""
+    if path is None:
+        return None
+    file = Path(path).expanduser()
+    return file if file.is_file() else None

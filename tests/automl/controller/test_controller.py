@@ -1,0 +1,277 @@
+"""The controller with workers as threads: rounds, tuning, failures, stopping, resuming, reporting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
+from accelmark.automl.controller.controller import Observer, SearchController
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.controller.journal import Journal, JournalError, Note, Proposed, SessionEnded, read_journal
+from accelmark.automl.model.counting import count
+from accelmark.automl.model.morphs import with_kernel
+from accelmark.automl.scoring.summary import summarise, verify_search
+from accelmark.automl.search import population
+from accelmark.automl.search.tuning import STUDY_FILE
+from accelmark.automl.workers.pool import ThreadPool
+from accelmark.report.search_page import write_report
+from accelmark.report.search_terminal import show_summary
+from accelmark.spec.errors import RequestError
+from tests.automl.images import tiny_dataset, tiny_network
+
+
+def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
+    plain = AutomlConfig(
+        network="net.json",
+        dataset=tiny_dataset(folder),
+        schedule=schedule,
+        training=TrainingConfig(batch_size=32, learning_rate=0.05),
+        tuning=TuningConfig(kernel=(3, 5), dropout=(0.0, 0.5)),
+    )
+    return plain.model_copy(update=changes)
+
+
+def session(run: SearchDirectory, wanted: AutomlConfig, observer: Observer | None = None) -> SessionEnded:
+    workers = ThreadPool(wanted.dataset, tiny_network(), wanted.schedule.concurrency)
+    with run.held():
+        return SearchController(run, wanted, workers, observer=observer).run()
+
+
+def new_run(folder: Path, wanted: AutomlConfig) -> SearchDirectory:
+    return SearchDirectory.create(folder / "runs", wanted, tiny_network())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SearchDirectory:
+    folder = tmp_path_factory.mktemp("finished")
+    schedule = ScheduleConfig(concurrency=2, max_trials=7, round_epochs=(2, 3), tuning_round=3)
+    wanted = config(folder, schedule)
+    run = new_run(folder, wanted)
+    assert session(run, wanted).over
+    return run
+
+
+def test_a_search_runs_its_rounds_to_the_last_trial(finished: SearchDirectory) -> None:
+    summary = summarise(finished)
+    assert summary.trials == {"finished": 7}
+    assert (summary.status, summary.ended_because) == ("over", "trials")
+    assert summary.final.score > 0
+    assert summary.final.error is not None
+    trials = finished.state().trials
+    assert [trials[number].epochs_planned for number in range(7)] == [2, 2, 3, 3, 3, 3, 3]
+    assert [trials[number].tuned for number in range(7)] == [False] * 4 + [True] * 3
+    assert all(trials[number].hyperparameters.kernel in (3, 5) for number in (4, 5, 6))
+    assert "carried" in {record.weights for record in trials.values()}
+    assert {record.precision for record in trials.values()} == {"fp32"}
+    for record in trials.values():
+        network = finished.state().individuals[record.individual].network
+        assert record.flops_per_image == count(network, "accelmark").matrix
+        assert record.trained_images == 256 * record.epochs_planned
+
+
+def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(
+    finished: SearchDirectory, tmp_path: Path
+) -> None:
+    assert verify_search(finished).verdict == "VALID"
+    for name in ("journal.jsonl", "automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"trained_images":256', '"trained_images":9256'))
+    told = verify_search(SearchDirectory(tmp_path))
+    assert told.verdict == "INVALID"
+    assert "more than its steps hold" in " ".join(told.reasons)
+    journal.write_text(
+        (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
+    )
+    assert "the driver trained 512" in " ".join(verify_search(SearchDirectory(tmp_path)).reasons)
+
+
+@pytest.mark.parametrize(
+    ("searchers", "told"),
+    [
+        ("bayesian", "its parent with its morphs applied"),
+        ("hyperparameters", "its previous form with the hyperparameters of its trial"),
+    ],
+)
+def test_a_network_that_was_put_in_is_found_out_where_parents_were_tuned_too(
+    finished: SearchDirectory, tmp_path: Path, searchers: str, told: str
+) -> None:
+    tuned = {record.individual for record in finished.state().trials.values() if record.tuned}
+    for name in ("automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    forged = 0
+    with Journal(tmp_path) as journal:
+        for event in read_journal(finished.path):
+            if isinstance(event, Proposed) and searchers in event.searcher and event.individual.id in tuned:
+                other = event.individual.model_copy(update={"network": with_kernel(event.individual.network, 7)})
+                event, forged = event.model_copy(update={"individual": other}), forged + 1
+            journal.write(event)
+    assert forged
+    assert told in " ".join(verify_search(SearchDirectory(tmp_path)).reasons)
+
+
+def test_its_report_stands_alone_and_shows_every_network(finished: SearchDirectory) -> None:
+    written = write_report(finished, logs=True)
+    assert [path.name for path in written] == [
+        "report.html", "report.json", "report.csv", "trials.csv", "logs.tar.gz",
+    ]  # fmt: skip
+    page = written[0].read_text()
+    before_library = page.split("<script>")[0]
+    assert "src=" not in before_library
+    assert before_library.count('class="network"') == len(finished.state().individuals)
+    assert "Regulated score" in before_library
+    assert json.loads(written[1].read_text())["schema_version"] == 1
+    assert len(written[3].read_text().splitlines()) == 8
+
+
+def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_path: Path) -> None:
+    for name in ("journal.jsonl", "automl.json", "network.json"):
+        (tmp_path / name).write_text((finished.path / name).read_text())
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=1.0, text="<script>alert(1)</script>"))
+    page = write_report(SearchDirectory(tmp_path))[0].read_text()
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_trials_that_diverge_are_recorded_as_such_and_not_tried_again(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(concurrency=1, max_trials=2, round_epochs=(1,), max_attempts=2)
+    wanted = config(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    summary = summarise(run)
+    assert summary.trials == {"diverged": 2}
+    assert len(summary.failures) == 2
+    assert {record.attempt for record in run.state().attempts.values()} == {1}
+    assert list(run.weights.iterdir()) == []
+    assert "no trial finished" in " ".join(summary.judgement.reasons)
+    assert summary.final.score == 0
+
+
+def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(concurrency=2, max_duration=4.0, round_epochs=(100_000,), early_stop=False)
+    wanted = config(tmp_path, schedule)
+    run = new_run(tmp_path, wanted)
+
+    def stop_after_an_epoch(state: object, scheduler: object) -> None:
+        if run.state().epochs:
+            run.request_stop()
+
+    ended = session(run, wanted, stop_after_an_epoch)
+    assert (ended.reason, ended.over) == ("asked", False)
+    stopped = run.state()
+    assert {record.status for record in stopped.trials.values()} == {"cut"}
+    assert not stopped.epochs[-1].complete or not stopped.epochs[0].complete
+    run.clear_stop()
+    assert session(run, wanted).reason == "time"
+    summary = summarise(run)
+    assert summary.interruptions == 1
+    assert 3.9 <= summary.duration_s < 30  # a busy machine may come late to its end
+    (reason,) = verify_search(run).reasons
+    assert reason.startswith("no trial finished")
+
+
+def test_a_searched_kernel_that_breaks_the_limits_is_not_executed_and_the_search_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bound = round(1.5 * count(tiny_network(), "accelmark").matrix_forward)
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=1),
+        search=SearchConfig(method="random", max_forward_operations=bound),
+        tuning=TuningConfig(kernel=(3, 7)),
+    )
+    run = new_run(tmp_path, wanted)
+    assert session(run, wanted).reason == "trials"
+    state = run.state()
+    assert all(count(one.network, "accelmark").matrix_forward <= bound for one in state.individuals)
+    assert {record.hyperparameters.kernel for record in state.trials.values()} == {3}
+    kept = [note for note in state.notes if "kernel 7 exceeds the limits of the search; it takes 3" in note.text]
+    assert kept
+    study = optuna.load_study(
+        study_name=f"accelmark-{run.name}",
+        storage=JournalStorage(JournalFileBackend(str(run.path / STUDY_FILE))),
+    )
+    assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "COMPLETE"] == [3] * 5
+    assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "FAIL"] == [7] * len(kept)
+    assert verify_search(run).verdict == "VALID"
+    show_summary(summarise(run))
+    assert "all its trials are done" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_search_whose_networks_cannot_grow_any_more_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=None),
+        search=SearchConfig(morphs=("deepen",), max_nodes=1),
+    )
+    run = new_run(tmp_path, wanted)
+    assert session(run, wanted).reason == "exhausted"
+    show_summary(summarise(run))
+    assert "no network within its limits" in " ".join(capsys.readouterr().out.split())
+
+
+def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None:
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=1, max_trials=3, round_epochs=(1,), tuning_round=None),
+        search=SearchConfig(method="none"),
+    )
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    trials = run.state().trials
+    assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
+
+
+def test_only_weights_that_may_be_asked_for_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(population, "BEST_PARENTS", 1)
+    monkeypatch.setattr(population, "LATEST_PARENTS", 1)
+    wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
+    run = new_run(tmp_path, wanted)
+    (run.weights).mkdir()
+    (run.weights / "7.part.npz").write_bytes(b"left by a kill")
+    held: list[int] = []
+    session(run, wanted, lambda state, scheduler: held.append(len(list(run.weights.glob("*.npz")))))
+    state = run.state()
+    trials = state.trials
+    parents = {one.parent for one in state.individuals if one.status == "pending"}
+    kept = {int(path.stem) for path in run.weights.iterdir()}
+    assert kept == (parents | {one.id for one in state.population(wanted.seed).parents} | {state.best_individual}) - {
+        None
+    }
+    assert max(held) <= 6 < len(trials)
+    best = state.scoreboard().best_trial_at(state.clock_s)
+    assert best is not None
+    assert best.individual == state.best_individual in kept
+    had_weights = [record.parent is not None and trials[record.parent].ended_s for record in trials.values()]
+    assert [record.weights == "carried" for record in trials.values()][2:] == [bool(each) for each in had_weights][2:]
+
+
+def test_a_search_is_held_by_one_controller_at_a_time(finished: SearchDirectory) -> None:
+    with finished.held():
+        assert finished.is_running()
+        with pytest.raises(RequestError, match="is in progress"), finished.held():
+            pass
+    assert not finished.is_running()
+
+
+def test_a_line_that_a_kill_tore_is_left_out_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=1.0, text="whole"))
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"event":"note","clo')
+    assert len(read_journal(tmp_path)) == 1
+    with Journal(tmp_path) as journal:
+        journal.write(Note(clock_s=2.0, text="after"))
+    assert [event.event for event in read_journal(tmp_path)] == ["note", "note"]
+    path.write_bytes(b"nonsense\n" + path.read_bytes())
+    with pytest.raises(JournalError, match="line 1"):
+        read_journal(tmp_path)

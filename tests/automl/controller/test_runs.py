@@ -1,0 +1,83 @@
+"""Real searches on real Ray workers: they end, survive being killed, and never call a failure finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelmark.automl.controller.journal import read_journal
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.scoring.consistency import broken_lineage
+from accelmark.automl.scoring.summary import verify_search
+from tests.automl.controller.searching import Search
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Iterator[Search]:
+    made = Search(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(search: Search) -> None:
+    schedule = {"concurrency": 2, "max_trials": 5, "round_epochs": [3], "tuning_round": 2}
+    search.begin("run", "-c", str(search.configure(schedule=schedule)))
+    search.wait_for(lambda: search.epochs() >= 3)
+    os.killpg(search.started[-1].pid, signal.SIGKILL)
+    search.started[-1].wait()
+    before = search.run().state()
+    assert before.ended is None
+    time.sleep(3)
+    resumed = search.begin("resume", "latest", "--json")
+    code, out, err = search.finish(resumed)
+    assert code == 0, err
+    summary = json.loads(out)
+    assert summary["trials"] == {"finished": 5}
+    assert summary["interruptions"] == 1
+    after = search.run().state()
+    assert after.sessions[1].clock_s == pytest.approx(before.clock_s, abs=1.5)
+    assert after.scoreboard().ended_s - before.clock_s < 60
+    interrupted = [record for record in after.attempts.values() if record.status == "lost"]
+    assert all(record.reason == "the run was interrupted" for record in interrupted)
+    scored = {(epoch.trial, epoch.attempt) for epoch in after.useful_epochs()}
+    assert not scored & {(record.trial, record.attempt) for record in interrupted}
+    judged = verify_search(search.run())
+    assert judged.verdict == "VALID", judged.reasons
+    events = list(read_journal(search.run().path))
+    broken = [list(broken_lineage(events[:end], SearchState.of(events[:end]))) for end in range(len(events) + 1)]
+    assert not any(broken), "wherever a run is killed, what it wrote explains its networks"
+    assert "over" in search.finish(search.begin("resume", "latest"))[2]
+    assert search.finish(search.begin("verify", "latest"))[0] == 0
+
+
+def test_workers_that_die_or_hang_are_recorded_as_such_and_their_trials_tried_again(search: Search) -> None:
+    schedule = {"concurrency": 2, "max_trials": 2, "round_epochs": [60], "early_stop": False}
+    training = {"batch_size": 32, "learning_rate": 0.01, "stall": "8s"}
+    search.begin("run", "-c", str(search.configure(schedule=schedule, training=training)), "--json")
+    search.wait_for(lambda: search.epochs() >= 2)
+    one, other = search.workers()
+    one.send_signal(signal.SIGKILL)
+    other.send_signal(signal.SIGSTOP)
+    code, out, err = search.finish(search.started[-1])
+    assert code == 0, err
+    summary = json.loads(out)
+    assert summary["trials"] == {"finished": 2}
+    state = search.run().state()
+    assert {record.status for record in state.attempts.values() if record.attempt == 1} == {"lost", "stalled"}
+    assert {record.attempt for record in state.trials.values()} == {2}
+    judged = verify_search(search.run())
+    assert judged.verdict == "VALID", judged.reasons
+
+
+def test_more_workers_than_there_are_is_refused_before_anything_starts(search: Search) -> None:
+    schedule = {"concurrency": 4096, "max_trials": 1}
+    code, _, err = search.finish(search.begin("run", "-c", str(search.configure(schedule=schedule))))
+    assert code == 2
+    assert "4096 concurrent trials" in err
+    assert not (search.folder / "runs").exists()

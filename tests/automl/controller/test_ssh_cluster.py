@@ -1,0 +1,113 @@
+"""A cluster on SSH hosts: a real sshd, a real Ray, and nothing left behind."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import accelmark
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TrainingConfig
+from accelmark.automl.controller.cluster import ssh_cluster
+from accelmark.automl.controller.session import start_search
+from accelmark.spec.errors import RunError
+from tests.automl.images import tiny_dataset, tiny_network
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+pytestmark = pytest.mark.skipif(not Path(SSHD).exists(), reason="no sshd here")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path) -> Iterator[Path]:
+    """A real sshd on a free port that lets one key in; gives the client's configuration, host key checked."""
+    port, folder = free_port(), tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    source = Path(accelmark.__file__).parents[1]
+    (folder / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        f"StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\nSetEnv PYTHONPATH={source}\n"
+    )
+    (folder / "config").write_text(
+        f"Host node1\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/user\n"
+        f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
+    )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    yield folder / "config"
+    server.terminate()
+    server.wait()
+
+
+def parts_of(port: int) -> set[int]:
+    """Processes of the Ray cluster at that port; other tests may have theirs at the same time."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if str(port) in words and ("raylet" in words or "gcs_server" in words or "ray.scripts" in words):
+            found.add(process.pid)
+    return found
+
+
+def wait_until_gone(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while parts_of(port) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not parts_of(port)
+
+
+def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
+    return SshCluster(
+        kind="ssh",
+        hosts=hosts,
+        head_address="127.0.0.1",
+        python=sys.executable,
+        port=free_port(),
+        ssh_config=ssh_config,
+    )
+
+
+def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ssh_config: Path) -> None:
+    (tmp_path / "net.json").write_text(tiny_network().to_json())
+    config = AutomlConfig(
+        network=str(tmp_path / "net.json"),
+        dataset=tiny_dataset(tmp_path),
+        schedule=ScheduleConfig(concurrency=1, max_trials=1, round_epochs=(1,)),
+        training=TrainingConfig(batch_size=32),
+        cluster=(nodes := cluster(ssh_config, "node1")),
+    )
+    seen: set[int] = set()
+    session = start_search(config, tmp_path / "runs", announce=lambda run: seen.update(parts_of(nodes.port)))
+    assert len(seen) >= 2
+    assert session.ended.reason == "trials"
+    assert {record.status for record in session.directory.state().trials.values()} == {"finished"}
+    wait_until_gone(nodes.port)
+
+
+def test_a_host_that_cannot_be_reached_is_named_and_the_others_are_put_down(ssh_config: Path) -> None:
+    nodes = cluster(ssh_config, "node2")
+    ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {free_port()}\n")
+    told = r"node2: Ray cannot be started: .*refused"
+    with pytest.raises(RunError, match=told), ssh_cluster(nodes):
+        pytest.fail("a host that is not there cannot be part of a cluster")
+    wait_until_gone(nodes.port)

@@ -1,0 +1,115 @@
+"""What a journal comes to: the clock of the score over attempts that failed, and lines that contradict those before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.automl.controller.journal import (
+    EpochEvent,
+    Event,
+    Journal,
+    JournalError,
+    Proposed,
+    SessionBegan,
+    TrialEvent,
+    Valued,
+    read_journal,
+)
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.search.population import Individual, Population
+from tests.automl.images import tiny_network
+from tests.automl.test_score import FULL, epoch, trial
+
+
+def begun() -> list[Event]:
+    session = SessionBegan(
+        at="2026-11-21T00:00:00+00:00", clock_s=0.0, host="h", pid=1, experiment="e", dataset_fingerprint="f", workers=1
+    )
+    family = Population.started(tiny_network(), 0).individuals
+    return [*(Proposed(individual=one, searcher="seed") for one in family), session]
+
+
+def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEvent:
+    return TrialEvent(trial=trial(0, started_s, ended_s).model_copy(update={"individual": 0} | changes))
+
+
+def test_a_lost_first_attempt_is_time_spent_and_no_work_done() -> None:
+    events: list[Event] = [
+        *begun(),
+        tried(0.0, 13.0, status="lost"),
+        EpochEvent(epoch=epoch(0, 0.0, 10.0, 0.5)),
+        tried(13.0, 63.0, attempt=2),
+        EpochEvent(epoch=epoch(0, 13.0, 63.0, 0.8, attempt=2)),
+    ]
+    board = SearchState.of(events).scoreboard()
+    final = board.final()
+    assert (board.started_s, board.ended_s) == (0.0, 63.0)
+    assert final.operations == FULL
+    assert final.score == pytest.approx(FULL / 63)
+    assert board.at(10.0).operations == 0
+    assert [point.time_s for point in board.series(30.0)] == [30.0, 60.0, 63.0]
+
+
+def test_a_last_trial_that_diverged_is_time_spent_and_no_work_done() -> None:
+    events: list[Event] = [
+        *begun(),
+        tried(0.0, 20.0),
+        EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),
+        tried(20.0, 52.0, trial=1, status="diverged"),
+        EpochEvent(epoch=epoch(1, 20.0, 50.0, 0.1)),
+    ]
+    board = SearchState.of(events).scoreboard()
+    assert board.ended_s == 50.0
+    assert board.final().score == pytest.approx(FULL / 50)
+    assert board.final().search_error == pytest.approx(0.2)
+
+
+def test_a_run_whose_trials_all_failed_lasted_and_scored_nothing() -> None:
+    events: list[Event] = [
+        *begun(),
+        tried(0.0, 21.0, status="diverged"),
+        EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),
+    ]
+    points = SearchState.of(events).scoreboard().series(15.0)
+    assert [(point.time_s, point.score) for point in points] == [(15.0, 0.0), (20.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("stray", "told"),
+    [
+        (EpochEvent(epoch=epoch(99, 0.0, 1.0, 0.5)), "an epoch of trial 99, attempt 1"),
+        (EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5, attempt=2)), "an epoch of trial 0, attempt 2"),
+        (Valued(individual=500, status="observed", value=1.0), "the value of network 500"),
+        (Valued(individual=-1, status="observed", value=1.0), "the value of network -1"),
+        (TrialEvent(trial=trial(1, 0.0, None)), "trial 1 of network 1"),
+        (Proposed(individual=Individual(id=3, network=tiny_network()), searcher="random"), "network 3, but only 1"),
+    ],
+)
+def test_an_event_of_what_no_line_before_it_tells_is_refused_with_its_line(stray: Event, told: str) -> None:
+    events = [*begun(), tried(0.0, 1.0), stray]
+    with pytest.raises(JournalError, match=f"line 4 .*{told}"):
+        SearchState.of(events)
+
+
+@pytest.mark.parametrize(
+    ("was", "forged", "told"),
+    [
+        ('"validation_accuracy":0.5', '"validation_accuracy":1.5', "validation_accuracy: Input should be less"),
+        ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: Input should be a finite"),
+        ('"steps":2', '"steps":-2', "steps: Input should be greater"),
+        ('"ended_s":1.0', '"ended_s":Infinity', "ended_s: Input should be a finite"),
+        ('"held_out_accuracy":0.25', '"held_out_accuracy":1.7', "held_out_accuracy: Input should be less"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused_with_its_line(tmp_path: Path, was: str, forged: str, told: str) -> None:
+    with Journal(tmp_path) as journal:
+        journal.write(tried(0.0, 2.0, held_out_accuracy=0.25))
+        journal.write(EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5)))
+    path = tmp_path / "journal.jsonl"
+    assert len(read_journal(tmp_path)) == 2
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, forged))
+    with pytest.raises(JournalError, match=f"line [12] is not a valid event: .*{told}"):
+        read_journal(tmp_path)

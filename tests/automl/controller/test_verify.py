@@ -1,0 +1,283 @@
+"""A journal that was made up or changed contradicts its data, its clock or what was asked for, and is found out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
+from accelmark.automl.controller.journal import (
+    CONFIG_FILE,
+    JOURNAL_FILE,
+    HashChain,
+    Journal,
+    Note,
+    SessionEnded,
+    read_chain,
+)
+from accelmark.automl.scoring.summary import verify_search
+from tests.automl.controller.made_run import Lines, forge, made_config, made_run
+
+Change = Callable[[Lines], None]
+
+
+def epochs(**changes: Any) -> Change:
+    """Change every epoch: a function changes the value that was there."""
+    return _each("epoch", changes)
+
+
+def done(**changes: Any) -> Change:
+    """Change what trials came to."""
+    return _each("trial", changes, only_ended=True)
+
+
+def session(**changes: Any) -> Change:
+    """Change what the session says of itself."""
+
+    def change(lines: Lines) -> None:
+        for line in lines:
+            if line["event"] == "session-began":
+                line.update(changes)
+
+    return change
+
+
+def _each(kind: str, changes: dict[str, Any], *, only_ended: bool = False) -> Change:
+    def change(lines: Lines) -> None:
+        for line in lines:
+            if line["event"] == kind and not (only_ended and line[kind]["ended_s"] is None):
+                for name, value in changes.items():
+                    line[kind][name] = value(line[kind][name]) if callable(value) else value
+
+    return change
+
+
+def scaled(factor: float, *, beats: bool) -> Change:
+    """Scale all times of trials and epochs; those of beats and the session's end with them or not."""
+    names = ("started_s", "begun_s", "ended_s", "training_s", "evaluating_s", "held_out_s")
+
+    def change(lines: Lines) -> None:
+        for line in lines:
+            record = line.get("epoch") or line.get("trial") or {}
+            record.update({name: record[name] * factor for name in names if record.get(name)})
+            if beats and "clock_s" in line:
+                line["clock_s"] *= factor
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(lines: Lines) -> None:
+        for one in changes:
+            one(lines)
+
+    return change
+
+
+def after_the_last_proposal(lines: Lines) -> None:
+    lines[:] = [line for line in lines if not (line["event"] == "trial" and line["trial"]["trial"] == 0)]
+    lines[:] = [line for line in lines if not (line["event"] == "epoch" and line["epoch"]["trial"] == 0)]
+
+
+def test_an_honest_run_is_valid(tmp_path: Path) -> None:
+    verified = verify_search(made_run(tmp_path))
+    assert (verified.verdict, verified.reasons) == ("VALID", ())
+    assert not any("older version" in line for line in verified.disclosures)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (epochs(evaluated_images=640), "trial 0, epoch 1: evaluated 640 images (expected: 64 validation images)"),
+        (epochs(steps=8000), "trial 0, epoch 1: 8000 steps (expected: 8 steps per epoch)"),
+        (
+            both(epochs(trained_images=2560, steps=80), done(trained_images=5120)),
+            "trained 2560 images (expected: at most 256 images, the training split)",
+        ),
+        (epochs(trained_images=250), "trained 250 images (expected: 8 steps of 32 images)"),
+        (epochs(complete=False), "has a validation accuracy, but was cut"),
+        (epochs(validation_accuracy=0.5001), "validation accuracy 0.50010000 (expected: a multiple of 1/64)"),
+        (done(held_out_accuracy=0.87654321), "held-out accuracy 0.87654321 (expected: a multiple of 1/80)"),
+        (done(trained_images=None), "finished without the driver's record"),
+        (session(splits={"training": 2560, "validation": 64, "held_out": 80, "classes": 4}), "the configured share"),
+        (
+            session(splits={"training": 256, "validation": 64, "held_out": 80, "classes": 5}),
+            "has 4 classes (expected: 5",
+        ),
+    ],
+)
+def test_work_that_the_data_do_not_bear_is_found_out(tmp_path: Path, change: Change, told: str) -> None:
+    assert told in _told(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (scaled(0.5, beats=False), "trial 1, attempt 1: its start is at 21.2 s (expected: between"),
+        (scaled(0.5, beats=True), "the driver computed for 30.0 s (expected: at most the 16.0 s of training)"),
+        (scaled(60, beats=True), "the last epoch ended at 4770.0 s (expected: end after 100.0 s)"),
+        (
+            epochs(ended_s=lambda value: value - 17.5, training_s=0.1, evaluating_s=0.1),
+            "its end is at 3.0 s",
+        ),
+        (epochs(training_s=30.0), "worked 32.0 s (expected: at most 18.0 s of work)"),
+        (epochs(begun_s=3.0), "epochs 1 and 2 overlap"),
+        (done(ended_s=2.0), "ended at 2.0 s, before them"),
+        (session(clock_s=30.0), "0.0 s, where the run's clock stopped"),
+    ],
+)
+def test_times_that_the_clock_does_not_bear_are_found_out(tmp_path: Path, change: Change, told: str) -> None:
+    assert told in _told(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (done(precision="fp64"), "trial 0: precision fp64 (expected: precision fp32)"),
+        (session(dataset_identity="imagenet"), "used imagenet (expected: data set arrays)"),
+        (session(workers=8), "had 8 workers (expected: 1 workers)"),
+        (done(epochs_planned=9), "planned epochs 9 (expected: planned epochs 2)"),
+        (done(tuned=True), "tuned True (expected: tuned False)"),
+        (done(ranks=2), "ranks 2 (expected: ranks 1)"),
+        (epochs(epoch=1), "not numbered consecutively"),
+        (after_the_last_proposal, "trials are not numbered consecutively"),
+        (lambda lines: lines.pop(2), "no session of this run began"),
+    ],
+)
+def test_what_was_not_asked_for_is_found_out(tmp_path: Path, change: Change, told: str) -> None:
+    assert told in _told(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            made_config(schedule=ScheduleConfig(max_trials=1, round_epochs=(2,), tuning_round=None)),
+            "2 trials were started (expected: at most 1 trials)",
+        ),
+        (
+            made_config(
+                schedule=ScheduleConfig(max_trials=2, round_epochs=(3,), tuning_round=None, early_stop=False),
+            ),
+            "planned epochs 2 (expected: planned epochs 3)",
+        ),
+        (made_config(training=TrainingConfig(batch_size=64, learning_rate=0.05)), "batch 32 (expected: batch 64)"),
+        (
+            made_config(training=TrainingConfig(batch_size=32, learning_rate=0.1)),
+            "learning rate 0.05 (expected",
+        ),
+    ],
+)
+def test_a_configuration_that_was_changed_afterwards_is_found_out(
+    tmp_path: Path, config: AutomlConfig, told: str
+) -> None:
+    assert told in " ".join(verify_search(made_run(tmp_path, config)).reasons)
+
+
+def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_it(tmp_path: Path) -> None:
+    asked = made_config(schedule=ScheduleConfig(max_trials=2, round_epochs=(12,), tuning_round=None))
+    run = made_run(tmp_path, asked)
+    forge(run, _each("trial", {"epochs_planned": 12}))
+    assert "finished after 2 epochs (expected: 12 epochs or an early stop)" in " ".join(verify_search(run).reasons)
+
+    def more_epochs(lines: Lines) -> None:
+        """The first trial's first epoch, then as many without progress as its patience of 8 bears."""
+        at = next(index for index, line in enumerate(lines) if line["event"] == "epoch")
+        one = lines[at]["epoch"]
+        lines[:] = [line for line in lines if line["event"] != "epoch" or line["epoch"]["trial"] == 1]
+        length = (one["ended_s"] - one["begun_s"]) / 9
+        for number in range(9):
+            begun_s = one["begun_s"] + length * number
+            times = {"begun_s": begun_s, "ended_s": begun_s + length, "training_s": 0.0, "evaluating_s": 0.0}
+            lines.insert(at + number, {"event": "epoch", "epoch": one | times | {"epoch": number + 1}})
+
+    forge(run, more_epochs)
+    told = [reason for reason in verify_search(run).reasons if "finished after" in reason]
+    assert [reason.split(":")[0] for reason in told] == ["trial 1, attempt 1"]
+
+
+def test_a_failed_attempt_may_have_ended_anywhere(tmp_path: Path) -> None:
+    def fail(lines: Lines) -> None:
+        for line in lines:
+            if line["event"] == "trial" and line["trial"]["trial"] == 1 and line["trial"]["ended_s"]:
+                line["trial"].update(status="crashed", ended_s=line["trial"]["started_s"], held_out_accuracy=None)
+            if line["event"] == "epoch" and line["epoch"]["trial"] == 1:
+                line["epoch"].update(evaluated_images=0, trained_images=96, steps=4)
+
+    run = made_run(tmp_path)
+    forge(run, fail)
+    assert verify_search(run).reasons == ()
+
+
+def test_a_journal_of_an_older_version_stays_readable_and_what_could_not_be_checked_is_told(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    forge(run, session(splits=None))
+    verified = verify_search(run)
+    assert verified.verdict == "VALID"
+    assert "could not all be compared with the data" in " ".join(verified.disclosures)
+
+
+def test_a_line_that_was_changed_put_in_or_taken_out_is_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / JOURNAL_FILE
+    honest = path.read_bytes()
+    lines = honest.splitlines(keepends=True)
+    beat = next(number for number, line in enumerate(lines) if b'"beat"' in line)
+    for forged, line in (
+        ([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]], beat + 2),
+        ([*lines[:beat], *lines[beat + 1 :]], beat + 1),
+        ([*lines[: beat + 1], *lines[beat:]], beat + 2),
+        ([*lines[:beat], b'{"event":"note","clock_s":0.0,"text":"put in"}\n', *lines[beat:]], beat + 1),
+        (lines[1:], 1),
+    ):
+        path.write_bytes(b"".join(forged))
+        assert read_chain(run.path) == HashChain(len(forged), 0, line)
+    path.write_bytes(b"".join([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]]))
+    assert f"line {beat + 2} of the journal does not follow from line {beat + 1}" in verify_search(run).reasons[0]
+    path.write_bytes(honest)
+    assert verify_search(run).verdict == "VALID"
+    config = run.path / CONFIG_FILE
+    config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+    assert "line 1 of the journal does not follow from configuration" in verify_search(run).reasons[0]
+
+
+def test_a_chain_goes_on_over_a_line_that_a_kill_tore(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / JOURNAL_FILE
+    honest = path.read_bytes()
+    lines = honest.splitlines(keepends=True)
+    for cut in (0, 1, len(lines[-1]) // 2, len(lines[-1]) - 1):
+        path.write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
+        assert read_chain(run.path) == HashChain(len(lines) - 1, 0, None)
+        with Journal(run.path) as journal:
+            journal.write(SessionEnded(clock_s=86.0, reason="trials", over=True))
+        assert path.read_bytes() == honest
+
+
+def test_a_journal_without_hashes_is_told_so_and_can_be_taken_up(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    path = run.path / JOURNAL_FILE
+    bare = [re.sub(rb'"after":"[0-9a-f]{64}",', b"", line) for line in path.read_bytes().splitlines(keepends=True)]
+    path.write_bytes(b"".join(bare))
+    verified = verify_search(run)
+    assert verified.verdict == "VALID"
+    assert "no line of the journal has a hash" in " ".join(verified.disclosures)
+    with Journal(run.path) as journal:
+        journal.write(Note(clock_s=86.0, text="taken up"))
+        journal.write(Note(clock_s=86.0, text="again"))
+    assert read_chain(run.path) == HashChain(len(bare) + 2, len(bare), None)
+    assert f"none of the first {len(bare)} lines" in " ".join(verify_search(run).disclosures)
+    path.write_bytes(path.read_bytes().replace(b"taken up", b"put down"))
+    assert read_chain(run.path).broken == len(bare) + 2
+
+
+def _told(folder: Path, change: Change) -> str:
+    run = made_run(folder)
+    forge(run, change)
+    verified = verify_search(run)
+    assert verified.verdict == "INVALID"
+    return "; ".join(verified.reasons)

@@ -1,0 +1,167 @@
+"""A morphed network computes what its parent did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from accelmark.automl.model.morphs import (
+    MORPH_KINDS,
+    Morph,
+    MorphChoices,
+    MorphError,
+    MorphKind,
+    apply_morph,
+    random_morph,
+    with_dropout,
+    with_kernel,
+)
+from accelmark.automl.model.network import Network, find_problems, parse_network
+from accelmark.automl.model.seeds import resnet50, seed_network, small
+from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights
+from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
+
+QUIET = small((2, 12, 12), 5, filters=(4, 6), dropout=0.0, name="tiny")
+
+
+def lived_in(network: Network, seed: int = 0) -> GraphModule:
+    """A module whose weights and running statistics are all different from their defaults."""
+    torch.manual_seed(seed)
+    module = GraphModule(network)
+    with torch.no_grad():
+        for key, value in module.state_dict().items():
+            if key.endswith("running_var") or (value.dim() == 1 and key.endswith("weight")):
+                value.uniform_(0.5, 1.5)
+            elif value.is_floating_point() and value.dim() == 1:
+                value.normal_(0, 0.3)
+    return module
+
+
+def built(network: Network, weights: Weights) -> GraphModule:
+    module = GraphModule(network)
+    load_weights(module, weights)
+    return module
+
+
+def images_for(network: Network) -> torch.Tensor:
+    return torch.randn(6, *network.input_shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", MORPH_KINDS)
+def test_one_morph_of_each_kind_preserves_the_function_when_evaluating_and_training(kind: MorphKind) -> None:
+    parent = lived_in(QUIET)
+    images = images_for(QUIET)
+    for morph in MorphChoices(QUIET).of(kind):
+        named = morph.model_copy(update={"label": "m1", "seed": 5})
+        child_network = apply_morph(QUIET, named)
+        statistics = {named.at: channel_statistics(parent, images, named.at)}
+        weights = carry_weights(QUIET, child_network, named, to_weights(parent), statistics)
+        with torch.no_grad():
+            child = built(child_network, weights).eval()
+            torch.testing.assert_close(child(images), parent.eval()(images), rtol=1e-4, atol=1e-5)
+            before = to_weights(parent)
+            trained = parent.train()(images)
+            load_weights(parent, before)
+            torch.testing.assert_close(child.train()(images), trained, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_long_line_of_random_morphs_preserves_the_function(seed: int) -> None:
+    network, generator = QUIET, np.random.default_rng(seed)
+    module = lived_in(network, seed).eval()
+    images = images_for(network)
+    expected, weights = module(images), to_weights(module)
+    for _ in range(8):
+        morph, child = random_morph(network, generator)
+        weights = carry_weights(network, child, morph, weights)
+        network = parse_network(child.to_json())
+    assert not find_problems(network)
+    with torch.no_grad():
+        torch.testing.assert_close(built(network, weights).eval()(images), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", MORPH_KINDS)
+def test_resnet50_can_be_morphed_without_changing_what_it_says(kind: MorphKind) -> None:
+    network = resnet50(classes=4, side=33)
+    module = lived_in(network).eval()
+    morph, child = random_morph(network, np.random.default_rng(3), kinds=[kind])
+    images = torch.randn(1, 3, 33, 33)
+    weights = carry_weights(network, child, morph, to_weights(module))
+    with torch.no_grad():
+        torch.testing.assert_close(built(child, weights).eval()(images), module(images), rtol=1e-3, atol=1e-3)
+
+
+def test_a_broken_transfer_would_be_noticed() -> None:
+    """The comparison above has teeth: one weight off and it fails."""
+    module = lived_in(QUIET).eval()
+    weights = to_weights(module)
+    weights["c1_conv.weight"][0] += 0.5
+    images = images_for(QUIET)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(built(QUIET, weights).eval()(images), module(images), rtol=1e-4, atol=1e-5)
+
+
+def test_copies_made_by_widening_learn_different_things() -> None:
+    morph = Morph(kind="widen", at="c1_conv", size=8, seed=2)
+    child_network = apply_morph(QUIET, morph)
+    weights = carry_weights(QUIET, child_network, morph, to_weights(lived_in(QUIET)))
+    child = built(child_network, weights)
+    child(images_for(QUIET)).square().sum().backward()
+    gradient = child.layers["c1_conv"].weight.grad
+    assert isinstance(gradient, torch.Tensor)
+    assert not torch.allclose(gradient[0], gradient[4])
+
+
+def test_skips_and_deepened_blocks_get_gradients() -> None:
+    for kind in ("deepen", "add-skip", "concat-skip"):
+        morph, child_network = random_morph(QUIET, np.random.default_rng(0), kinds=[kind])
+        weights = carry_weights(QUIET, child_network, morph, to_weights(lived_in(QUIET)))
+        child = built(child_network, weights)
+        child(images_for(QUIET)).square().sum().backward()
+        added = [value for key, value in child.named_parameters() if f".{morph.label}_" in key]
+        assert any(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in added)
+
+
+def test_the_same_seed_draws_the_same_morphs() -> None:
+    one = [random_morph(seed_network("resnet50"), np.random.default_rng(9))[0] for _ in range(2)]
+    assert one[0] == one[1]
+    assert Morph.model_validate_json(one[0].model_dump_json()) == one[0]
+
+
+@pytest.mark.parametrize(
+    "morph",
+    [
+        Morph(kind="deepen", at="c1_conv", size=3, label="m1"),
+        Morph(kind="widen", at="c1_relu", size=8),
+        Morph(kind="widen", at="c1_conv", size=3),
+        Morph(kind="kernel-grow", at="c1_conv", size=4),
+        Morph(kind="add-skip", at="c2_relu", to="c1_relu", label="m1"),
+        Morph(kind="concat-skip", at="c1_relu", to="nowhere", label="m1"),
+        Morph(kind="deepen", at="nowhere", size=3, label="m1"),
+    ],
+)
+def test_a_morph_that_the_network_does_not_allow_is_refused(morph: Morph) -> None:
+    with pytest.raises(MorphError):
+        apply_morph(QUIET, morph)
+
+
+def test_a_searched_kernel_is_executed_and_growing_it_keeps_the_function() -> None:
+    module = lived_in(QUIET).eval()
+    grown = with_kernel(QUIET, 5)
+    child = built(grown, fitted_weights(grown, to_weights(module))).eval()
+    assert dict(child.named_parameters())["layers.c2_conv.weight"].shape[-2:] == (5, 5)
+    assert dict(child.named_parameters())["layers.c1_conv.weight"].shape[-2:] == (3, 3)
+    images = images_for(QUIET)
+    torch.testing.assert_close(child(images), module(images), rtol=1e-4, atol=1e-5)
+    assert with_kernel(grown, 3) == QUIET
+
+
+@pytest.mark.parametrize("network", [QUIET, resnet50(classes=5, side=33)], ids=lambda network: network.name)
+def test_a_searched_dropout_is_executed(network: Network) -> None:
+    module = GraphModule(with_dropout(network, 0.5))
+    rates = [layer.p for layer in module.layers.values() if isinstance(layer, torch.nn.Dropout)]
+    assert rates == [0.5]
+    images = images_for(network)
+    torch.manual_seed(0)
+    assert not torch.equal(module(images), module(images))

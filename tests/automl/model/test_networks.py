@@ -1,0 +1,158 @@
+"""Networks as data: shapes, problems, JSON, execution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from accelmark.automl.model.layers import Add, Concat, Convolution, Dense, Flatten, MaxPool, Softmax
+from accelmark.automl.model.network import (
+    Network,
+    NetworkError,
+    Node,
+    infer_shapes,
+    load_network,
+    main_chain,
+    parse_network,
+    skips,
+)
+from accelmark.automl.model.seeds import SEEDS, resnet50, seed_network
+from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
+from accelmark.spec.errors import RequestError
+
+
+def network_of(*nodes: Node, classes: int = 10) -> Network:
+    return Network(name="test", input_shape=(3, 8, 8), classes=classes, nodes=nodes)
+
+
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_a_network_survives_its_json(name: str) -> None:
+    network = seed_network(name)
+    again = parse_network(network.to_json())
+    assert again == network
+    assert again.to_json() == network.to_json()
+
+
+def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
+    network = resnet50(classes=7, side=65)
+    shapes = infer_shapes(network)
+    seen: dict[str, tuple[int, ...]] = {}
+    module = GraphModule(network).eval()
+    with torch.no_grad():
+        module.observe(torch.zeros(1, 3, 65, 65), lambda name, value: seen.update({name: tuple(value.shape[1:])}))
+    assert seen
+    assert all(shapes[name] == shape for name, shape in seen.items())
+
+
+def test_resnet50_has_the_parameters_of_the_published_network() -> None:
+    module = GraphModule(resnet50())
+    assert sum(parameter.numel() for parameter in module.parameters()) == 25_557_032
+
+
+def test_every_problem_of_a_network_is_told_at_once() -> None:
+    network = network_of(
+        Node(name="a", layer=Convolution(filters=4, kernel=9), inputs=("input",)),
+        Node(name="b", layer=Convolution(filters=4, kernel=3), inputs=("inptu",)),
+        Node(name="c", layer=Dense(units=5), inputs=("input",)),
+        Node(name="c", layer=Flatten(), inputs=("input",)),
+        Node(name="d", layer=Add(), inputs=("input",)),
+    )
+    with pytest.raises(NetworkError) as caught:
+        infer_shapes(network)
+    text = str(caught.value)
+    assert "a window of 9x9 does not fit into 8x8" in text
+    assert "did you mean 'input'?" in text
+    assert "a dense reads a flat input" in text
+    assert "the name 'c' is used twice" in text
+    assert "reads two or more inputs, not 1" in text
+    assert "the last node is add, must be a softmax" in text
+    assert len(caught.value.problems) >= 7
+
+
+def test_a_class_count_that_does_not_match_is_told() -> None:
+    network = network_of(
+        Node(name="f", layer=Flatten(), inputs=("input",)),
+        Node(name="d", layer=Dense(units=9), inputs=("f",)),
+        Node(name="s", layer=Softmax(), inputs=("d",)),
+    )
+    with pytest.raises(NetworkError, match="expected 10 classes"):
+        infer_shapes(network)
+
+
+@pytest.mark.parametrize("layer", [Add(), Concat()])
+def test_merging_different_pictures_is_told(layer: Add | Concat) -> None:
+    network = network_of(
+        Node(name="p", layer=MaxPool(kernel=2, stride=2), inputs=("input",)),
+        Node(name="m", layer=layer, inputs=("input", "p")),
+        Node(name="f", layer=Flatten(), inputs=("m",)),
+        Node(name="d", layer=Dense(units=10), inputs=("f",)),
+        Node(name="s", layer=Softmax(), inputs=("d",)),
+    )
+    with pytest.raises(NetworkError, match="needs equal"):
+        infer_shapes(network)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "Invalid JSON"),
+        ('{"name": "x"}', "input_shape"),
+        ('{"schema_version": 2}', "schema_version"),
+        (
+            seed_network("small28").to_json().replace('"filters": 16', '"filters": 0'),
+            "greater than or equal to 1",
+        ),
+        (seed_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_the_place(text: str, told: str) -> None:
+    with pytest.raises(NetworkError, match=told):
+        parse_network(text, where="net.json")
+
+
+def test_a_missing_file_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(NetworkError, match="cannot be read"):
+        load_network(tmp_path_factory.mktemp("none") / "net.json")
+
+
+def test_an_unknown_seed_comes_with_the_nearest_name() -> None:
+    with pytest.raises(RequestError, match="did you mean 'resnet50'"):
+        seed_network("resnet5")
+
+
+def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_leave_it() -> None:
+    network = resnet50()
+    chain = main_chain(network)
+    convolutions = [name for name in chain if isinstance(network.by_name[name].layer, Convolution)]
+    assert len(convolutions) == 1 + 3 * 16
+    assert len(skips(network)) == 16
+
+
+def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
+    network = seed_network("small28")
+    one, two = GraphModule(network).eval(), GraphModule(network).eval()
+    images = torch.randn(2, 1, 28, 28)
+    weights = to_weights(one)
+    load_weights(two, weights)
+    assert torch.equal(one(images), two(images))
+    with pytest.raises(ValueError, match="shape"):
+        load_weights(two, weights | {"dense.weight": np.zeros((1, 1), np.float32)})
+    with pytest.raises(KeyError, match=r"dense\.bias"):
+        load_weights(two, {key: value for key, value in weights.items() if key != "dense.bias"})
+
+
+def test_measuring_statistics_leaves_the_module_as_it_was() -> None:
+    module = GraphModule(seed_network("small28")).eval()
+    before = to_weights(module)
+    mean, _ = channel_statistics(module, torch.randn(4, 1, 28, 28), "c1_relu")
+    assert mean.shape == (16,)
+    after = to_weights(module)
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    assert not module.training
+
+
+def test_probabilities_sum_to_one() -> None:
+    module = GraphModule(seed_network("small32")).eval()
+    total = module.probabilities(torch.randn(3, 3, 32, 32)).sum(dim=1)
+    assert torch.allclose(total, torch.ones(3))

@@ -1,0 +1,213 @@
+"""Data sets of every layout, whole and broken."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelmark.automl.config import DatasetConfig
+from accelmark.automl.dataset import Dataset, FolderImages, imagenet_identity, open_dataset, read_arrays, read_weights
+from accelmark.automl.model.seeds import resnet50, small
+from accelmark.spec.errors import DataError
+from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
+
+
+def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.tobytes()
+
+
+def write_fashion(directory: Path, *, packed: bool = False) -> None:
+    generator = np.random.default_rng(1)
+    for name, count in (("train", 50), ("t10k", 20)):
+        images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            raw = idx(array)
+            suffix = ".gz" if packed else ""
+            (directory / f"{name}-{kind}-ubyte{suffix}").write_bytes(gzip.compress(raw) if packed else raw)
+
+
+def opened(directory: Path) -> Dataset:
+    return open_dataset(DatasetConfig(name="fashion-mnist", directory=directory), small())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fashion_mnist_is_split_three_ways_and_the_search_never_sees_the_test_split(
+    tmp_path: Path, packed: bool
+) -> None:
+    write_fashion(tmp_path, packed=packed)
+    data = opened(tmp_path)
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (45, 5, 20)
+    everything = np.arange(45)
+    seen = {data.training.batch(everything[[index]], None).tobytes() for index in everything}
+    validated = {data.validation.batch(np.array([index]), None).tobytes() for index in range(5)}
+    assert not seen & validated
+
+
+def test_a_split_is_the_same_every_time(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    assert opened(tmp_path).fingerprint == opened(tmp_path).fingerprint
+
+
+def test_a_missing_or_broken_split_is_told(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"a split is missing.*t10k-labels"):
+        opened(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="not an IDX file"):
+        opened(tmp_path)
+
+
+def test_other_shapes_and_class_counts_are_told(tmp_path: Path) -> None:
+    config = tiny_dataset(tmp_path)
+    with pytest.raises(DataError, match=r"network 'resnet50' takes \(3, 224, 224\)"):
+        open_dataset(config, resnet50())
+    with pytest.raises(DataError, match="has 7 classes"):
+        open_dataset(config, small((1, SIDE, SIDE), 7))
+    with pytest.raises(DataError, match="give its location"):
+        open_dataset(DatasetConfig(name="cifar-10"), small((3, 32, 32)))
+    with pytest.raises(DataError, match="there is no"):
+        open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path / "none"), small((3, 32, 32)))
+
+
+def test_cifar10s_binary_records_are_read(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    for name in names:
+        records = generator.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
+    data = open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path), small((3, 32, 32)))
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (90, 10, 20)
+    first = np.arange(90)
+    mirrored = data.training.batch(first, np.random.default_rng(0))
+    plain = data.training.batch(first, None)
+    same = (mirrored == plain).all(axis=(1, 2, 3))
+    assert 0 < same.sum() < 90
+    assert (mirrored[~same] == plain[~same][..., ::-1]).all()
+    (tmp_path / "test_batch.bin").write_bytes(b"12")
+    with pytest.raises(DataError, match="not a whole number"):
+        open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path), small((3, 32, 32)))
+
+
+def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 6), ("val", 2)):
+        for label in range(3):
+            folder = tmp_path / split / f"n{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                image.new("RGB", (60 + number, 40), (80 * label, 10, 10)).save(folder / f"{number}.JPEG")
+    config = DatasetConfig(name="imagenet", directory=tmp_path, validation_share=0.3)
+    data = open_dataset(config, resnet50(classes=3, side=32))
+    batch = data.training.batch(np.array([0, 1]), np.random.default_rng(0))
+    assert batch.shape == (2, 3, 32, 32)
+    assert abs(int(batch[0, 0].mean()) - 80 * int(data.training.labels[0])) < 4
+    assert data.held_out.batch(np.array([5]), None).shape == (1, 3, 32, 32)
+    assert data.identity == "folders of 3 other classes than ImageNet's"
+    (tmp_path / "val" / "n2").rename(tmp_path / "val" / "n7")
+    with pytest.raises(DataError, match="different classes"):
+        open_dataset(config, resnet50(classes=3, side=32))
+
+
+def test_imagenet_is_told_by_its_classes_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The thousand names and the million files are not here; three and thirty stand for them.
+    names = ("n01440764", "n01443537", "n01484850")
+    known = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    for name, value in {"SYNSETS_SHA256": known, "IMAGENET_TRAINING": 30, "IMAGENET_HELD_OUT": 9}.items():
+        monkeypatch.setattr(f"accelmark.automl.dataset.{name}", value)
+
+    def split(count: int, folders: tuple[str, ...] = names) -> FolderImages:
+        files = [Path(folders[number % len(folders)]) / f"{number}.JPEG" for number in range(count)]
+        return FolderImages(files, np.arange(count, dtype=np.int64) % len(folders), 224)
+
+    assert imagenet_identity(split(29), split(9)) == "a part of imagenet (29 training and 9 held-out images)"
+    assert imagenet_identity(split(30), split(9)) == "imagenet"
+    others = split(30, ("cat", "dog", "newt"))
+    assert imagenet_identity(others, split(9)) == "folders of 3 other classes than ImageNet's"
+
+
+def test_a_limit_makes_all_splits_small(tmp_path: Path) -> None:
+    config = tiny_dataset(tmp_path).model_copy(update={"limit": 40})
+    data = open_dataset(config, tiny_network())
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
+
+
+def test_arrays_without_a_split_are_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
+    with pytest.raises(DataError, match="held_out_images"):
+        open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "half.npz"), tiny_network())
+    assert write_images(tmp_path / "whole.npz", classes=CLASSES).is_file()
+
+
+def arrays(**changes: object) -> dict[str, object]:
+    images = np.zeros((40, 1, SIDE, SIDE), np.uint8)
+    plain = {"train_images": images, "train_labels": np.arange(40) % CLASSES}
+    return plain | {"held_out_images": images, "held_out_labels": np.arange(40) % CLASSES} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64; expected bytes"),
+        (
+            {"held_out_images": np.zeros((40, SIDE, SIDE), np.uint8)},
+            r"held_out_images: has shape \(40, 12, 12\); .*four",
+        ),
+        ({"train_labels": np.arange(39) % CLASSES}, r"train_labels: has 39 labels, but .*train_images has 40"),
+        (
+            {"train_labels": np.arange(40)[:, None] % CLASSES},
+            r"train_labels: has shape \(40, 1\); expected one axis",
+        ),
+        ({"held_out_labels": np.arange(40) % CLASSES / 1.0}, r"held_out_labels: holds float64; expected integers"),
+        ({"train_labels": np.arange(40) % CLASSES - 1}, r"train_labels: has labels from -1 to 2; .*from 0"),
+        ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as images: .*allow_pickle"),
+    ],
+)
+def test_arrays_that_are_no_labelled_pictures_are_told_by_file_and_array(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=told):
+        open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())
+
+
+@pytest.mark.parametrize("read", [read_arrays, read_weights])
+def test_a_file_that_is_no_whole_npz_is_told(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    np.savez(tmp_path / "cut.npz", **arrays())  # type: ignore[arg-type]
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-100])
+    (tmp_path / "words.npz").write_text("hello")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("train_images", "hello")
+    for name, told in {
+        "cut.npz": "zip",
+        "one.npy": "one array",
+        "words.npz": r"not an \.npz file",
+        "text.npz": "is not an array",
+        "no.npz": "No such",
+    }.items():
+        with pytest.raises(DataError, match=rf"{name}: cannot be read as .*{told}"):
+            read(tmp_path / name)
+
+
+def test_fashion_mnist_with_more_pictures_than_labels_is_told(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx((np.arange(49) % 10).astype(np.uint8)))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: has 49 labels, but .*images-idx3-ubyte has 50"):
+        opened(tmp_path)
+
+
+def test_the_same_pictures_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = open_dataset(tiny_dataset(tmp_path / "a"), tiny_network())
+    assert one.fingerprint == open_dataset(tiny_dataset(tmp_path / "b"), tiny_network()).fingerprint

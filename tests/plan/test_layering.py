@@ -1,0 +1,64 @@
+"""Which of a vendor's configuration files apply to a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
+from accelmark.spec.catalog import load_vendor
+from accelmark.spec.key import CaseKey
+from accelmark.spec.vendor import CapabilityFile
+
+KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)
+HERE = Capabilities({"fp8": "vendor.yaml, chip X1", "amx_bf16": "/proc/cpuinfo"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, suffix in enumerate(("", "_amx_bf16", "_fp8", "_int4", "_X1x2x8", "_X1x1x8"), start=1):
+        (tmp_path / f"config{suffix}.yaml").write_text(f"batch_size: {number}\n")
+    (tmp_path / "infer_fp8.yaml").write_text("batch_size: 7\n")
+    return tmp_path
+
+
+def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scale(folder: Path) -> None:
+    layers, files = vendor_layers(folder, "acme", KEY, HERE, "config")
+    names = [layer.name.rpartition("/")[2] for layer in layers]
+    assert names == ["config.yaml", "config_amx_bf16.yaml", "config_fp8.yaml", "config_X1x2x8.yaml"]
+    assert layers[2].name == f"vendors/acme/cases/{folder.name}/config_fp8.yaml"
+    reasons = {file.file.rpartition("/")[2]: file.reason for file in files if not file.applied}
+    assert reasons == {
+        "config_int4.yaml": "the device is not known to have int4 (known: amx_bf16, fp8)",
+        "config_X1x1x8.yaml": "the scale is X1x2x8",
+    }
+    applied = {file.file.rpartition("/")[2]: file.reason for file in files if file.applied}
+    assert applied["config_amx_bf16.yaml"] == "the device has amx_bf16 (/proc/cpuinfo)"
+
+
+def test_inference_has_files_of_capabilities_too(folder: Path) -> None:
+    layers, _ = vendor_layers(folder, "acme", KEY, HERE, "infer")
+    assert [dict(layer.values) for layer in layers] == [{"batch_size": 7}]
+
+
+def test_what_cannot_be_known_of_other_machines_is_part_of_the_reason(folder: Path) -> None:
+    _, files = vendor_layers(folder, "acme", KEY, Capabilities(unknown="not detected there"), "config")
+    (reason,) = (file.reason for file in files if file.file.endswith("config_fp8.yaml"))
+    assert reason == "the device is not known to have fp8 (known: none); not detected there"
+
+
+def test_a_host_shows_its_capabilities_in_its_files(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx512f amx_bf16 amx_tile\n")
+    tests = {
+        "amx_bf16": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_bf16\b"),
+        "amx_int8": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_int8\b"),
+        "sve": CapabilityFile(file=tmp_path / "missing", pattern="sve"),
+    }
+    vendor = load_vendor("cpu").model_copy(update={"capabilities": tests})
+    assert host_capabilities(vendor) == {"amx_bf16": str(tmp_path / "cpuinfo")}
+
+
+def test_the_cpu_vendor_reads_the_flags_of_the_processor() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert ("amx_bf16" in host_capabilities(load_vendor("cpu"))) == ("amx_bf16" in flags)
