@@ -68,7 +68,7 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     summary = measure_run(path)
     assert summary.cases[0].variant == "eager fp32 batch 4"
     page = render_page(load_run(path))
-    assert "Engines side by side" in page
+    assert "Inference engine" in page
     assert "<polyline" in page
     assert latency_plot([("eager", result)]) is not None
     nothing = result.inference.model_copy(update={"latency_curve": ((0.5, 0.0), (1.0, -0.1))})

@@ -45,6 +45,6 @@ def test_a_readme_gets_its_table_between_the_markers(run: LoadedRun, tmp_path: P
 def test_a_readme_without_markers_is_left_alone(run: LoadedRun, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# Toy\n")
-    with pytest.raises(RunError, match="lacks the markers"):
+    with pytest.raises(RunError, match="has no markers"):
         write_readme_table(readme, [run], "toy")
     assert readme.read_text() == "# Toy\n"

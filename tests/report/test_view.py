@@ -77,12 +77,12 @@ def test_a_run_has_its_page_and_compares(port: int) -> None:
     assert "Benchmark report" in page.text
     compared = Asked(port, "/compare?run=base&run=team/fast")
     assert compared.status == 200
-    assert "judged better" in compared.text
+    assert "effect better" in compared.text
     refused = Asked(port, "/compare?run=base&run=two")
     assert refused.status == 400
     assert "not comparable" in refused.text
     assert Asked(port, "/compare?run=base&run=two&across=1").status == 200
-    assert "Not comparable; compared on request" in Asked(port, "/compare?run=base&run=two&force=1").text
+    assert "Not comparable; compared with --force" in Asked(port, "/compare?run=base&run=two&force=1").text
     assert Asked(port, "/compare?run=base").status == 400
     assert Asked(port, "/compare?run=base&run=gone").status == 404
 
@@ -232,7 +232,7 @@ def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
         page = Asked(found, "/live")
         assert "loss <b>1.250</b>" in page.text
         assert "running" in page.text
-        assert "its page appears here" in Asked(found, "/run/running").text.lower()
+        assert "the report appears here" in Asked(found, "/run/running").text.lower()
         metrics = Asked(found, "/metrics").text
     assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1

@@ -56,11 +56,11 @@ def test_runs_are_chosen_and_compared(page: Page) -> None:
     page.goto("/")
     page.get_by_label("Compare n0", exact=True).check()
     page.get_by_label("Compare n7", exact=True).check()
-    page.get_by_role("button", name="Compare chosen runs").click()
+    page.get_by_role("button", name="Compare selected runs").click()
     page.wait_for_url("**/compare?**")
     row = page.locator("tr", has=page.locator("th", has_text="Throughput, training"))
-    assert row.locator(".judged").text_content() == "better"
-    assert page.evaluate("getComputedStyle(document.querySelector('.judged.better')).fontWeight") == "600"
+    assert row.locator(".effect").text_content() == "better"
+    assert page.evaluate("getComputedStyle(document.querySelector('.effect.better')).fontWeight") == "600"
 
 
 def test_the_list_is_filtered_by_its_form(page: Page) -> None:
@@ -82,7 +82,7 @@ def test_a_change_of_level_is_drawn_and_named(page: Page) -> None:
     page.goto("/trend")
     assert page.locator(".chart .point").count() == 8
     assert page.locator(".chart .change").count() == 1
-    assert page.locator("tbody tr", has_text="a new level begins").locator("th").text_content() == "n4"
+    assert page.locator("tbody tr", has_text="change point").locator("th").text_content() == "n4"
 
 
 def test_scaling_is_drawn(page: Page) -> None:
@@ -126,10 +126,10 @@ def test_a_person_signs_in_with_the_token(browser: Browser, runs: Path) -> None:
         guarded.goto("/")
         guarded.get_by_label("Token").fill("wrong")
         guarded.get_by_role("button", name="Sign in").click()
-        guarded.get_by_text("That is not the token").wait_for()
+        guarded.get_by_text("Wrong token.").wait_for()
         guarded.get_by_label("Token").fill(token)
         guarded.get_by_role("button", name="Sign in").click()
-        guarded.get_by_role("heading", name="Runs in runs").wait_for()
+        guarded.get_by_role("heading", name="Runs in runs/").wait_for()
         assert token not in guarded.url
         context.close()
 
@@ -141,7 +141,7 @@ def test_the_page_of_a_run_appears_by_itself_when_it_ends(browser: Browser, tmp_
         context = browser.new_context(base_url=f"http://127.0.0.1:{port}")
         page = context.new_page()
         page.goto("/run/running")
-        page.get_by_text("Its page appears here").wait_for()
+        page.get_by_text("The report appears here").wait_for()
         ended = made(tmp_path / "running", rounds=1, windows=2, eval_windows=(2,), metrics=(0.95,))
         shutil.copytree(ended, root / "running", dirs_exist_ok=True)
         page.get_by_text("Benchmark report").wait_for(timeout=90_000)

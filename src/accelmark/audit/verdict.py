@@ -17,6 +17,7 @@ RULES: Final[tuple[Rule, ...]] = (
     outcome.target_reached,
     outcome.real_data,
     workload.settings,
+    workload.external_trainer,
     workload.model_structure,
     workload.model_computation,
     workload.initial_weights,

@@ -13,7 +13,7 @@ from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.work import ExternalJob, TrainingWork
 
 MAX_OUTPUT_DIFFERENCE: Final = 0.02
 """Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""
@@ -215,6 +215,16 @@ def seeds(evidence: Evidence) -> Iterator[Finding]:
             if earlier != entry.number:
                 actual = f"initial weights and all losses equal those of round {earlier}"
                 yield finding("error", "seeds", "different rounds", actual, entry.number)
+
+
+def external_trainer(evidence: Evidence) -> Iterator[Finding]:
+    """Check whether AccelMark evaluated the weights of an external trainer again; without that a result is OPEN."""
+    for entry in evidence.rounds:
+        work = entry.job.work if entry.job is not None else None
+        again = entry.reevaluation is not None and entry.reevaluation.metrics is not None
+        if isinstance(work, ExternalJob) and not again:
+            actual = f"trained by {work.trainer.title}; its weights were not evaluated again"
+            yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual, entry.number)
 
 
 def settings(evidence: Evidence) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ def compare(
 def _print(pair: Pair) -> None:
     from rich.console import Console
 
-    from accelmark.report.comparison import scale_text, summary_line
+    from accelmark.report.comparison import scale_of_side, summary_line
     from accelmark.results.compare.context import context_lines
 
     console = Console(highlight=False)
@@ -69,7 +69,7 @@ def _print(pair: Pair) -> None:
         console = Console(width=140, highlight=False)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
-        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_text(side)} · {side.verdict}{marks}"))
+        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}"))
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     console.print(figures_table(pair, narrow=console.width < _WIDE))
@@ -102,8 +102,8 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
     table.add_column("effect", no_wrap=True)
     styles = {"better": "green", "worse": "red", "different": "yellow"}
     for line in lines_of(pair):
-        judgement = "one round" if line.word == "unknown" and narrow else line.effect
-        judged = Text(judgement, style=styles.get(line.word, "dim"))
+        effect = "one round" if line.css_class == "unknown" and narrow else line.effect
+        judged = Text(effect, style=styles.get(line.css_class, "dim"))
         cells = (
             [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
         )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
 from accelmark.spec.case import TrainCaseSpec
-from accelmark.spec.catalog import folders, load_case, load_trainer
+from accelmark.spec.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.settings import TrainSettings
@@ -32,6 +32,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     base = Layer.of(request.case_file, train.settings)
     resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
     settings = resolved.settings
+    if trainer is None:
+        _check_settings(key.framework, resolved)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
@@ -51,6 +53,20 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         layer_files=files,
         warnings=() if trainer is None else _check_trainer(request, trainer, resolved),
     )
+
+
+def _check_settings(framework: str, resolved: Resolved[TrainSettings]) -> None:
+    """Raise SpecError for each combination of settings that the framework refuses."""
+    provenance = resolved.provenance
+    problems = [
+        Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
+        for refused in load_framework(framework).refused_settings
+        if refused.applies(lambda key: provenance[key].value)
+        for key in refused.when
+        if provenance[key].layer != "default"
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def _training_side(request: KeyRequest) -> TrainCaseSpec:
@@ -87,6 +103,9 @@ def _trainer_problems(
         if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:
             hint = f"it is given: {', '.join(trainer.settings) or 'no setting'}"
             yield Problem(origin.layer, setting, f"the trainer {trainer.name} has no argument for it", hint)
+    if not {"samples", "tokens"} & trainer.log.step_groups() and not trainer.passes("batch_size"):
+        what = "is not passed on, and log.step has neither samples nor tokens: throughput would be unknown"
+        yield Problem(f"trainer {trainer.name}", "batch_size", what)
     for part in (trainer.command, trainer.resume, trainer.cases.get(key.model, ())):
         for name in placeholders(part):
             kind, _, named = name.partition(":")

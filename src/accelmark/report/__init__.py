@@ -1,1 +1,1 @@
-"""Showing what was measured: one self-contained page a run, and tables for README files."""
+"""Reports: a self-contained page for each run or comparison, tables, and web pages over many runs."""

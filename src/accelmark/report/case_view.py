@@ -1,4 +1,4 @@
-"""What the page says, before it is laid out: a run as titles, rows and sentences."""
+"""Present the cases of a run for the template of its page: titles, rows, tiles and notes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from accelmark.results.figures.definitions import FIGURES, FigureName, format_fi
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import RankExit
+from accelmark.spec.key import CaseKey
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 
 F = FigureName
@@ -21,7 +22,7 @@ HEADLINES: Final = (
     F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
     F.RAW_TRAIN_TIME, F.COMPILE_TIME, F.PEAK_HOST_MEMORY, F.FINAL_LOSS,
 )  # fmt: skip
-"""Figures for the tiles, most wanted first; those that were not measured give way to the next."""
+"""Figures for the tiles in order of preference; figures without a value are skipped."""
 NUM_TILES: Final = 6
 
 GROUPS: Final = (
@@ -46,8 +47,8 @@ GROUPS: Final = (
 _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
     "synthetic": "synthetic data",
-    "partial": "partial: it did not run to its end",
-    "partial_evaluation": "evaluated on a part of the data",
+    "partial": "partial: did not run to its end",
+    "partial_evaluation": "evaluated on part of the data",
     "busy_machine": "busy machine",
     "resumed": "resumed",
 }
@@ -55,14 +56,14 @@ _MARKS: Final = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class Words:
-    """How a case calls what it counts and what it aims at."""
+class Terms:
+    """The unit and the target metric of a case, which are part of figures' titles."""
 
     unit: str
     metric: str | None
 
     def title(self, name: FigureName) -> str:
-        """Return what a figure is called; the final metric by the target's own name."""
+        """Return the title of a figure; the final metric has the name of the target's metric."""
         if name is F.FINAL_METRIC and self.metric:
             return f"Final {self.metric.replace('_', ' ')}"
         return title_of(name, self.unit)
@@ -88,7 +89,7 @@ class Row:
     explanation: str
     value: str
     interval: str
-    """Half the 95 % interval, relative."""
+    """Half the relative 95 % interval."""
     wide: bool
     rounds: tuple[str, ...]
 
@@ -105,7 +106,7 @@ class RoundView:
     started_at: str
     cells: tuple[str, ...]
     failed_ranks: tuple[tuple[str, RankExit], ...]
-    """(host, rank) that did not succeed, with their last lines."""
+    """(host, rank) that failed, with their last lines of output."""
 
 
 @final
@@ -119,18 +120,18 @@ class Setting:
     replaced: str
     forced: bool
     changed: bool
-    """Whether a layer above the case gave it."""
+    """Whether a layer above the case set it."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CaseView:
-    """Everything the page says of one case."""
+    """One case on the page."""
 
     anchor: str
     title: str
     label: str
-    """Its title, and what tells it from others of that title on the page."""
+    """Title, with scale or variant where several cases on the page have the same title."""
     scale: str
     key: str
     verdict: str
@@ -141,9 +142,9 @@ class CaseView:
     tiles: tuple[Tile, ...]
     groups: tuple[tuple[str, tuple[Row, ...]], ...]
     missing: tuple[tuple[str, tuple[str, ...]], ...]
-    """(why something was not measured, the figures that it was)."""
+    """(reason, titles of the figures without a value for that reason)."""
     notes: tuple[tuple[str, str], ...]
-    """(figure, what to know of its value)."""
+    """(title of a figure, note on its value)."""
     round_heads: tuple[str, ...]
     rounds: tuple[RoundView, ...]
     warnings: tuple[str, ...]
@@ -168,7 +169,7 @@ def case_views(run: LoadedRun) -> tuple[CaseView, ...]:
 
 
 def _label(case: CaseResult, *, alone: bool) -> str:
-    """Return the shortest name that tells a case from the others of its page."""
+    """Return the shortest name that is unique on the page."""
     if alone:
         return case.key.model
     return f"{case.key.model} {case.variant or f'{case.key.nnodes}x{case.key.nproc}'}"
@@ -177,29 +178,25 @@ def _label(case: CaseResult, *, alone: bool) -> str:
 def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult], label: str) -> CaseView:
     first = rounds[0] if rounds else None
     unit = case.unit
-    words = Words(unit, str(first.target["metric"]) if first and first.target else None)
+    terms = Terms(unit, str(first.target["metric"]) if first and first.target else None)
     known = {name: spread for name, spread in case.figures.items() if spread.mean is not None}
     columns = [name for name in _ROUND_COLUMNS if any(_value(result, name) is not None for result in rounds)]
-    version = f" {case.key.framework_version}" if case.key.framework_version else ""
-    ranks = "rank" if case.key.world_size == 1 else "ranks"
-    hosts = "host" if case.key.nnodes == 1 else "hosts"
     return CaseView(
         anchor=f"case-{number}",
         title=case.key.model,
         label=label,
-        scale=f"{case.key.framework}{version} · {case.key.hardware} · {case.key.nnodes} {hosts} · "
-        f"{case.key.world_size} {ranks}" + (f" · {case.variant}" if case.variant else ""),
+        scale=scale_text(case.key, case.variant),
         key=str(case.key),
         verdict=case.verdict,
         state=case.state,
         reasons=case.reasons,
         marks=tuple(_MARKS[mark] for mark in case.marks),
         target=_target(first),
-        tiles=tuple(_tile(name, known[name], words) for name in HEADLINES if name in known)[:NUM_TILES],
-        groups=_groups(known, rounds, words),
-        missing=_missing(case, known, words),
-        notes=tuple((words.title(name), spread.reason) for name, spread in known.items() if spread.reason),
-        round_heads=tuple(words.title(name) for name in columns),
+        tiles=tuple(_tile(name, known[name], terms) for name in HEADLINES if name in known)[:NUM_TILES],
+        groups=_groups(known, rounds, terms),
+        missing=_missing(case, known, terms),
+        notes=tuple((terms.title(name), spread.reason) for name, spread in known.items() if spread.reason),
+        round_heads=tuple(terms.title(name) for name in columns),
         rounds=tuple(_round(result, columns) for result in rounds),
         warnings=case.warnings,
         findings=case.findings,
@@ -209,6 +206,15 @@ def _case(number: int, case: CaseResult, rounds: Sequence[RoundResult], label: s
         settings=tuple(_settings(first)) if first else (),
         plots=plots_of(rounds),
     )
+
+
+def scale_text(key: CaseKey, variant: str | None) -> str:
+    """Return framework, hardware, and numbers of hosts and ranks of a case."""
+    version = f" {key.framework_version}" if key.framework_version else ""
+    hosts = "host" if key.nnodes == 1 else "hosts"
+    ranks = "rank" if key.world_size == 1 else "ranks"
+    scale = f"{key.framework}{version} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}"
+    return f"{scale} · {variant}" if variant else scale
 
 
 def _value(result: RoundResult, name: FigureName) -> float | None:
@@ -223,52 +229,52 @@ def _target(result: RoundResult | None) -> str:
     return f"{result.target['metric'].replace('_', ' ')} {sign} {result.target['value']:g}"
 
 
-def _tile(name: FigureName, spread: Spread, words: Words) -> Tile:
-    scale = scale_of(spread.mean or 0.0, unit_of(name, words.unit))
+def _tile(name: FigureName, spread: Spread, terms: Terms) -> Tile:
+    scale = scale_of(spread.mean or 0.0, unit_of(name, terms.unit))
     half = half_interval(spread)
     if half is not None:
         note = f"± {percent(half)} over {spread.num_rounds} rounds"
     else:
         note = FIGURES[name].explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
-    return Tile(words.title(name), scale.number(spread.mean), scale.unit, note)
+    return Tile(terms.title(name), scale.number(spread.mean), scale.unit, note)
 
 
 def half_interval(spread: Spread) -> float | None:
-    """Return half the 95 % interval over the mean."""
+    """Return half the 95 % interval relative to the mean."""
     if spread.ci95 is None or not spread.mean:
         return None
     return (spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean)
 
 
 def _missing(
-    case: CaseResult, known: Mapping[FigureName, Spread], words: Words
+    case: CaseResult, known: Mapping[FigureName, Spread], terms: Terms
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the figures without a value by their reason, so that one reason stands once."""
+    """Return the figures without a value, grouped by reason."""
     found: dict[str, list[str]] = {}
     for name in FigureName:
         if name in case.figures and name not in known:
-            found.setdefault(case.figures[name].reason or "no round succeeded", []).append(words.title(name))
+            found.setdefault(case.figures[name].reason or "no round succeeded", []).append(terms.title(name))
     return tuple((why, tuple(titles)) for why, titles in found.items())
 
 
 def _groups(
-    known: dict[FigureName, Spread], rounds: Sequence[RoundResult], words: Words
+    known: dict[FigureName, Spread], rounds: Sequence[RoundResult], terms: Terms
 ) -> tuple[tuple[str, tuple[Row, ...]], ...]:
     groups: list[tuple[str, tuple[Row, ...]]] = []
     for title, names in GROUPS:
-        rows = tuple(_row(name, known[name], rounds, words) for name in names if name in known)
+        rows = tuple(_row(name, known[name], rounds, terms) for name in names if name in known)
         if rows:
             groups.append((title, rows))
     return tuple(groups)
 
 
-def _row(name: FigureName, spread: Spread, rounds: Sequence[RoundResult], words: Words) -> Row:
+def _row(name: FigureName, spread: Spread, rounds: Sequence[RoundResult], terms: Terms) -> Row:
     half = half_interval(spread)
-    scale = scale_of(spread.mean or 0.0, unit_of(name, words.unit))
+    scale = scale_of(spread.mean or 0.0, unit_of(name, terms.unit))
     return Row(
-        title=words.title(name),
+        title=terms.title(name),
         explanation=FIGURES[name].explanation,
-        value=format_figure(name, spread.mean, words.unit),
+        value=format_figure(name, spread.mean, terms.unit),
         interval=NOTHING if half is None else f"± {percent(half)}",
         wide=half is not None and half > NARROW,
         rounds=tuple(scale.number(_value(result, name)) for result in rounds),
@@ -297,27 +303,29 @@ def _environment(result: RoundResult) -> Iterable[tuple[str, str]]:
         peak = getattr(chip.peaks, result.precision, None)
         yield "Chip", f"{chip.name} {chip.variant}".strip()
         yield "Dense peak", f"{quantity(peak, 'TFLOP/s')} {result.precision}" if peak else "not stated"
-        yield "Source of the peak", chip.source
+        yield "Peak source", chip.source
     yield "Vendor", result.vendor
     yield "Precision", result.precision
     yield "Steps", f"{result.num_steps:,}"
     yield "Samples", f"{result.num_samples:,}"
     named = {
         "device_name": "Device", "framework": "Framework", "framework_version": "Framework version",
-        "world_size": "Ranks", "threads": "CPU threads a rank", "model_class": "Model", "optimizer_class": "Optimizer",
-        "num_parameters": "Parameters", "parameter_hash": "Hash of the model's structure",
-        "checkpoint_hash": "Hash of the initial weights",
+        "world_size": "Ranks", "threads": "Threads per rank", "model_class": "Model", "optimizer_class": "Optimizer",
+        "num_parameters": "Parameters", "parameter_hash": "Model structure hash",
+        "checkpoint_hash": "Initial weights hash",
     }  # fmt: skip
     for name, title in named.items():
         if started.get(name) is not None:
             value = started[name]
             yield title, f"{value:,}" if isinstance(value, int) else str(value)
     hooks = started.get("hooks") or {}
-    yield "Hooks of the vendor", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
+    yield "Vendor hooks", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
+    if compiled := result.environment.compiled:
+        yield "Compiled", f"{compiled['graphs']} graphs, {compiled['graph_breaks']} graph breaks"
     libraries = started.get("library_versions") or {}
     if libraries:
         yield "Libraries", ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
-    yield "Version of the case", str(result.case_version)
+    yield "Case version", str(result.case_version)
 
 
 def _hosts(result: RoundResult) -> Iterable[tuple[str, tuple[tuple[str, str], ...]]]:

@@ -1,4 +1,4 @@
-"""Small charts as SVG, styled by the page's own style sheet: no script, no inline style."""
+"""Charts as SVG, styled by the page's style sheet: no script and no inline style."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LEFT: Final = 78
 _RIGHT: Final = 24
 _TOP: Final = 26
 _BOTTOM: Final = 46
-_LEAST_RUNS: Final = 4
-"""Runs from which a level is drawn: fewer cannot tell one from two."""
+_MIN_RUNS: Final = 4
+"""Number of runs from which levels are drawn: change points need two runs on each side."""
 
 
 def scaling_chart(curve: ScalingCurve) -> Any:
-    """Draw efficiency over ranks (logarithmic), with the ideal and 95 % intervals."""
+    """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
     ranks = [point.ranks for point in curve.points]
     highest = max(1.0, *(point.efficiency + (point.half95 or 0) for point in curve.points))
     top = math.ceil(highest * 5 + 0.01) / 5
@@ -41,18 +41,18 @@ def scaling_chart(curve: ScalingCurve) -> Any:
         if point.half95:
             top_y, low_y = y(point.efficiency + point.half95), y(max(0.0, point.efficiency - point.half95))
             parts.append(f'<path class="whisker" d="M{at:.1f},{top_y:.1f} V{low_y:.1f}"/>')
-        said = f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s"
-        parts.append(_point(at, level, said))
+        text = f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s"
+        parts.append(_point(at, level, text))
         parts.append(_text(at, level - 12, percent(point.efficiency, 3), "middle", "strong-text"))
         parts.append(_text(at, _HEIGHT - 24, point.scale, "middle"))
-    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × ranks of a host", "middle"))
-    return _svg(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; the figures stand in the table")
+    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "hosts × devices per host", "middle"))
+    return _svg(parts, f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below")
 
 
 def trend_chart(
     points: Sequence[tuple[str, float, float | None]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
 ) -> Any:
-    """Draw a figure over runs: (label, value, half interval) each, with the level of every segment."""
+    """Draw a figure over runs, given as (label, value, half interval), and the level of each segment."""
     values = [value for _, value, _ in points]
     low = min(value - (half or 0) for _, value, half in points)
     high = max(value + (half or 0) for _, value, half in points)
@@ -72,7 +72,7 @@ def trend_chart(
     parts = [_grid(y(tick), f"{tick / scale.divisor:,.{decimals}f}".replace("-", "−")) for tick in ticks]
     parts.append(_text(_LEFT, _TOP - 6, f"{title}, {scale.unit}" if scale.unit else title, "start", "strong-text"))
     parts.append(_path([(x(i), y(value)) for i, value in enumerate(values)]))
-    for begin, end, level in segments if count >= _LEAST_RUNS else ():
+    for begin, end, level in segments if count >= _MIN_RUNS else ():
         left, right = x(begin) - 10, x(end - 1) + 10
         parts.append(f'<path class="level" d="M{left:.1f},{y(level):.1f} H{right:.1f}"/>')
         if begin:
@@ -87,7 +87,7 @@ def trend_chart(
     several = len(set(days)) < len(days)
     for i, day in zip(shown, days, strict=True):
         parts.append(_text(x(i), _HEIGHT - 24, f"{day} {points[i][0][11:16]}".strip() if several else day, "middle"))
-    return _svg(parts, f"{title} over time; the figures stand in the table")
+    return _svg(parts, f"{title} over time; values in the table below")
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -106,8 +106,8 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return f'<path class="line" d="M{" L".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
 
 
-def _point(x: float, y: float, said: str) -> str:
-    return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(said)}</title></circle>'
+def _point(x: float, y: float, tooltip: str) -> str:
+    return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(tooltip)}</title></circle>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
@@ -118,4 +118,4 @@ def _svg(parts: Sequence[str], label: str) -> Any:
     from markupsafe import Markup
 
     head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
-    return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - every text in it was escaped
+    return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - all texts in it are escaped

@@ -1,4 +1,4 @@
-"""A comparison as people read it: in a terminal, and as one self-contained page."""
+"""Present a comparison: the rows of its tables, and its self-contained page."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.report.case_view import GROUPS
+from accelmark.report.case_view import GROUPS, scale_text
 from accelmark.report.templating import fill, inline
 from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
 from accelmark.results.compare.context import AREAS, Area, ContextDifference
 from accelmark.results.figures.definitions import FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
-WORDS: Final = {
+EFFECTS: Final = {
     "better": "better",
     "worse": "worse",
     "different": "different",
     "within noise": "within noise",
     "equal": "equal",
-    "unknown": "one round: cannot tell",
+    "unknown": "unknown (one round)",
 }
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
-    "audit": "Findings of the audit",
+    "audit": "Audit findings",
 }  # fmt: skip
 
 
@@ -39,11 +39,10 @@ class Line:
     change: str
     interval: str
     bare: str
-    """``baseline`` without its unit, which is the same as the other's: for narrow terminals."""
+    """``baseline`` without its unit, for narrow terminals."""
     half: str
-    """``change`` with half its interval, which is symmetric."""
-    word: str
-    """One of the effects, as a class of the style sheet."""
+    """``change`` with half its (symmetric) interval, for narrow terminals."""
+    css_class: str
     effect: str
     rounds: str
 
@@ -51,13 +50,13 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class PairView:
-    """A pair as the page shows it."""
+    """Two compared cases, ready for the template."""
 
     anchor: str
     pair: Pair
     title: str
     scales: tuple[str, str]
-    verdict_line: str
+    summary: str
     groups: tuple[tuple[str, tuple[Line, ...]], ...]
     areas: tuple[tuple[str, tuple[ContextDifference, ...]], ...]
 
@@ -68,7 +67,7 @@ def pair_views(comparison: Comparison) -> tuple[PairView, ...]:
 
 
 def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
-    """Return the page of a comparison; by itself it needs no other file, ``served`` it is a page of the server."""
+    """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     return fill(
         "compare.html",
         comparison=comparison,
@@ -82,29 +81,25 @@ def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
 
 
 def lines_of(pair: Pair) -> list[Line]:
-    """Return every figure of a pair, in the page's order."""
+    """Return all figures of a pair in the order of the page."""
     return [line for _, lines in _groups(pair) for line in lines]
 
 
 def summary_line(pair: Pair) -> str:
-    """Return how many figures differ by more than noise, as one sentence."""
-    counts = {word: sum(found.effect == word for found in pair.differences) for word in WORDS}
+    """Return how many figures differ by more than noise."""
+    counts = {word: sum(found.effect == word for found in pair.differences) for word in EFFECTS}
     judged = sum(counts.values()) - counts["unknown"]
     if not judged:
-        return "A single round has no spread: no difference here can be told from noise. Repeat the case."
+        return "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
     parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
     same = counts["within noise"] + counts["equal"]
-    told = ", ".join([*parts, f"{same} within noise or equal"])
-    return f"Of {judged} figures: {told}. By chance alone, about 1 figure in 20 leaves its interval."
+    listed = ", ".join([*parts, f"{same} within noise or equal"])
+    return f"Of {judged} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval."
 
 
-def scale_text(side: Side) -> str:
-    """Return what a side ran on."""
-    key = side.key
-    hosts = "host" if key.nnodes == 1 else "hosts"
-    ranks = "rank" if key.world_size == 1 else "ranks"
-    variant = f" · {side.variant}" if side.variant else ""
-    return f"{key.framework} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}{variant}"
+def scale_of_side(side: Side) -> str:
+    """Return the framework, hardware and scale of a side."""
+    return scale_text(side.key, side.variant)
 
 
 def _pair(number: int, pair: Pair) -> PairView:
@@ -112,8 +107,8 @@ def _pair(number: int, pair: Pair) -> PairView:
         anchor=f"pair-{number}",
         pair=pair,
         title=pair.baseline.key.model,
-        scales=(scale_text(pair.baseline), scale_text(pair.other)),
-        verdict_line=summary_line(pair),
+        scales=(scale_of_side(pair.baseline), scale_of_side(pair.other)),
+        summary=summary_line(pair),
         groups=tuple(_groups(pair)),
         areas=tuple(
             (_AREA_TITLES[area], found)
@@ -145,8 +140,8 @@ def _line(found: Difference) -> Line:
         interval=_interval(found),
         bare=scale.number(found.baseline),
         half=_half(found),
-        word=found.effect.replace(" ", "-"),
-        effect=WORDS[found.effect],
+        css_class=found.effect.replace(" ", "-"),
+        effect=EFFECTS[found.effect],
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 

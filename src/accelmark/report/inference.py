@@ -1,4 +1,4 @@
-"""Inference runs side by side: engine x precision x batch with the accuracy of each, and latency curves."""
+"""The inference section of a run's page: engines by precision and batch with their accuracy, and latency curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NINES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.
 _MOST_SHARE: Final = 0.9995
 _COLOURS: Final = 6
 _COLUMNS: Final = (
-    ("Accuracy", F.INFERENCE_METRIC), ("Framework", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("Accuracy", F.INFERENCE_METRIC), ("Framework accuracy", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
     ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
     ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
     ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
@@ -40,9 +40,9 @@ class EngineRow:
     batch: int
     verdict: str
     cells: tuple[tuple[str, str], ...]
-    """(value, why there is none or what to know of it) in the order of the columns."""
-    faster: str
-    """Core throughput over that of the framework's own validation."""
+    """(value, note or reason why there is none) in the order of the columns."""
+    speedup: str
+    """Core throughput relative to the framework's own."""
 
 
 @final
@@ -60,7 +60,7 @@ class Curve:
 @final
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark of an axis: its place in the drawing and its words."""
+    """A tick of an axis: position and label."""
 
     at: float
     label: str
@@ -69,7 +69,7 @@ class Tick:
 @final
 @dataclass(frozen=True, slots=True)
 class LatencyPlot:
-    """The drawing of all curves on common axes: nines to the right, logarithmic milliseconds upwards."""
+    """All curves on common axes: share of batches in nines (x), logarithmic milliseconds (y)."""
 
     curves: tuple[Curve, ...]
     shares: tuple[Tick, ...]
@@ -85,17 +85,17 @@ class LatencyPlot:
 @final
 @dataclass(frozen=True, slots=True)
 class InferenceView:
-    """The section of a page that compares inference runs."""
+    """The inference section of a page."""
 
     heads: tuple[str, ...]
     rows: tuple[EngineRow, ...]
     plot: LatencyPlot | None
     steps: tuple[tuple[str, tuple[str, ...]], ...]
-    """(run, what became of each of the seven steps)."""
+    """(label, duration or reason of each of the seven steps)."""
 
 
 def inference_view(run: LoadedRun) -> InferenceView | None:
-    """Return the comparison of a run's inference cases, None where there is none."""
+    """Return the inference section of a run, None where it has no inference case."""
     found = [
         (f"case-{number}", case, rounds[0])
         for number, case in enumerate(run.summary.cases, start=1)
@@ -117,7 +117,7 @@ def _label(case: CaseResult) -> str:
 
 def _row(anchor: str, case: CaseResult, result: RoundResult) -> EngineRow:
     inference = result.inference
-    assert inference is not None  # noqa: S101 - the caller took only such
+    assert inference is not None  # noqa: S101 - checked by the caller
     means = {name: spread.mean for name, spread in case.figures.items()}
     cells = []
     for _, name in _COLUMNS:
@@ -134,7 +134,7 @@ def _row(anchor: str, case: CaseResult, result: RoundResult) -> EngineRow:
         batch=inference.batch_size,
         verdict=case.verdict,
         cells=tuple(cells),
-        faster=f"{digits(core / base, 3)}×" if core and base else NOTHING,
+        speedup=f"{digits(core / base, 3)}×" if core and base else NOTHING,
     )
 
 
@@ -142,19 +142,19 @@ def _steps(result: RoundResult) -> tuple[str, ...]:
     inference = result.inference
     assert inference is not None  # noqa: S101
     ended = {stage.step: stage for stage in inference.stages}
-    words: list[str] = []
+    lines: list[str] = []
     for step, stage in ended.items():
         if stage.state == "skipped":
-            words.append(f"{stage.number} {step}: left out ({stage.reason})")
+            lines.append(f"{stage.number} {step}: skipped ({stage.reason})")
         elif stage.state == "failed":
-            words.append(f"{stage.number} {step}: failed after {stage.duration_s:.2f} s ({stage.reason})")
+            lines.append(f"{stage.number} {step}: failed after {stage.duration_s:.2f} s ({stage.reason})")
         else:
-            words.append(f"{stage.number} {step}: {stage.duration_s:.2f} s")
-    return tuple(words)
+            lines.append(f"{stage.number} {step}: {stage.duration_s:.2f} s")
+    return tuple(lines)
 
 
 def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | None:
-    """Lay the latency curves of some rounds, given with their labels, on common axes; None where none is above zero."""
+    """Return the latency curves of labelled rounds on common axes; None where no latency is above zero."""
     curves = [
         (label, result.inference.latency_curve)
         for label, result in results
@@ -185,12 +185,12 @@ def latency_plot(results: Sequence[tuple[str, RoundResult]]) -> LatencyPlot | No
             for number, (label, curve) in enumerate(curves)
         ),
         shares=tuple(Tick(x(share), label) for share, label in _NINES),
-        latencies=tuple(Tick(y(value), f"{value:g}") for value in _round_values(low, high)),
+        latencies=tuple(Tick(y(value), f"{value:g}") for value in _latency_ticks(low, high)),
     )
 
 
-def _round_values(low: float, high: float) -> list[float]:
-    """Return round values between two bounds: 1, 2 and 5 of each decade, or even steps if fewer than two are."""
+def _latency_ticks(low: float, high: float) -> list[float]:
+    """Return ticks between two bounds: 1, 2 and 5 of each decade, or equal steps where that gives fewer than two."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     decades = [mantissa * 10.0**exponent for exponent in exponents for mantissa in (1, 2, 5)]
     found = [value for value in decades if low <= value <= high]

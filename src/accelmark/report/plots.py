@@ -1,4 +1,4 @@
-"""What the page draws, as plain data: the page's script gives it axes and colours."""
+"""Data of the plots on a run's page; the page's script adds axes and colours."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final, final
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Point, RoundResult, TelemetrySeries
 
-_MOST_ROUNDS: Final = 12
-_POINTS_OF_MANY: Final = 4000
-"""Points of one panel over all rounds, above which each round is thinned further."""
+_MAX_ROUNDS: Final = 12
+_MAX_POINTS: Final = 4000
+"""Points of one panel over all rounds; beyond that, each round is downsampled."""
 
 _TELEMETRY: Final = (
     ("utilisation", "Device utilisation", "%", 100.0),
@@ -27,7 +27,7 @@ _TELEMETRY: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a panel; ``round`` lets the page colour it, ``text`` is what hovering adds."""
+    """One line of a panel; ``round`` selects its colour, ``text`` is shown on hover."""
 
     label: str
     round: int
@@ -39,21 +39,21 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A strip of the figure over time; all panels share the time axis."""
+    """A plot over time; all panels share the time axis."""
 
     title: str
     unit: str
     lines: tuple[Line, ...]
     markers: bool = False
     level: float | None = None
-    """A horizontal line: the target."""
+    """Horizontal line at the target."""
     from_zero: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A distribution: bin edges (one more than counts)."""
+    """A histogram: bin edges (one more than counts)."""
 
     label: str
     round: int
@@ -64,8 +64,8 @@ class Bars:
 
 
 def plots_of(rounds: Sequence[RoundResult]) -> dict[str, Any]:
-    """Return the strips over time and the distributions of a case, as JSON values."""
-    shown = [result for result in rounds if result.curves][:_MOST_ROUNDS]
+    """Return the plots over time and the histograms of a case as JSON values."""
+    shown = [result for result in rounds if result.curves][:_MAX_ROUNDS]
     return {
         "progress": [asdict(panel) for panel in _progress(shown)],
         "telemetry": [asdict(panel) for panel in _telemetry(shown)],
@@ -88,8 +88,9 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
 
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> tuple[Line, ...]:
-    most = max(_POINTS_OF_MANY // len(rounds), 100)
-    return tuple(_line(result, [*_thinned(result.curves[name], most)]) for result in rounds if result.curves.get(name))
+    most = max(_MAX_POINTS // len(rounds), 100)
+    shown = [result for result in rounds if result.curves.get(name)]
+    return tuple(_line(result, [*_downsampled(result.curves[name], most)]) for result in shown)
 
 
 def _line(result: RoundResult, points: Sequence[Point]) -> Line:
@@ -102,8 +103,8 @@ def _line(result: RoundResult, points: Sequence[Point]) -> Line:
     )
 
 
-def _thinned(points: Sequence[Point], most: int) -> Iterable[Point]:
-    """Yield at most about ``most`` points, every stretch by its least and greatest."""
+def _downsampled(points: Sequence[Point], most: int) -> Iterable[Point]:
+    """Yield at most about ``most`` points: minimum and maximum of each interval."""
     if len(points) <= most:
         yield from points
         return
@@ -120,7 +121,7 @@ def _height(point: Point) -> float:
 
 
 def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
-    """Draw the telemetry of one round: the first that succeeded, else the first."""
+    """Yield the telemetry of one round: the first that succeeded, else the first."""
     chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
     if chosen is None:
         return

@@ -10,6 +10,7 @@ from accelmark.automl.model.layers import Add, BatchNorm, Concat, Convolution, D
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import EpochRecord, TrialRecord
 from accelmark.automl.search.population import Individual
+from accelmark.spec.number_format import quantity
 
 _ROW: Final = 20
 _LANE: Final = 9
@@ -20,7 +21,7 @@ _TREE_Y: Final = 54
 _BAR: Final = 18
 
 
-def _words(layer: Layer) -> str:
+def _layer_text(layer: Layer) -> str:
     match layer:
         case Convolution():
             return f"conv {layer.kernel}×{layer.kernel} · {layer.filters}" + (
@@ -45,11 +46,11 @@ def _rows(network: Network) -> list[tuple[str, tuple[str, ...]]]:
             text, names = rows[-1]
             rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", (*names, name))
         else:
-            rows.append((_words(layer), (name,)))
+            rows.append((_layer_text(layer), (name,)))
     return rows
 
 
-def _shape_words(shape: Shape) -> str:
+def _shape_layer_text(shape: Shape) -> str:
     return "×".join(map(str, shape))
 
 
@@ -73,8 +74,8 @@ def draw_network(network: Network, title: str) -> str:
         y1, y2 = (top + 1) * _ROW, (bottom + 0.5) * _ROW
         dash = ' stroke-dasharray="3 2"' if skip.merge == "concat" else ""
         parts.append(f'<path class="skip-arc" d="M{_WIDTH} {y1:.0f}H{x}V{y2:.0f}H{_WIDTH}"{dash}/>')
-    picture = _shape_words(network.input_shape)
-    lines = [("image", picture), *((text, _shape_words(shapes[names[-1]])) for text, names in rows)]
+    picture = _shape_layer_text(network.input_shape)
+    lines = [("image", picture), *((text, _shape_layer_text(shapes[names[-1]])) for text, names in rows)]
     for row, (text, shape) in enumerate(lines):
         y = row * _ROW
         parts.append(f'<rect class="layer" x="2" y="{y + 2}" width="{_WIDTH - 4}" height="{_ROW - 4}" rx="3"/>')
@@ -116,13 +117,13 @@ def draw_family(individuals: Sequence[Individual], values: Mapping[int, float], 
         x, y = _spot(column[one.id], generation[one.id])
         known = values.get(one.id)
         share = 0.0 if known is None or highest <= lowest else (known - lowest) / (highest - lowest)
-        words = f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}"
-        told = "no value" if known is None else f"validation accuracy {known:.4f}"
+        text = f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}"
+        accuracy = "no value" if known is None else f"validation accuracy {known:.4f}"
         kind = "unknown" if known is None else ("best" if known == highest else "known")
         fill = "none" if known is None else f"color-mix(in srgb, var(--accent) {15 + 85 * share:.0f}%, var(--paper))"
         ink = "var(--paper)" if share > 0.5 else "var(--ink)"
         parts.append(
-            f'<a href="#network-{one.id}"><title>{escape(words)}; {told}</title>'
+            f'<a href="#network-{one.id}"><title>{escape(text)}; {accuracy}</title>'
             f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="11" style="fill:{fill}"/>'
             f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" style="fill:{ink}">{one.id}</text></a>'
         )
@@ -156,18 +157,18 @@ def draw_workers(
         for worker in range(workers)
     ]
 
-    def bar(kind: str, worker: int, begun_s: float, seconds: float, words: str) -> None:
+    def bar(kind: str, worker: int, begun_s: float, seconds: float, label: str) -> None:
         parts.append(
             f'<rect class="{kind}" x="{70 + begun_s * scale:.2f}" y="{worker * (_BAR + 8)}"'
-            f' width="{max(seconds * scale, 0.2):.2f}" height="{_BAR}"><title>{escape(words)}</title></rect>'
+            f' width="{max(seconds * scale, 0.2):.2f}" height="{_BAR}"><title>{escape(label)}</title></rect>'
         )
 
     for epoch in epochs:
         worker = where[epoch.trial, epoch.attempt]
-        words = f"trial {epoch.trial}, epoch {epoch.epoch}"
-        bar("training", worker, epoch.begun_s, epoch.training_s, f"{words}: {epoch.training_s:.2f} s training")
+        label = f"trial {epoch.trial}, epoch {epoch.epoch}"
+        bar("training", worker, epoch.begun_s, epoch.training_s, f"{label}: {quantity(epoch.training_s, 's')} training")
         begun = epoch.begun_s + epoch.training_s
-        bar("evaluating", worker, begun, epoch.evaluating_s, f"{words}: {epoch.evaluating_s:.2f} s evaluating")
+        bar("evaluating", worker, begun, epoch.evaluating_s, f"{label}: {quantity(epoch.evaluating_s, 's')} evaluating")
     for record in trials:
         if record.ended_s is not None and record.held_out_s:
             begun = record.ended_s - record.held_out_s

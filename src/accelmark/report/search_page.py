@@ -43,7 +43,8 @@ class SearchView:
     tiles: tuple[tuple[str, str, str], ...]
     consumption: tuple[tuple[str, str, str], ...]
     rows: tuple[tuple[str, ...], ...]
-    trials: tuple[tuple[str, ...], ...]
+    trials: tuple[tuple[object, ...], ...]
+    """Values in the order of ``TRIAL_HEADINGS``; accuracies are ratios."""
     family: str
     workers: str
     networks: tuple[NetworkView, ...]
@@ -69,7 +70,7 @@ def search_view(directory: SearchDirectory) -> SearchView:
         tiles=_tiles(summary),
         consumption=_consumption(summary),
         rows=tuple(_row(row) for row in summary.series),
-        trials=tuple(_trial_row(record, state) for record in state.trials.values()),
+        trials=tuple(_trial(record, state) for record in state.trials.values()),
         family=draw_family(
             state.individuals, {one: reached[one] for one in values if one in reached}, "Family tree of the networks"
         ),
@@ -129,7 +130,7 @@ def _row(row: SearchPoint) -> tuple[str, ...]:
     )
 
 
-def _trial_row(record: TrialRecord, state: SearchState) -> tuple[str, ...]:
+def _trial(record: TrialRecord, state: SearchState) -> tuple[object, ...]:
     epochs = state.epochs_of(record)
     best = max((epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None), default=None)
     hyper = record.hyperparameters
@@ -137,14 +138,14 @@ def _trial_row(record: TrialRecord, state: SearchState) -> tuple[str, ...]:
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
     settings += [f"dropout {digits(hyper.dropout, 2)}"] if hyper.dropout is not None else []
     return (
-        str(record.trial),
-        str(record.individual),
-        str(record.round),
+        record.trial,
+        record.individual,
+        record.round,
         record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
         f"{sum(epoch.complete for epoch in epochs)}/{record.epochs_planned}",
-        ratio(best),
-        ratio(record.held_out_accuracy),
-        f"{record.parameters:,}",
+        best,
+        record.held_out_accuracy,
+        record.parameters,
         record.weights,
         ", ".join(settings) + (" (TPE)" if record.tuned else ""),
         record.reason,
@@ -219,6 +220,7 @@ def render_search(view: SearchView) -> str:
         view=view,
         summary=view.summary,
         headings=TRIAL_HEADINGS,
+        trials=[[_trial_cell(value) for value in trial] for trial in view.trials],
         style=inline("page.css") + inline("search.css"),
         script=inline("search.js"),
         plotly=plotly(),
@@ -227,6 +229,12 @@ def render_search(view: SearchView) -> str:
         workers=Markup(view.workers),  # noqa: S704 - drawn here, texts escaped
         drawings={one.id: Markup(one.drawing) for one in view.networks},  # noqa: S704 - drawn here, texts escaped
     )
+
+
+def _trial_cell(value: object) -> str:
+    if value is None or isinstance(value, float):
+        return ratio(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -38,9 +38,9 @@ _COLUMNS: Final[dict[Task, tuple[tuple[str, FigureName], ...]]] = {
     ),
 }  # fmt: skip
 _TITLES: Final[dict[Task, str]] = {"train": "Training", "infer": "Inference", "automl": "Search"}
-_STANDARD: Final = ("default", "cases/", "vendors/")
-"""Layers that belong to a case or vendor; what a person set beyond them stands in the table."""
-_SAID_ELSEWHERE: Final = frozenset({"compiler", "precision", "batch_size"})
+_STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
+"""Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
+_OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size"})
 FIGURES_SHOWN: Final = (
     F.THROUGHPUT_TRAIN, F.INFERENCE_CORE, F.TIME_TO_TARGET, F.FINAL_METRIC, F.MFU, F.PEAK_DEVICE_MEMORY, F.ENERGY,
     F.SEARCH_SCORE, F.SEARCH_HELD_OUT_ERROR,
@@ -48,27 +48,27 @@ FIGURES_SHOWN: Final = (
 _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chip", "chip"), ("Scale", "scale"),
                  ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
 _OPTIONAL: Final = "variant"
-"""A column that is shown where any row has it: what tells inference runs and searches of one case apart."""
+"""A column that is shown only if a row has it: distinguishes inference runs and searches of one case."""
 _ROUNDING: Final = 1e-9
-"""An interval narrower than this share of its figure is what adding left over."""
+"""A relative interval below this is a rounding error and shown as 0."""
 _SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
 
 
 def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
-    """Return the heads of the table, and the figures that any row holds."""
+    """Return the column titles, and the figures that at least one row has."""
     names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
     titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
     return [*(title for title, _ in shown_facts(rows)), *titles], names
 
 
 def shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return (head, column) of what is shown beside figures."""
+    """Return (title, column) of the columns that are not figures."""
     any_variant = any(row[_OPTIONAL] is not None for row in rows)
     return [(title, name) for title, name in _FACTS if name != _OPTIONAL or any_variant]
 
 
 def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """Return the cells of each row under :func:`shown_columns`."""
+    """Return the cells of each row for :func:`shown_columns`."""
     facts, names = shown_facts(rows), shown_columns(rows)[1]
     return [[*(_fact(row, name) for _, name in facts), *(figure_cell(row, name) for name in names)] for row in rows]
 
@@ -80,7 +80,7 @@ def _fact(row: Row, name: str) -> str:
 
 
 def figure_cell(row: Row, name: FigureName) -> str:
-    """Return a figure of a row with half its interval, relative."""
+    """Return a figure of a row with half its relative 95 % interval."""
     value, half = row[name.value], row[f"{name.value}{HALF}"]
     if not isinstance(value, float | int):
         return NOTHING
@@ -92,12 +92,12 @@ def figure_cell(row: Row, name: FigureName) -> str:
 
 
 def group_title(by: Sequence[str], values: Iterable[Cell]) -> str:
-    """Return what a group is called."""
+    """Return the title of a group."""
     return ", ".join(f"{name} {NOTHING if value is None else value}" for name, value in zip(by, values, strict=True))
 
 
 def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
-    """Return the table in Markdown, a heading for each group."""
+    """Return the table in Markdown with a heading for each group."""
     parts = []
     for values, part in grouped(rows, group_by).items():
         title = f"### {escaped(group_title(group_by, values))}\n\n" if group_by else ""
@@ -106,13 +106,13 @@ def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
 
 
 def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return any table in Markdown."""
+    """Return a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *([NOTHING if value is None else value for value in row] for row in rows)]
     return "".join("| " + " | ".join(escaped(str(cell)) for cell in line) + " |\n" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """Return a cell of Markdown: on one line, and nothing in it is HTML or obeyed by a terminal."""
+    """Escape a cell of Markdown: one line, no HTML, no terminal control characters."""
     return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -128,7 +128,7 @@ class _Entry:
 
 
 def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
-    """Return a table for each kind of task: a row for each case of ``runs`` (of ``model`` alone), newest last."""
+    """Return a Markdown table for each task with a row for each case (of ``model`` only, where given), newest last."""
     entries = [
         _Entry(run, case)
         for run in sorted(runs, key=lambda run: run.summary.started_at)
@@ -144,10 +144,10 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
 
 
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
-    """Replace what stands between the markers of a README by the table of ``model``'s results.
+    """Replace the text between the markers of a README by the results of ``model``.
 
     Raises:
-        RunError: the file cannot be read, or lacks the markers.
+        RunError: the file cannot be read or has no markers.
     """
     try:
         text = readme.read_text(encoding="utf-8")
@@ -156,9 +156,9 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise RunError(f"{readme}: lacks the markers {BEGIN!r} and {END!r} that the table goes between")
-    said = "Means over rounds ± half the 95 % interval. Written by `accelmark results --readme`, not by hand."
-    write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{said}\n{END}{after}")
+        raise RunError(f"{readme}: has no markers {BEGIN!r} and {END!r}; the table is written between them")
+    note = "Means over rounds ± half the 95 % interval. Written by `accelmark results --readme`; do not edit."
+    write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{note}\n{END}{after}")
 
 
 def _table(task: Task, entries: Sequence[_Entry], name_cases: bool) -> str:
@@ -189,7 +189,7 @@ def _cells(task: Task, entry: _Entry, names: Iterable[FigureName], name_case: bo
         yield key.case
     yield machine(key.hardware, first)
     yield _software(key.framework, first)
-    yield f"{key.nnodes}×{key.nproc}" + "".join(f", {text}" for text in _asked(first))
+    yield f"{key.nnodes}×{key.nproc}" + "".join(f", {text}" for text in _changed_settings(first))
     yield first.precision if first else NOTHING
     if task == "infer":
         inference = first.inference if first else None
@@ -202,7 +202,7 @@ def _cells(task: Task, entry: _Entry, names: Iterable[FigureName], name_case: bo
 
 
 def machine(hardware: str, first: RoundResult | None) -> str:
-    """Return the chip; where it is no card of its own, the processor and its cores besides."""
+    """Return the chip; for a run on CPUs also the processor and its cores."""
     hosts = first.environment.hosts if first else ()
     if not hosts or hosts[0].get("devices"):
         return hardware
@@ -218,13 +218,13 @@ def _software(framework: str, first: RoundResult | None) -> str:
     return f"{framework} {version}" if version else framework
 
 
-def _asked(first: RoundResult | None) -> list[str]:
-    """Return the settings that whoever ran the case chose, engine and precision aside: they have columns."""
+def _changed_settings(first: RoundResult | None) -> list[str]:
+    """Return the settings given by run file or command line, except those that have columns."""
     settings = first.settings if first else {}
     return [
         f"{name} {setting.value}"
         for name, setting in settings.items()
-        if not setting.layer.startswith(_STANDARD) and name not in _SAID_ELSEWHERE
+        if not setting.layer.startswith(_STANDARD_LAYERS) and name not in _OWN_COLUMNS
     ]
 
 

@@ -42,9 +42,11 @@ class Event(StrEnum):
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
     INSPECTED = "INSPECTED"
+    COMPILED = "COMPILED"
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
     SCENARIO = "SCENARIO"
+    HEARTBEAT = "HEARTBEAT"
     WARNING = "WARNING"
     ERROR = "ERROR"
 
@@ -54,13 +56,16 @@ class StepWindow(Spec):
 
     global_steps: int
     """Optimizer steps done when the window closed."""
+    num_steps: int | None = None
+    """Optimizer steps in the window; null: as many as ``losses`` has entries."""
     epoch: int
     num_trained_samples: int
     """Samples over all ranks when the window closed."""
-    learning_rate: float
+    learning_rate: float | None
     loss: float | None
     """Mean loss of the window's last step on this rank; null where it is not finite."""
     losses: tuple[float | None, ...]
+    """Of the window's last steps; an external trainer may print fewer than it takes."""
     step_ms: tuple[float, ...]
     """Computation of each step, by device events or the monotonic clock; empty where the framework times windows only.
     """
@@ -68,6 +73,9 @@ class StepWindow(Spec):
     """Waiting for each step's batches."""
     wall_ms: float
     """From the window's opening to its closing, evaluation left out."""
+    span_ms: float | None = None
+    """From the start of the window's first step to the end of its last, by the clock of ``step_ms``: gaps between steps
+    included. Unlike ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
 
 
 class Evaluation(Spec):
@@ -221,3 +229,12 @@ class Replayed(Spec):
     """Loss of each step on this rank."""
     update_norms: tuple[float | None, ...]
     """Euclidean norm of each step's change of all trainable parameters; of this rank's shards where sharded."""
+
+
+class Compiled(Spec):
+    """The value of ``COMPILED``: what the framework's compiler made of the model."""
+
+    graphs: int
+    """Graphs that were compiled; blocks of the same structure share one."""
+    graph_breaks: int
+    """Places where compiled code returns to the interpreter."""

@@ -72,7 +72,7 @@ class LogSpec(Spec):
     step: str
     """A line after one or several optimizer steps, with the group ``step`` and any of ``STEP_GROUPS``."""
     evaluation: str | None = None
-    """A line after an evaluation; each named group except ``step`` and ``duration`` is a metric."""
+    """A line after an evaluation: ``duration`` (seconds), ``step``; every other named group is a metric."""
     training_started: str | None = None
     """The line at which training begins; null: derived from the first step line and its ``step_time``."""
 
@@ -94,6 +94,10 @@ class LogSpec(Spec):
         if unknown:
             raise ValueError(f"log.step has unknown groups {', '.join(unknown)} (known: {', '.join(STEP_GROUPS)})")
         return self
+
+    def evaluation_groups(self) -> frozenset[str]:
+        """Return the named groups of ``evaluation``."""
+        return frozenset(re.compile(self.evaluation or "").groupindex)
 
     def step_groups(self) -> frozenset[str]:
         """Return the named groups of ``step``."""

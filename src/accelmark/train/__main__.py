@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from accelmark.train.loop.process import StopRequest, process_start, redirect_output
 
+if TYPE_CHECKING:
+    from accelmark.spec.job import JobSpec
+    from accelmark.spec.perflog import PerfLogWriter
+
 _START = process_start()
 
+RunRank = Callable[["JobSpec", "PerfLogWriter", float, StopRequest], int]
 
-def main(arguments: list[str]) -> int:
-    """Run one rank of the job that ``arguments`` name, and return the exit code."""
+
+def main(arguments: list[str], run: RunRank | None = None) -> int:
+    """Run one rank of the job that ``arguments`` name, by AccelMark's loop or by ``run``; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m accelmark.train JOB.json", file=sys.stderr)
         return 2
@@ -40,7 +47,7 @@ def main(arguments: list[str]) -> int:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RequestError(f"{path}: cannot be read as a job ({error})") from error
-        return run_rank(parse(JobSpec, values, str(path)), log, _START, StopRequest())
+        return (run or run_rank)(parse(JobSpec, values, str(path)), log, _START, StopRequest())
     except AccelmarkError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         FinishedEvent(log, Account(process_start=_START)).write(End("error", str(error)))

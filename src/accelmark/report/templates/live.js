@@ -3,7 +3,7 @@
   const place = document.querySelector("[data-live]");
   if (!place) return;
   const EVERY_MS = 2000;
-  const look = async () => {
+  const refresh = async () => {
     try {
       const reply = await fetch(place.dataset.live, { cache: "no-store" });
       if (!reply.ok) return;
@@ -11,9 +11,9 @@
       const had = place.childElementCount;
       const page = new DOMParser().parseFromString(text, "text/html");
       place.replaceChildren(...page.body.childNodes);
-      place.dataset.looked = String(Number(place.dataset.looked || 0) + 1);
+      place.dataset.refreshed = String(Number(place.dataset.refreshed || 0) + 1);
       if (had && had !== place.childElementCount) location.reload();
-    } catch { /* the server is gone for the moment: what was seen last stays */ }
+    } catch { /* the server does not respond: keep the last values */ }
   };
-  setInterval(look, EVERY_MS);
+  setInterval(refresh, EVERY_MS);
 })();

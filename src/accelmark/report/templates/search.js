@@ -5,6 +5,7 @@
   const draw = () => {
     for (const [name, plot] of Object.entries(data)) {
       const element = document.querySelector(`[data-plot="${name}"]`);
+      if (!element) continue;
       const traces = [{ x: plot.x, y: plot.y, name: plot.unit, mode: "lines+markers", line: { color: ink("--r1") } }];
       if (plot.other) traces.push({ x: plot.x, y: plot.other, name: plot.other_name, mode: "lines+markers", line: { color: ink("--r2"), dash: "dot" } });
       Plotly.react(element, traces, {

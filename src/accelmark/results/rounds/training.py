@@ -8,6 +8,7 @@ from accelmark.results.figures.consumption import HostSamples, consumption_figur
 from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
 from accelmark.results.figures.definitions import TRAIN_FIGURES, FigureName
+from accelmark.results.figures.external import limited_to_log
 from accelmark.results.figures.timeline import Timeline, merged_inspection, read_timeline
 from accelmark.results.figures.training import (
     FLOPS_TOLERANCE,
@@ -27,7 +28,7 @@ from accelmark.results.rounds.state import job_state
 from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult, finding
 from accelmark.spec.job import JobSpec
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.work import ExternalJob, TrainingWork
 
 
 def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
@@ -118,6 +119,8 @@ def _figures(
     consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
     findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
     ordered = figures | consumed
+    if isinstance(train, ExternalJob):
+        ordered = limited_to_log(ordered, train.trainer)
     return {name: ordered[name] for name in TRAIN_FIGURES}
 
 
@@ -153,9 +156,11 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
     started = timeline.lead_end.started if timeline else None
     hosts = [{"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes]
     inspected = merged_inspection(timeline.ranks) if timeline else None
+    compiled = timeline.lead_end.compiled if timeline else None
     return Environment(
         hosts=tuple(hosts),
         started=started.model_dump() if started else {},
+        compiled=compiled.model_dump() if compiled else {},
         inspected=inspected.model_dump() if inspected else {},
     )
 

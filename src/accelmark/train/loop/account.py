@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.spec.events import Finished, StepWindow
-from accelmark.spec.work import TrainJob
+from accelmark.spec.work import TrainingWork
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.ends import End, follows_reference
@@ -32,7 +32,7 @@ class Account:
     last_finite_loss_step: int | None = None
     peak_device_memory_mib: float | None = None
     backend: Backend | None = None
-    job: TrainJob | None = None
+    job: TrainingWork | None = None
     cpu_wait: CpuWait = field(default_factory=CpuWait)
 
     def elapsed_s(self) -> float:

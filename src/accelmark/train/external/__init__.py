@@ -1,0 +1,1 @@
+"""Ranks of other projects' trainers, whose output is translated into PerfLog events."""

@@ -1,0 +1,216 @@
+"""Run one rank of an external trainer as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
+from typing import Final, final
+
+from accelmark.spec.catalog import find
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
+from accelmark.spec.events import Event
+from accelmark.spec.job import JobSpec
+from accelmark.spec.layers import flatten
+from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog
+from accelmark.spec.trainer import fill
+from accelmark.spec.work import ExternalJob
+from accelmark.train.external.translate import LogTranslator
+from accelmark.train.loop.account import Account
+from accelmark.train.loop.ends import End
+from accelmark.train.loop.process import Cancelled, StopRequest
+from accelmark.train.loop.rank import FinishedEvent
+
+_MAX_LINE_CHARACTERS: Final = 2**16
+_LAST_LINES: Final = 20
+_HEARTBEAT_S: Final = 5.0
+_TERMINATE_S: Final = 10.0
+"""Time between SIGTERM and SIGKILL for the trainer; below the grace of the rank itself."""
+_DRAIN_S: Final = 5.0
+"""Longest wait for output after the trainer ended, which a process that it left behind may keep open."""
+
+
+def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
+    """Run this rank of the job's trainer; returns the exit code of this process, 0 only when training completed."""
+    work = job.work
+    if not isinstance(work, ExternalJob):
+        raise RequestError(f"job.json: an external trainer cannot do work of kind {work.kind!r}")
+    place = {name: int(os.environ.get(name.upper(), default)) for name, default in _PLACE.items()}
+    command = trainer_command(job, work, place)
+    account = Account(process_start=process_start, job=work)
+    finished = FinishedEvent(log, account)
+    counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
+    translator = LogTranslator(work, job.key.world_size, log, account) if counted else None
+    trainer = _Trainer(command, work.trainer.environment, translator, log)
+
+    def overdue(signal_name: str) -> None:
+        trainer.signal(signal.SIGKILL)
+        finished.write(End("cancelled", f"ended by {signal_name}; the trainer did not end in time"))
+        os._exit(EXIT_CANCELLED)
+
+    if threading.current_thread() is threading.main_thread() and stop.wanted:
+        stop.install(overdue)
+    end = _run(trainer, translator, log)
+    stop.finish()
+    finished.write(end)
+    return EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else EXIT_FAILED
+
+
+_PLACE: Final = {"rank": 0, "local_rank": 0, "world_size": 1}
+"""Placeholder of a rank's place -> its value where the launch sets no variable of that name."""
+
+
+def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -> list[str]:
+    """Return the command of one rank: the template, the case's arguments, and those of the settings."""
+    trainer, key = work.trainer, job.key
+    folder = find("trainers", trainer.name, "job.json").path
+    settings = flatten(work.settings.model_dump(mode="json"))
+    values = {
+        **{name: str(value) for name, value in place.items()},
+        "python": sys.executable,
+        "nnodes": str(key.nnodes),
+        "nproc": str(key.nproc),
+        "model": key.model,
+        "precision": work.settings.precision,
+        "trainer_dir": str(folder.parent if folder.is_file() else folder),
+        "case_dir": str(job.case.path),
+        "checkpoint_dir": str(job.checkpoint_dir),
+        "node_dir": os.environ.get("ACCELMARK_NODE_DIR", "."),
+        **{f"data:{name}": str(path) for name, path in job.data_dirs.items()},
+        **{f"setting:{name}": str(value) for name, value in settings.items()},
+    }
+    flags = [part for name, flag in trainer.settings.items() for part in flag.render(settings.get(name))]
+    template = (*trainer.command, *trainer.cases[key.model])
+    try:
+        resume = fill(trainer.resume, values) if job.resume else []
+        return [*fill(template, values), *flags, *resume]
+    except KeyError as error:
+        raise RequestError(f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value") from error
+
+
+@final
+class _Trainer:
+    """The trainer's process, and the thread that reads its output."""
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], translator: LogTranslator | None, log: EventLog
+    ) -> None:
+        self.command: Final = command
+        self.last_lines: Final[deque[str]] = deque(maxlen=_LAST_LINES)
+        self._environment: Final = environment
+        self._translator: Final = translator
+        self._log: Final = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the process. Raises OSError where its program cannot be started."""
+        started_ns = time.monotonic_ns()
+        # A session of its own: whatever the trainer starts can be ended with it.
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PYTHONUNBUFFERED": "1", **os.environ, **self._environment},
+            start_new_session=True,
+        )
+        if self._translator is not None:
+            self._translator.start_at(started_ns)
+        self._reader = threading.Thread(target=self._read, name="trainer output", daemon=True)
+        self._reader.start()
+
+    def wait(self) -> int:
+        """Return the exit code, negative for a signal; ranks whose output does not count write HEARTBEAT meanwhile."""
+        if self._process is None:
+            raise RuntimeError("the trainer has not been started")
+        while True:
+            try:
+                return self._process.wait(_HEARTBEAT_S)
+            except subprocess.TimeoutExpired:
+                if self._translator is None:
+                    self._log.event(Event.HEARTBEAT)
+
+    def stop(self) -> None:
+        """End the process and everything that it started: SIGTERM, then SIGKILL."""
+        if self._process is None:
+            return
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_TERMINATE_S)
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the trainer's session."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def drain(self) -> None:
+        """Wait for the rest of the output."""
+        if self._reader is not None:
+            self._reader.join(_DRAIN_S)
+
+    def _read(self) -> None:
+        for line in self._lines():
+            read_ns = time.monotonic_ns()
+            self.last_lines.append(line)
+            # A trainer must not write events of its own.
+            os.write(1, line.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
+            if self._translator is not None:
+                self._translator.line(line, read_ns)
+
+    def _lines(self) -> Iterator[str]:
+        if self._process is None or self._process.stdout is None:
+            return
+        # Universal newlines: progress bars end lines with a carriage return.
+        output = TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace", newline=None)
+        while line := output.readline(_MAX_LINE_CHARACTERS):
+            if text := line.rstrip("\n"):
+                yield text
+
+
+def _run(trainer: _Trainer, translator: LogTranslator | None, log: EventLog) -> End:
+    """Run the trainer to its end, and return how it ended."""
+    try:
+        try:
+            trainer.start()
+        except OSError as error:
+            program = trainer.command[0]
+            what = "was not found" if isinstance(error, FileNotFoundError) else f"cannot be started: {error.strerror}"
+            return _failed(log, f"the trainer's program {program!r} {what}; check its requirements")
+        if translator is None:
+            log.event(Event.TRAIN_START)
+        code = trainer.wait()
+        trainer.drain()
+    except Cancelled as cancelled:
+        trainer.stop()
+        _close(translator, log)
+        return End("cancelled", f"ended by {cancelled}")
+    trainer.signal(signal.SIGKILL)
+    _close(translator, log)
+    if code:
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        last = trainer.last_lines[-1].strip() if trainer.last_lines else "it printed nothing"
+        return _failed(log, f"the trainer {how}: {last[:500]}", trainer.last_lines)
+    end = translator.end() if translator is not None else End("max_steps")
+    return end if end.completed else _failed(log, end.message or end.reason, trainer.last_lines)
+
+
+def _close(translator: LogTranslator | None, log: EventLog) -> None:
+    if translator is not None:
+        translator.close()
+    else:
+        log.event(Event.TRAIN_END)
+
+
+def _failed(log: EventLog, message: str, last_lines: deque[str] | None = None) -> End:
+    log.event(Event.ERROR, {"type": "TrainerError", "message": message, "last_lines": list(last_lines or ())})
+    return End("error", message)

@@ -1,0 +1,1 @@
+"""Descriptions of external trainers, one YAML file each."""

@@ -1,0 +1,119 @@
+"""An external trainer on two ranks, by one YAML file: figures, telemetry, audit and page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from accelmark.spec.perflog import PerfLogReader
+from tests.external.conftest import COMMAND, Accelmark, result_of
+
+KEY = "signs:slowgrad:CPU:1:2"
+
+
+def test_two_ranks_train_by_one_yaml_file(accelmark: Accelmark, tmp_path: Path) -> None:
+    ran = accelmark("train", KEY, "--out", "run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = result_of(tmp_path / "run")
+    figures = {name: figure["value"] for name, figure in result["figures"].items()}
+    assert result["state"] == "succeeded"
+    assert result["converged"] is True
+    assert (result["num_steps"], result["num_samples"], result["num_devices"]) == (120, 120 * 32, 2)
+    assert figures["throughput_whole"] > 0
+    assert figures["step_p50_ms"] >= 10
+    assert 0 < figures["final_loss"] < 0.5
+    assert figures["final_metric"] > 0.9
+    assert len(result["telemetry"]) > 0
+    reason = result["figures"]["mfu"]["reason"]
+    assert reason == "the log of trainer slowgrad does not give the FLOPs of its model"
+    assert result["figures"]["data_wait_share"]["value"] is None
+    verdict = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"][0]
+    assert verdict["verdict"] == "OPEN"
+    assert any("weights were not evaluated again" in why for why in verdict["reasons"])
+    assert "slowgrad" in (tmp_path / "run" / "report.html").read_text()
+    verified = accelmark("verify", "run")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_trainer_cannot_write_events_of_its_own(accelmark: Accelmark, tmp_path: Path) -> None:
+    assert accelmark("train", "signs:slowgrad", "--set", "end.max_steps=20", "--out", "run").returncode == 0
+    (log,) = (tmp_path / "run").glob("*/round1/*/rank0.out.log")
+    assert [record.event for record in PerfLogReader(log)].count("FINISHED") == 1
+    assert "[PerfLog of the trainer] " in log.read_text()
+
+
+def test_losses_of_every_tenth_step_are_enough(accelmark: Accelmark, tmp_path: Path) -> None:
+    ran = accelmark("train", "signs:slowgrad", "--set", "model.every=10", "--set", "end.max_steps=60", "--out", "run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = result_of(tmp_path / "run")
+    assert result["num_steps"] == 60
+    assert result["figures"]["final_loss"]["value"] is not None
+    assert result["figures"]["step_p50_ms"]["value"] is None
+    assert [point["step"] for point in result["curves"]["loss"] if point["value"] is not None] == [
+        10,
+        20,
+        30,
+        40,
+        50,
+        60,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("crashes", "the trainer exited with code 3: RuntimeError: the optimizer exploded"),
+        ("silent", "the trainer exited with code 0, but no line of its output matched log.step"),
+        ("malformed", "but 20 lines matched log.step but could not be read: 'it 1 | xent n/a"),
+    ],
+)
+def test_a_trainer_that_fails_ends_the_job_with_the_reason(
+    accelmark: Accelmark, tmp_path: Path, fault: str, expected: str
+) -> None:
+    ran = accelmark("train", KEY, "--set", f"model.fault={fault}", "--set", "end.max_steps=20", "--out", "run")
+    assert ran.returncode == 1
+    result = result_of(tmp_path / "run")
+    assert result["state"] == "failed"
+    assert expected in result["reason"]
+
+
+def test_one_malformed_line_is_a_warning(accelmark: Accelmark, tmp_path: Path) -> None:
+    options = ["--set", "model.fault=one malformed", "--set", "end.max_steps=20"]
+    assert accelmark("train", "signs:slowgrad", *options, "--out", "run").returncode == 0
+    findings = [finding["actual"] for finding in result_of(tmp_path / "run")["findings"]]
+    assert any("1 lines of the trainer matched but could not be read" in actual for actual in findings)
+
+
+def test_a_trainer_that_is_missing_is_named(accelmark: Accelmark, plugins: Path, tmp_path: Path) -> None:
+    text = (plugins / "trainers" / "slowgrad.yaml").read_text().replace("name: slowgrad", "name: absent")
+    text = text.replace('"{python}", "{trainer_dir}/toy_trainer.py"', '"no-such-trainer"')
+    (plugins / "trainers" / "absent.yaml").write_text(text)
+    ran = accelmark("train", "signs:absent", "--out", "run")
+    (plugins / "trainers" / "absent.yaml").unlink()
+    assert ran.returncode == 1
+    assert "the trainer's program 'no-such-trainer' was not found" in result_of(tmp_path / "run")["reason"]
+
+
+def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugins: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    environment = {**os.environ, "ACCELMARK_PLUGINS": str(plugins), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [str(COMMAND), "train", "signs:slowgrad", "--set", "model.fault=hangs", "--out", "run"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any("data server" in log.read_text() for log in (tmp_path / "run").glob("*/round1/*/rank0.out.log")):
+            break
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    (log,) = (tmp_path / "run").glob("*/round1/*/rank0.out.log")
+    (finished,) = [record for record in PerfLogReader(log) if record.event == "FINISHED"]
+    assert finished.value["state"] == "cancelled"
