@@ -136,4 +136,4 @@ def test_steps_through_which_nothing_passes_are_told_as_uncounted() -> None:
             model(torch.zeros(4, 2))
     told = probes.result()
     assert told["samples_seen"] is None
-    assert "played again" in told["samples_reason"]
+    assert "replay of a recorded graph" in told["samples_reason"]

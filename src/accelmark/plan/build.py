@@ -15,7 +15,7 @@ from accelmark.plan.layering import Capabilities
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
 from accelmark.plan.training import plan_training
-from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_vendor, tree_hash
+from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_framework, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
@@ -200,10 +200,12 @@ class _Planner:
         """Return the first round of a key."""
         adaptation, key = asked.adaptation, asked.key
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
-        device = framework_device(self.vendor, framework_of(planned.work, key))
+        name = framework_of(planned.work, key)
+        device = framework_device(self.vendor, name)
         return JobSpec(
             work=planned.work,
             key=key,
+            ranks_per_host=load_framework(name).ranks_per_host(key.nproc),
             round=1,
             case=asked.folder.ref(),
             case_version=asked.case.version,
