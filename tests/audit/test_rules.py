@@ -17,9 +17,9 @@ from accelmark.audit import source_hash
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.plugins.case import ReferenceLoss
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"
@@ -431,7 +431,7 @@ def test_a_training_too_short_to_be_timed_is_out_of_comparison(
 
 @pytest.mark.parametrize(
     ("devices", "reason"),
-    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry read no devices")],
+    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry has no devices")],
 )
 def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_comparison(
     run: Path, devices: list[dict[str, Any]], reason: str

@@ -25,8 +25,8 @@ from accelmark.run.record.directory import RunDirectory, default_path
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, Problem, RequestError, SpecError
-from accelmark.spec.launcher import launcher_problems, parse_cluster
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.launcher import launcher_problems, parse_cluster
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.secret import secrets_in, shown
 from accelmark.spec.yaml_file import read_value, read_yaml
@@ -276,6 +276,8 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
 def _print_settings(job: PlannedJob) -> None:
     for name, place in job.job.data_dirs.items():
         typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (will be fetched)"))
+    for need in job.requires:
+        typer.echo(f"  requires {need.requirement} ({need.needed_by})")
     for file in job.layer_files:
         typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
     width = max(map(len, job.job.provenance), default=0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from accelmark.plan.layering import Capabilities, vendor_layers
 from accelmark.plan.plan import LayerFile
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import Folder
 from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import CaseRequest
 from accelmark.spec.work import Work
 
@@ -66,6 +66,8 @@ class PlannedWork:
     data_dirs: Mapping[str, Path]
     provenance: Mapping[str, Provenance]
     layer_files: tuple[LayerFile, ...] = ()
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What needs packages (``trainer torchtitan``) -> their requirements."""
     engine: str | None = None
     """Name of the inference engine, where one is used."""
     warnings: tuple[str, ...] = ()
