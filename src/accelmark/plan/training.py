@@ -51,6 +51,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
+        requires={} if trainer is None else {f"trainer {trainer.name}": trainer.requires},
         warnings=() if trainer is None else _check_trainer(request, trainer, resolved),
     )
 
