@@ -34,15 +34,15 @@ LOG = b"nothing to do\n"
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes]) -> None:
     line = process.command or ""
-    if "Looks around on a host" in line:
+    if "Report the state of a host" in line:
         await process.stdin.readline()
         process.stdout.write(json.dumps(FACTS).encode() + b"\n")
-    elif "Sends the files of a node directory" in line:
+    elif "Send the files of a node directory" in line:
         await process.stdin.readline()
         header = {"file": "agent.log", "offset": 0, "size": len(LOG)}
         end = {"end": "dead", "sha256": {"agent.log": hashlib.sha256(LOG).hexdigest()}}
         process.stdout.write(json.dumps(header).encode() + b"\n" + LOG + json.dumps(end).encode() + b"\n")
-    elif "Takes files from standard input" in line:
+    elif "Write files from standard input" in line:
         await process.stdin.read()
     process.exit(0)
 

@@ -49,9 +49,14 @@ def briefly(commands: list[list[str]]) -> list[str]:
             "salloc", "image inspect", "podman build", "podman run", "accelmark.run.agent",
             "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
         )  # fmt: skip
-        texts = {"Looks around": "probe", "Tries ports": "port", "Makes room": "clear", "Sends the files": "follow"}
+        texts = {
+            "Report the state": "probe",
+            "Check a port": "port",
+            "Remove an earlier": "clear",
+            "Send the files": "follow",
+        }
         names = [name for name in known if name in words] + [short for text, short in texts.items() if text in words]
-        found.append(names[0] if names else "receive" if "receive" in words or "Takes" in words else words)
+        found.append(names[0] if names else "receive" if "receive" in words or "Write files" in words else words)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A test bed: hosts that are network namespaces of this machine, each with a real sshd, name and files of its own.
+"""A test bed: hosts that are network namespaces of this machine, each with its own sshd, name and files.
 
 ``python -m tests.cluster.bed up DIRECTORY NUM_HOSTS`` and ``... down DIRECTORY``; needs root. What it makes is named
 after the directory, so that two beds do not meet, and ``down`` removes it all, also after a crash.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 WORK: Final = Path("/var/tmp/accelmark")
-"""Work directory of every host: each sees its own there."""
+"""Work directory of every host; each has its own there."""
 
 _SSHD: Final = """\
 Port 22

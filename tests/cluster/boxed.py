@@ -48,7 +48,7 @@ class Extern(Hooks):
         return super().convert_model(model)
 """
 ADAPTED: Final = "ADAPTED 36 brought by pip fast mode"
-"""What a rank says when kernel, package and variable are all there."""
+"""Output of a rank with kernel, package and variable."""
 
 
 def write_adaptation(plugins: Path, model: str = "tiny") -> Path:

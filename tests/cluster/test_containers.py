@@ -1,4 +1,4 @@
-"""Cases that are really trained, on hosts over SSH: one of the tree on two, a tiny one in containers of each engine."""
+"""Cases that are trained on hosts over SSH: a built-in one on two hosts, a tiny one in containers of each engine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def in_container(engine: str) -> dict[str, object]:
 
 
 @pytest.mark.timeout(1500)  # a minute and a half on two idle cores
-def test_two_hosts_train_a_case_of_the_tree_to_its_target(cluster: MakeCluster, tmp_path: Path) -> None:
+def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp_path: Path) -> None:
     for spec in dataset_specs(load_case("resnet_mini").data, "resnet_mini"):
         ensure(spec, allow_subset=True)  # the bed's hosts have no way out, but see this machine's cache
     file = run_file(tmp_path, cluster(2), "resnet_mini:pytorch:CPU:2:1", vendor="cpu")

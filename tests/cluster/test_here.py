@@ -1,4 +1,4 @@
-"""Containers of this machine, started by the local launcher: what they get is seen from the engine."""
+"""Containers on this machine, started by the local launcher, inspected through the engine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def cached_bytes(file: Path) -> int:
     return int(shown.stdout)
 
 
-def test_a_container_here_gets_what_the_cluster_file_and_the_vendor_say_and_no_more(
+def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
     engine: str, recipe: Path, tmp_path: Path
 ) -> None:
     vendor = recipe.parents[1] / "vendor.yaml"
@@ -111,7 +111,7 @@ def test_a_container_here_gets_what_the_cluster_file_and_the_vendor_say_and_no_m
 
 
 def test_a_container_is_privileged_only_where_the_cluster_file_asks_for_it(recipe: Path) -> None:
-    """Told by the command alone: a machine that is a container itself may not be able to start one."""
+    """Checks the command only, since a machine that is a container itself may not start one."""
     job = make_plan(()).jobs[0].job
     inside = ModuleCommand("accelmark.run.agent", (), "box", {})
     for privileged in (False, True):

@@ -1,4 +1,4 @@
-"""Images on real hosts: built from a vendor's recipe or loaded from a file, and what happens where neither works."""
+"""Images on real hosts: built from a vendor's recipe or loaded from a file, and failures of both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def images(bed: Bed) -> set[str]:
     return set(podman(bed, "images", "--filter", "dangling=false", "--format", "{{.Repository}}:{{.Tag}}").splitlines())
 
 
-def test_an_image_is_built_when_absent_or_changed_and_only_then(
+def test_an_image_is_built_only_when_absent_or_changed(
     cluster: MakeCluster, bed: Bed, recipe: Path, tmp_path: Path
 ) -> None:
     before = images(bed)
@@ -124,7 +124,7 @@ def test_a_version_without_an_image_of_its_own_is_refused_before_anything_starts
     assert "has no images/pytorch_1.13/Dockerfile (it has: pytorch)" in err
 
 
-def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None:
+def test_build_options_are_part_of_an_images_name(recipe: Path) -> None:
     def name(**changed: object) -> str:
         spec = ContainerSpec.model_validate({"engine": "podman"} | changed)
         key = CaseKey(model="toy", framework="pytorch", hardware="X1")
@@ -133,7 +133,7 @@ def test_options_of_the_build_are_part_of_what_an_image_is(recipe: Path) -> None
     assert name() == name(pip_source="https://mirror.example/simple") != name(build_options=("--build-arg=BASE=a",))
 
 
-def test_an_image_that_installs_packages_takes_the_index_that_the_cluster_file_names() -> None:
+def test_an_image_installs_packages_from_the_index_of_the_cluster_file() -> None:
     found = [file for folder in folders("vendors").values() for file in folder.path.glob("images/*/Dockerfile")]
     assert found
     for dockerfile in found:

@@ -1,4 +1,4 @@
-"""Inference where training can be: over SSH, in a container, through Slurm; the same files and verdict come home."""
+"""Inference over SSH, in a container and through Slurm, with the same files and verdict."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def infer(cluster: ClusterSpec, tmp_path: Path) -> Path:
     return node
 
 
-def test_over_ssh_and_there_in_a_container(cluster: MakeCluster, bed: Bed, image: Path, tmp_path: Path) -> None:
+def test_over_ssh_natively_and_in_a_container(cluster: MakeCluster, bed: Bed, image: Path, tmp_path: Path) -> None:
     podman(bed, "build", "--tag", "bench:1", str(image))
     container = in_container("podman") | {"image": "bench:1"}
     for name, spec in (("native", cluster(1)), ("enclosed", cluster(1, container=container))):
@@ -69,7 +69,7 @@ def test_over_ssh_and_there_in_a_container(cluster: MakeCluster, bed: Bed, image
         assert json.loads((node.parent / "data.json").read_text())["fashion_mnist"]["fingerprint"]
 
 
-def test_through_slurm_and_here_in_a_container(
+def test_through_slurm_and_in_a_local_container(
     slurm_conf: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm_conf)

@@ -1,4 +1,4 @@
-"""What becomes of agents that nobody follows: of a host that was lost, of a coordinator that does not come back."""
+"""Agents without a coordinator: on a lost host, or after the coordinator died."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alive(bed: Bed, number: int, case: str) -> bool:
     )
 
 
-def test_a_lost_host_that_comes_back_is_cleared_while_the_run_goes_on(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = plan((ENDLESS, "pace=0.1"), (ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0})
     process = drive("start", run, plan=on_first_host_only(made, 1))
@@ -35,7 +35,7 @@ def test_a_lost_host_that_comes_back_is_cleared_while_the_run_goes_on(plan: Make
     bed.link(2, "down")
     try:
         wait_for(lambda: [status.state for status in statuses(run)] == ["lost", "running"], "the other case", 90)
-        assert alive(bed, 2, "toy0"), "nobody could end it, since the host was out of reach"
+        assert alive(bed, 2, "toy0"), "an unreachable host"
     finally:
         bed.link(2, "up")
     wait_for(lambda: not alive(bed, 2, "toy0"), "the end of what was given up", 90)
@@ -45,10 +45,10 @@ def test_a_lost_host_that_comes_back_is_cleared_while_the_run_goes_on(plan: Make
     done(process)
     first, second = statuses(run)
     assert (first.state, second.state) == ("lost", "cancelled")
-    assert "what still runs there is ended when the host is back" in (first.reason or "")
+    assert "processes still running there are ended once it can be reached" in (first.reason or "")
 
 
-def test_stop_ends_what_a_lost_host_still_runs_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 2.0}))
     wait_for(lambda: stepping(run), "a step that came home")
@@ -66,7 +66,7 @@ def test_stop_ends_what_a_lost_host_still_runs_after_the_run(plan: MakePlan, bed
     assert not alive(bed, 1, "toy0")
 
 
-def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
     wait_for(lambda: stepping(run), "a step that came home")
@@ -81,7 +81,7 @@ def test_a_job_that_no_coordinator_asks_after_ends_and_is_redone(plan: MakePlan,
     assert "no coordinator heartbeat for 8 s" in ended
 
 
-def test_a_job_that_is_followed_is_never_called_abandoned(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_job_with_coordinator_heartbeats_does_not_end(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})))
     assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))

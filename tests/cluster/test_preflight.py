@@ -1,4 +1,4 @@
-"""Preflight on real hosts: everything that is wrong is found before anything starts, in one go."""
+"""Preflight on real hosts: all problems are reported at once before anything starts."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def look(plan: Plan, *given: Path) -> list[HostProblem]:
     return [problem for problem in asyncio.run(body()) if "is busy: load" not in problem.what]
 
 
-def test_hosts_in_order_have_no_problem(plan: MakePlan) -> None:
+def test_good_hosts_have_no_problem(plan: MakePlan) -> None:
     assert look(plan((), num_hosts=4)) == []
 
 
-def test_every_problem_of_every_host_is_in_one_answer(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     lines = (bed.root / "known_hosts").read_text().splitlines()
     other_key = lines[0].split(" ", 1)[1]
@@ -74,19 +74,19 @@ def test_every_problem_of_every_host_is_in_one_answer(plan: MakePlan, bed: Bed, 
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
 
 
-def test_keys_that_cannot_be_used_are_told_beside_what_else_is_wrong(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_unusable_keys_are_reported_with_all_other_problems(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     keys = (bed.root / "key.pub", tmp_path / "gone", bed.root / "key")
     hosts = [{"address": bed.address(n), "label": f"n{n}", "key": str(key)} for n, key in enumerate(keys, start=1)]
     made = plan((), num_hosts=3, on={"hosts": hosts, "min_memory_mib": 10**9})
     run = tmp_path / "run"
     code, _, err = done(drive("start", run, "--look", plan=made))
     assert (code, run.exists()) == (1, False), err
-    assert f"n1: the key file {keys[0]} is no private key" in err
+    assert f"n1: the key file {keys[0]} is not a readable private key" in err
     assert f"n2: the key file {keys[1]} cannot be read (No such file or directory)" in err
     assert "1000000000 are needed" in err
 
 
-def test_a_blocked_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_blocked_master_port_is_reported(plan: MakePlan, bed: Bed) -> None:
     rule = ["ip", "route", "add", "prohibit", bed.address(1)]
     subprocess.run(bed.enter(2, *rule), check=True)
     try:
@@ -94,10 +94,10 @@ def test_a_blocked_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
     finally:
         subprocess.run(bed.enter(2, "ip", "route", "del", "prohibit", bed.address(1)), check=True)
     assert problem.host == "n2"
-    assert problem.what.startswith(f"does not reach n1 at {bed.address(1)} port 29501")
+    assert problem.what.startswith(f"cannot reach n1 at {bed.address(1)} port 29501")
 
 
-def test_an_engine_that_is_gone_and_a_disk_that_is_full_are_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed) -> None:
     made = plan((), num_hosts=1, on={"container": {"engine": "docker", "image": "x"}, "min_disk_mib": 64})
     size = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", "/var/tmp/accelmark"]
     subprocess.run(bed.inside(1, *size), check=True)
@@ -122,7 +122,7 @@ def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Pa
     assert "is in use by first-" in (status_of(second)[0].reason or "")
 
 
-def test_the_same_machine_twice_is_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_machine_listed_twice_is_reported(plan: MakePlan, bed: Bed) -> None:
     hosts = [{"address": bed.address(1), "label": "a"}, {"address": "n1", "label": "b"}]
     known = (bed.root / "known_hosts").read_text()
     (bed.root / "known_twice").write_text(known + known.splitlines()[0].replace(bed.address(1), "n1") + "\n")
@@ -162,7 +162,7 @@ def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Pa
     log = next(run.glob("*/round1/*/start_pytorch_task.log"))
     variable, argument, path = json.loads(log.read_text())
     assert (variable, argument) == (evil, evil)
-    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the code that was brought is found, and first"
+    assert path == f"{work}/code/{wheel().directory}:/opt/lib", "the delivered code comes first"
     assert "telemetry recorder" not in (log.parent / "exit.json").read_text()
     assert not list(bed.root.rglob("pwned"))
 
@@ -173,7 +173,7 @@ def test_a_cluster_file_that_names_a_host_twice_is_refused(bed: Bed) -> None:
 
 
 SOURCE = '''
-"""Devices made up for tests, since none are here: what each host has stands in a file of its own."""
+"""Simulated devices: a file on each host lists them."""
 
 import json
 from pathlib import Path
@@ -201,7 +201,7 @@ class Source:
 '''
 
 
-def test_devices_that_lack_are_busy_or_have_another_driver_are_found(plan: MakePlan, bed: Bed, plugins: Path) -> None:
+def test_missing_and_busy_devices_and_differing_drivers_are_reported(plan: MakePlan, bed: Bed, plugins: Path) -> None:
     vendor = plugins / "vendors" / "acme"
     text = (vendor / "vendor.yaml").read_text()
     (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")

@@ -1,4 +1,4 @@
-"""What preflight finds on real hosts besides: firewalls, clocks, ports of servers, devices behind an engine."""
+"""Preflight on real hosts: firewalls, clocks, service ports, devices in containers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def squatter(bed: Bed, number: int, port: int) -> Iterator[None]:
         process.communicate()
 
 
-def test_a_firewall_before_the_master_port_is_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_firewall_on_the_master_port_is_reported(plan: MakePlan, bed: Bed) -> None:
     rule = ["INPUT", "--source", bed.address(3), "--protocol", "tcp", "--dport", "29501", "--jump", "DROP"]
     subprocess.run(bed.enter(1, "iptables", "--append", *rule), check=True)
     try:
@@ -49,17 +49,17 @@ def test_a_firewall_before_the_master_port_is_found(plan: MakePlan, bed: Bed) ->
     finally:
         subprocess.run(bed.enter(1, "iptables", "--delete", *rule), check=True)
     assert [problem.host for problem in found] == ["n3"]
-    assert found[0].what == f"does not reach n1 at {bed.address(1)} port 29501: timed out"
+    assert found[0].what == f"cannot reach n1 at {bed.address(1)} port 29501: timed out"
 
 
-def test_a_taken_port_of_a_server_is_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_service_port_in_use_is_reported(plan: MakePlan, bed: Bed) -> None:
     hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2222, 2223]} for n in (1, 2)]
     with squatter(bed, 2, 2223):
         found = look(plan((), num_hosts=2, on={"hosts": hosts}))
-    assert [(problem.host, problem.what) for problem in found] == [("n2", "port 2223 is taken")]
+    assert [(problem.host, problem.what) for problem in found] == [("n2", "port 2223 is in use")]
 
 
-def test_every_host_is_told_where_the_servers_of_all_are(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2220 + n]} for n in (1, 2)]
     made = plan((), num_hosts=2, on={"hosts": hosts})
     script = "import json, os, sys; sys.stdout.write(json.dumps(dict(os.environ)))"
@@ -75,7 +75,7 @@ def test_every_host_is_told_where_the_servers_of_all_are(plan: MakePlan, bed: Be
         assert told["FLAGPERF_HOSTS_PORTS"] == "2221,2222"
 
 
-def test_a_host_whose_clock_is_off_is_found(plan: MakePlan, bed: Bed) -> None:
+def test_a_host_with_a_wrong_clock_is_reported(plan: MakePlan, bed: Bed) -> None:
     """By libfaketime for all that a login on n2 starts, since a namespace has no wall clock of its own to set."""
     libraries = list(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if not libraries:
@@ -105,7 +105,7 @@ def test_an_unknown_host_is_named_before_anything_starts(plan: MakePlan) -> None
     assert found[0].what.startswith("cannot be reached at no-such-host.invalid port 22")
 
 
-def test_hosts_with_other_drivers_are_refused_where_strict(plan: MakePlan, bed: Bed, plugins: Path) -> None:
+def test_hosts_with_differing_drivers_are_refused_where_strict(plan: MakePlan, bed: Bed, plugins: Path) -> None:
     with_devices(plugins)
     for number, driver in ((1, "1.0"), (2, "2.0")):
         (bed.work(number) / "devices.json").write_text(json.dumps([{"driver": driver, "busy": 0.0}]))
@@ -117,7 +117,7 @@ def test_hosts_with_other_drivers_are_refused_where_strict(plan: MakePlan, bed: 
         require_ready(found, made.model_copy(update={"strict": True}))
 
 
-def test_a_key_that_asks_for_more_cards_than_a_host_has_is_refused(plan: MakePlan, bed: Bed, plugins: Path) -> None:
+def test_a_key_with_more_devices_than_a_host_has_is_refused(plan: MakePlan, bed: Bed, plugins: Path) -> None:
     with_devices(plugins)
     (bed.work(1) / "devices.json").write_text(json.dumps([{"driver": "1.0", "busy": 0.0}] * 2))
     made = plan(())
@@ -139,9 +139,7 @@ def with_devices(plugins: Path) -> None:
     wheel.cache_clear()
 
 
-def test_devices_are_looked_at_behind_a_container_engine(
-    plan: MakePlan, bed: Bed, plugins: Path, tmp_path: Path
-) -> None:
+def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: Path, tmp_path: Path) -> None:
     """On the host where its Python can; inside the image where it is there; else it is said that nobody looked."""
     with_devices(plugins)
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
@@ -160,7 +158,7 @@ def test_devices_are_looked_at_behind_a_container_engine(
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     python = str(bare / "bin" / "python")
-    assert seen(python) == ["devices of acme cannot be looked at before its image is there"]
+    assert seen(python) == ["devices of acme cannot be read before the image exists"]
     run = tmp_path / "run"
     spec = {"container": {**container, "mounts": [*mounts(), *mounted_tests()]}, "python": python}
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image
@@ -174,7 +172,7 @@ def mounted_tests() -> list[str]:
     return [f"{fakes}:{fakes}:ro"]
 
 
-def test_a_run_that_is_refused_leaves_nothing_and_resume_looks_again(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with squatter(bed, 1, 29501):
         code, _, err = done(drive("start", run, "--look", plan=plan((), num_hosts=2)))
@@ -198,4 +196,4 @@ def test_a_run_that_is_refused_leaves_nothing_and_resume_looks_again(plan: MakeP
 
 
 def taken() -> str:
-    return "n1: port 29501 is in use (see who has it: ss -ltnp sport = :29501; or set master_port)"
+    return "n1: port 29501 is in use (find the process: ss -ltnp sport = :29501; or set master_port)"

@@ -1,4 +1,4 @@
-"""Hosts that see one directory: they write a run's files where they belong, and nothing is copied."""
+"""Hosts that share a directory: they write a run's files there, and nothing is copied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.cluster
 MakePlan = Callable[..., Plan]
 
 
-def test_hosts_write_to_the_run_itself_also_when_it_is_resumed(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
+    plan: MakePlan, bed: Bed, tmp_path: Path
+) -> None:
     run = tmp_path / "shared" / "runs" / "one"
     before = {path.name for path in bed.work(1).glob("runs/*")}
     made = plan(("steps=120", "pace=0.05"), ("1:die",), num_hosts=2, on={"shared_directory": str(tmp_path / "shared")})
@@ -42,7 +44,7 @@ def test_hosts_write_to_the_run_itself_also_when_it_is_resumed(plan: MakePlan, b
     assert {path.name for path in bed.work(1).glob("runs/*")} == before
 
 
-def test_what_a_host_writes_elsewhere_is_not_called_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_not_shared_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_SETTLE_S", 0.3)
     with pytest.raises(HostError, match=r"n1: .*agent\.json, which it wrote, is not visible here: shared_directory"):
         asyncio.run(stream.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))

@@ -81,21 +81,21 @@ def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
     assert left_running(run) == []
 
 
-def test_nodes_are_looked_at_in_the_allocation_that_the_run_goes_on_in(plugins: Path, tmp_path: Path) -> None:
+def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan = make_plan((), hosts=("n1", "n2"), cluster=cluster(2))
     with socket.create_server(("", plan.cluster.master_port)):
         code, _, err = done(drive("start", run, "--look", plan=plan))
         assert (code, run.exists()) == (1, False)
-    # All nodes are this machine: the port of n1 is taken.
+    # All nodes are this machine: the port of n1 is in use.
     assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
     code, out, err = done(drive("start", run, "--look", plan=plan))
     assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded"]), out + err
 
 
-def test_a_run_directory_that_nodes_do_not_see_is_found(plugins: Path, tmp_path: Path) -> None:
-    """The file that shows it is taken away, since all nodes here see this machine's files."""
+def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_path: Path) -> None:
+    """The marker file is removed, since all nodes here see this machine's files."""
     plan = make_plan((), hosts=("n1",), cluster=cluster(1))
     run = tmp_path / "run"
     run.mkdir()

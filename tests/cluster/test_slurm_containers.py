@@ -1,4 +1,4 @@
-"""Containers that are started by steps of a real Slurm."""
+"""Containers started by steps of a real Slurm."""
 
 from __future__ import annotations
 

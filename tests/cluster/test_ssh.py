@@ -1,4 +1,4 @@
-"""Runs over SSH on hosts with real sshd's: ends, faults, death of the coordinator, resumption."""
+"""Runs over SSH on hosts with real sshds: ends, faults, killed coordinators, resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakePlan = Callable[..., Plan]
 pytestmark = pytest.mark.cluster
 
 
-def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=plan((), num_hosts=4)))
     assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
@@ -37,7 +37,7 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_home(plan: MakePlan, tmp
     assert "Closing connection" in log.read_text(), "written after all was summed up"
 
 
-def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_goes_on(plan: MakePlan, tmp_path: Path) -> None:
+def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_runs(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=plan((ENDLESS, "1:die"), (), num_hosts=2)))
     first, second = statuses(run)
@@ -53,7 +53,7 @@ def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: P
     assert other.state == "succeeded"
 
 
-def test_binary_noise_comes_home_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
+def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=plan(("noise",), ())))
     assert [status.state for status in statuses(run)] == ["succeeded", "succeeded"]
@@ -61,7 +61,7 @@ def test_binary_noise_comes_home_byte_for_byte(plan: MakePlan, tmp_path: Path) -
     assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
 
 
-def test_a_short_loss_of_the_link_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_short_network_outage_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("steps=250", "pace=0.05"), on={"reconnect_s": 60.0}))
     wait_for(lambda: stepping(run), "a step that came home")
@@ -77,7 +77,7 @@ def test_a_short_loss_of_the_link_changes_nothing(plan: MakePlan, bed: Bed, tmp_
     assert log.count('"STEP_END"') == 250
 
 
-def test_a_host_that_stays_away_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_host_that_stays_unreachable_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = plan((ENDLESS, "1:pace=0.1"), (), num_hosts=2, on={"reconnect_s": 3.0})
     process = drive("start", run, plan=on_first_host_only(made, 1))
@@ -93,7 +93,7 @@ def test_a_host_that_stays_away_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp
     assert "n2: unreachable for" in (status.reason or "")
 
 
-def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
     wait_for(lambda: stepping(run), "a step that came home")
@@ -105,7 +105,7 @@ def test_a_lost_job_is_done_again_where_the_plan_says_so(plan: MakePlan, bed: Be
     assert "node agent exited without writing exit.json (was it killed?)" in first
 
 
-def test_a_monitor_that_is_killed_is_started_again_and_told(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("steps=80", "pace=0.05"), ()))
     wait_for(lambda: stepping(run), "a step that came home")
@@ -123,7 +123,7 @@ def kill(bed: Bed, what: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_disk_that_fills_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", "/var/tmp/accelmark"]
     subprocess.run(bed.inside(2, *mount), check=True)
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, t
     assert "No space left on device" in reason or "are free on the disk of" in reason
 
 
-def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     keys = (bed.root / "known_hosts").read_text().splitlines()
     wrong = tmp_path / "known_hosts"
     wrong.write_text(f"{bed.address(1)} {keys[1].split(' ', 1)[1]}\n")
@@ -154,7 +154,7 @@ def test_a_host_that_refuses_and_one_with_another_key_fail_the_job(plan: MakePla
     assert "n2: cannot be reached at" in (refused.reason or "")
 
 
-def test_a_killed_coordinator_is_resumed_and_the_agents_went_on(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_run_of_a_killed_coordinator_is_resumed_and_its_agents_continued(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("steps=120", "pace=0.05"), (), num_hosts=2))
     wait_for(lambda: stepping(run), "a step that came home")

@@ -99,9 +99,9 @@ def test_nothing_speaks_against_an_accuracy_within_the_tolerance() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"inference": 0.89}, "differ by more than 0.005"),
-        ({"inference": math.nan}, "not a finite number"),
-        ({"nonfinite_batches": 2}, "outputs of 2 batches"),
+        ({"inference": 0.89}, "a difference of more than 0.005"),
+        ({"inference": math.nan}, "is not finite"),
+        ({"nonfinite_batches": 2}, "2 batches have NaN"),
         ({"reference": Reference(value=0.95, within=0.01, source="a paper")}, "(a paper)"),
         (
             {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},

@@ -53,7 +53,7 @@ def test_a_rank_that_died_fails_the_round_with_its_reason(round_dir: Path) -> No
     assert result.num_steps == 40
     assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(0.4)
     assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(40 * 8 * 2 * 16 / 0.4)
-    assert "did not get to FINISHED" in (result.figures[F.MFU].reason or "")
+    assert "wrote no FINISHED event" in (result.figures[F.MFU].reason or "")
 
 
 def test_a_host_without_an_exit_is_lost(round_dir: Path) -> None:
@@ -109,8 +109,8 @@ def test_training_that_never_began_has_no_rates(round_dir: Path) -> None:
     for rank in (0, 1):
         cut(node(round_dir) / f"rank{rank}.out.log", 2)
     result = round_result(round_dir)
-    assert result.figures[F.RAW_TRAIN_TIME].reason == "training did not begin"
-    assert result.figures[F.THROUGHPUT_TRAIN].reason == "training did not begin"
+    assert result.figures[F.RAW_TRAIN_TIME].reason == "training did not start"
+    assert result.figures[F.THROUGHPUT_TRAIN].reason == "training did not start"
     assert result.figures[F.E2E_TIME].value == pytest.approx(1.9)
 
 
@@ -180,7 +180,7 @@ def test_a_machine_that_was_busy_before_is_marked_and_found(round_dir: Path) -> 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
     result = round_result(round_dir)
     assert "busy_machine" in result.marks
-    assert any(found.actual.endswith(": 80% of the cores are busy") for found in result.findings)
+    assert any(found.actual.endswith(": 80% of the cores are busy. Use an idle host.") for found in result.findings)
 
 
 def test_a_foreign_process_on_a_device_is_marked_and_found(round_dir: Path) -> None:

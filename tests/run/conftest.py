@@ -1,4 +1,4 @@
-"""Fixtures of the tests of runs: a task for an agent, and the check that every test leaves nothing running."""
+"""Fixtures for tests of runs: a task for an agent, and the check that every test leaves no process running."""
 
 from __future__ import annotations
 

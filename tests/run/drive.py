@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own: ``drive.py start|resume|end RUN [PLAN] [--json] [--look]``."""
+"""Run a coordinator in its own process: ``drive.py start|resume|end RUN [PLAN] [--json] [--look]``."""
 
 from __future__ import annotations
 

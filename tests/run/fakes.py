@@ -1,4 +1,4 @@
-"""Plans whose ranks are a small program without a framework: all else is the real thing."""
+"""Plans whose ranks are a small program without a framework; everything else is real."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from accelmark.spec.work import TrainJob
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"
-"""Stands for the folder of a case: fake ranks read none."""
+"""Used as the folder of a case, which fake ranks do not read."""
 
 
 def job_spec(model: str = "toy", repeat: int = 1, number: int = 1, nnodes: int = 1) -> JobSpec:

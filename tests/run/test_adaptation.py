@@ -1,4 +1,4 @@
-"""A vendor's folder for a case, carried out on this machine: what fails is named with its first errors."""
+"""A vendor's folder for a case, applied on this machine; failures are reported with their first errors."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def test_a_package_that_is_missing_is_installed_for_the_ranks_alone(folder: Path
     assert record["installed"] == ["acme-notes==1.0"]
 
 
-def test_where_all_is_there_nothing_is_installed(folder: Path, carry: CarryOut) -> None:
+def test_nothing_is_installed_where_all_requirements_are_met(folder: Path, carry: CarryOut) -> None:
     (folder / "requirements.txt").write_text(f"pydantic=={version('pydantic')}\n")
     assert carry().get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 
 
-def test_a_package_that_cannot_be_had_is_named(folder: Path, carry: CarryOut) -> None:
+def test_a_package_that_cannot_be_installed_is_named(folder: Path, carry: CarryOut) -> None:
     (folder / "requirements.txt").write_text("acme-notes\nno-such-package-anywhere==9.9\n")
     with pytest.raises(RunError, match=r"requirements\.txt: cannot be installed .*no-such-package-anywhere==9\.9"):
         carry()
 
 
-def test_the_first_errors_of_the_compiler_are_told(folder: Path, carry: CarryOut) -> None:
+def test_the_first_errors_of_the_compiler_are_reported(folder: Path, carry: CarryOut) -> None:
     (folder / "csrc").mkdir()
     (folder / "csrc" / "setup.py").write_text(SETUP)
     (folder / "csrc" / "kernel.cpp").write_text(KERNEL.replace("std::iota", "std::jota"))
@@ -90,7 +90,7 @@ def test_a_kernel_without_a_build_file_is_refused(folder: Path, carry: CarryOut)
         carry()
 
 
-def test_a_script_that_fails_is_told_with_what_it_said(folder: Path, carry: CarryOut) -> None:
+def test_a_failing_script_is_reported_with_its_output(folder: Path, carry: CarryOut) -> None:
     (folder / "environment_variables.sh").write_text("echo error: no toolkit at /opt/acme >&2\nfalse || exit 3\n")
     with pytest.raises(RunError, match=r"environment_variables\.sh: exit code 3: error: no toolkit"):
         carry()
@@ -99,7 +99,7 @@ def test_a_script_that_fails_is_told_with_what_it_said(folder: Path, carry: Carr
 @pytest.mark.parametrize(
     ("script", "left"), [("export PYTHONPATH=/opt/lib", ["/opt/lib"]), ("unset PYTHONPATH", []), ("", None)]
 )
-def test_accelmark_is_found_whatever_a_script_makes_of_the_path(
+def test_accelmark_is_importable_whatever_a_script_does_to_pythonpath(
     folder: Path, carry: CarryOut, monkeypatch: pytest.MonkeyPatch, script: str, left: list[str] | None
 ) -> None:
     ours = str(Path(accelmark.__file__).parents[1])
@@ -119,7 +119,7 @@ def test_the_vendors_requirements_replace_the_cases(tmp_path: Path) -> None:
     assert requirements_of(vendor, case) == vendor / "requirements.txt"
 
 
-def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_goes_on(plugins: Path, tmp_path: Path) -> None:
+def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_runs(plugins: Path, tmp_path: Path) -> None:
     csrc = plugins / "vendors" / "acme" / "cases" / "toy0-pytorch" / "csrc"
     csrc.mkdir(parents=True)
     (csrc / "setup.py").write_text(SETUP)
@@ -135,7 +135,7 @@ def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_goes_on(plu
     assert not (node / "site").exists()
 
 
-def test_inside_a_container_a_packages_folder_stands_for_it_and_named_models_are_seen(tmp_path: Path) -> None:
+def test_a_container_uses_a_packages_folder_and_mounts_named_models(tmp_path: Path) -> None:
     plan = make_plan((), cluster=ClusterSpec.model_validate({"container": {"engine": "podman", "image": "box"}}))
     extern = FolderRef(name="toy0-pytorch", path=tmp_path, package="acme.cases.toy0-pytorch", sha256="0" * 64)
     settings = InferSettings(batch_size=1, no_validation=True, exist_onnx_path="/models/a.onnx", compiler="eager")
@@ -159,7 +159,7 @@ def with_adaptations(plugins: Path, plan: Plan) -> Plan:
     return plan.model_copy(update={"jobs": tuple(jobs)})
 
 
-def test_pips_own_chatter_is_not_what_went_wrong() -> None:
+def test_error_lines_skip_pips_generic_messages() -> None:
     said = """\
   error: subprocess-exited-with-error
   × Building wheel for acme-kernel (pyproject.toml) did not run successfully.
@@ -190,7 +190,7 @@ PURE = "from setuptools import setup\nsetup(name='acme-kernels', version='0.1', 
         ({"acme.pth": "import os"}, "data_files=[('', ['acme.pth'])]", "acme.pth"),
     ],
 )
-def test_what_would_come_before_the_real_modules_is_refused(
+def test_installing_a_reserved_module_name_is_refused(
     folder: Path, carry: CarryOut, files: dict[str, str], what: str, taken: str
 ) -> None:
     for name, text in files.items():
@@ -201,7 +201,7 @@ def test_what_would_come_before_the_real_modules_is_refused(
         carry()
 
 
-def test_kernels_under_a_name_of_their_own_are_installed(folder: Path, carry: CarryOut) -> None:
+def test_kernels_with_an_unreserved_name_are_installed(folder: Path, carry: CarryOut) -> None:
     (folder / "csrc").mkdir()
     (folder / "csrc" / "acme_kernels.py").write_text("")
     (folder / "csrc" / "setup.py").write_text(PURE.format(what="py_modules=['acme_kernels']"))

@@ -1,4 +1,4 @@
-"""The node agent with real processes: how each way to end reads, and that nothing is left."""
+"""The node agent with real processes: each kind of end, and that no process is left."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_rank_that_finishes_makes_the_node_succeed(make_task: MakeTask) -> Non
     assert not list(node_dir(task).glob(".*"))
 
 
-def test_the_work_of_others_is_counted(make_task: MakeTask) -> None:
+def test_cpu_time_of_other_processes_is_counted(make_task: MakeTask) -> None:
     task = make_task("steps=10", "pace=0.1")
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:
@@ -70,7 +70,7 @@ def test_the_work_of_others_is_counted(make_task: MakeTask) -> None:
     assert end.others_cpu_s > 0.2, "a process beside it was busy all the time"
 
 
-def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: MakeTask) -> None:
+def test_compiled_code_is_in_the_round_directory_and_removed_with_the_round(make_task: MakeTask) -> None:
     task = make_task("compile")
     assert ended(task, start(task)).state == "succeeded"
     assert said(task, f"compiled in {node_dir(task) / 'compiled'}")
@@ -86,7 +86,7 @@ def test_what_a_rank_compiles_lies_with_its_round_and_goes_with_it(make_task: Ma
         ("nan", "failed", "rank 0: the loss is not finite at step 3"),
     ],
 )
-def test_a_rank_that_breaks_off_fails_the_node_with_its_cause(
+def test_a_rank_that_fails_fails_the_node_with_its_cause(
     make_task: MakeTask, mode: str, state: str, reason: str
 ) -> None:
     task = make_task(mode)
@@ -114,7 +114,7 @@ def test_a_rank_that_is_silent_for_too_long_is_ended_as_stalled(make_task: MakeT
     assert end.reason == "rank 0 wrote no event for 0.8 s"
 
 
-def test_a_rank_that_takes_too_long_is_asked_to_end_and_says_so(make_task: MakeTask) -> None:
+def test_a_rank_over_its_time_limit_is_ended(make_task: MakeTask) -> None:
     task = make_task("steps=100000", timeout_s=1.0)
     end = ended(task, start(task))
     assert end.state == "timed_out"
@@ -167,7 +167,7 @@ def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:
     assert said(task, '"event": "FINISHED"')
 
 
-def test_a_second_sigterm_ends_a_deaf_job_at_once(make_task: MakeTask) -> None:
+def test_a_second_sigterm_kills_ranks_that_ignore_the_first(make_task: MakeTask) -> None:
     task = make_task("deaf", "steps=100000", "grandchild", grace_s=600.0)
     agent = start(task)
     wait_for(lambda: said(task, "STEP_END"), "a step")
@@ -190,7 +190,7 @@ def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: M
     assert left_running(Path(task.run)) == []
 
 
-def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> None:
+def test_the_agent_outlives_its_parent_process(make_task: MakeTask) -> None:
     task = make_task("steps=40")
     where = str(node_dir(task))
     body = (
@@ -207,7 +207,7 @@ def test_the_agent_survives_the_death_of_who_started_it(make_task: MakeTask) -> 
     assert end.state == "succeeded"
 
 
-def test_threads_and_visible_devices_are_the_launchers(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_visible_devices_are_set_for_ranks(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plain = make_task()
     task = plain.model_copy(
@@ -228,7 +228,7 @@ def test_threads_and_visible_devices_are_the_launchers(make_task: MakeTask, monk
     assert (node_dir(task) / "start_pytorch_task.log").read_text() == str(["3", "0,1", "$(touch x); 'y'"]) + "\n"
 
 
-def test_what_a_rank_prints_of_the_hosts_secrets_does_not_leave_in_a_bundle(
+def test_secrets_printed_by_a_rank_are_not_in_a_bundle(
     make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     values = {

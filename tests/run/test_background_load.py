@@ -1,4 +1,4 @@
-"""What a process and its children spend is not the work of others."""
+"""CPU time of a process and its children is not background load."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import time
 from accelmark.run.agent.background_load import BackgroundLoad
 
 TICK_S = 0.1
-"""Of the kernel's counters, over all cores, and some room."""
+"""Resolution of the kernel's counters over all cores, with a margin."""
 
 
-def test_what_this_process_and_those_it_waited_for_spend_is_taken_off() -> None:
+def test_cpu_time_of_this_process_and_its_children_is_subtracted() -> None:
     others, began = BackgroundLoad(), time.monotonic()
     busy = "import time\nwhile time.process_time() < 0.4: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)

@@ -1,4 +1,4 @@
-"""A wall clock that steps back under the real agent, recorder and rank: all read a shifted one."""
+"""A wall clock that steps back while a real agent, recorder and rank run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _offset, _time, _time_ns = pathlib.Path(os.environ["CLOCK_OFFSET_FILE"]), time.t
 time.time = lambda: _time() + float(_offset.read_text())
 time.time_ns = lambda: _time_ns() + int(float(_offset.read_text()) * 1e9)
 """
-"""Run by every Python at its start: shifts the wall clock by what a file says, since a machine's own may not be set."""
+"""Run by every Python at its start: shifts the wall clock by the value in a file."""
 
 
 def test_a_clock_that_steps_back_changes_no_duration_and_no_end(

@@ -1,4 +1,4 @@
-"""A run's directory: who may read what is in it."""
+"""A run's directory: permissions of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.run.fakes import make_plan
         (ClusterSpec(container=ContainerSpec(engine="podman", pip_source="https://bob:hunter2@host/simple")), 0),
     ],
 )
-def test_a_plan_with_secrets_is_its_owners_alone(tmp_path: Path, cluster: ClusterSpec, mode: int) -> None:
+def test_only_the_owner_can_read_a_plan_with_secrets(tmp_path: Path, cluster: ClusterSpec, mode: int) -> None:
     plan = make_plan().model_copy(update={"cluster": cluster})
     RunDirectory.create(tmp_path / "run", plan)
     assert (tmp_path / "run" / "plan.json").stat().st_mode & 0o004 == mode

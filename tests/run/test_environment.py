@@ -1,4 +1,4 @@
-"""What ranks are started with: AccelMark is found, and a user's own path is kept."""
+"""The environment of ranks: AccelMark is importable, and the user's PYTHONPATH is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = str(Path(accelmark.__file__).parents[1])
         (None, None, None),
     ],
 )
-def test_a_path_of_the_cluster_file_stands_behind_accelmark(
+def test_a_pythonpath_of_the_cluster_file_comes_after_accelmark(
     make_task: Callable[..., AgentTask], tmp_path: Path, ambient: str | None, asked: str | None, path: str | None
 ) -> None:
     task = make_task().model_copy(update={"environment": {"PYTHONPATH": asked} if asked else {}})
@@ -35,7 +35,7 @@ def test_a_path_of_the_cluster_file_stands_behind_accelmark(
     assert found.get("PYTHONPATH") == path
 
 
-def test_what_is_installed_does_not_hide_what_the_path_offers(
+def test_installed_packages_do_not_hide_those_on_pythonpath(
     make_task: Callable[..., AgentTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: OURS)
@@ -52,7 +52,7 @@ def test_what_is_installed_does_not_hide_what_the_path_offers(
         "python: can't open file '/nowhere/rank.py': [Errno 2] No such file or directory",
     ],
 )
-def test_what_python_says_where_it_finds_nothing_to_run_is_the_cause(tmp_path: Path, said: str) -> None:
+def test_pythons_message_for_a_missing_module_is_the_cause(tmp_path: Path, said: str) -> None:
     log = tmp_path / "start_pytorch_task.log"
     log.write_text(f"module loaded\n{said}\n")
     assert read_log_end(log).cause == said

@@ -1,4 +1,4 @@
-"""Images that are pulled from a registry, by an engine that is a script: no registry is here."""
+"""Images pulled from a registry, with a script as the container engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def asked(store: Path, verb: str) -> list[str]:
     return [line for line in (store / "asked").read_text().splitlines() if line.startswith(verb)]
 
 
-def test_an_image_of_a_registry_is_pulled_where_it_is_absent_and_only_then(store: Path, tmp_path: Path) -> None:
+def test_an_image_is_pulled_only_where_it_is_absent(store: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         code, out, err = done(drive("start", tmp_path / name, "--look", plan=plan_in(THERE)))
         assert (code, statuses(tmp_path / name)[0].state) == (0, "succeeded"), out + err + str(statuses(tmp_path))
@@ -79,7 +79,7 @@ def test_an_image_of_a_registry_is_pulled_where_it_is_absent_and_only_then(store
     assert asked(store, "manifest") == [f"manifest inspect {THERE}"]
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_job_with_what_the_engine_said(store: Path, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=plan_in(GONE)))
     (status,) = statuses(run)
@@ -96,10 +96,10 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_with_what_the_engine_said(s
         ("docker", "error pinging v2 registry: no such host", "warning"),
     ],
 )
-def test_an_image_that_is_nowhere_is_found_before_anything_starts(
+def test_preflight_reports_an_image_that_is_nowhere(
     store: Path, tmp_path: Path, engine: Engine, said: str, severity: str
 ) -> None:
-    """A daemon may have ways to a registry that its client has not: only the registry's own word is sure there."""
+    """Docker's daemon may reach a registry that its client cannot: only the registry's own answer is an error."""
     (store / "refusal").write_text(f"{said}\n")
     plan = plan_in(GONE, engine)
     what = f"the image {GONE} is absent, and was not found in its registry: {said}"
@@ -110,7 +110,7 @@ def test_an_image_that_is_nowhere_is_found_before_anything_starts(
     assert not asked(store, "pull"), "looking pulls nothing"
 
 
-def test_a_dry_run_shows_what_looks_for_an_image_and_what_pulls_it(store: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: Path, tmp_path: Path) -> None:
     plan = plan_in(THERE)
     directory, launcher, (job,) = RunDirectory(tmp_path, plan), create_launcher(plan, tmp_path), plan.jobs
     (looks,) = preflight_commands(plan, launcher, plan.jobs).values()

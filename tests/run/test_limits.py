@@ -1,4 +1,4 @@
-"""Limits of a running job: which rank fell silent, and which has only finished."""
+"""Limits of a running job: stalled and finished ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def say(node_dir: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_a_rank_that_hangs_is_seen_while_another_still_writes(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_stalls_while_another_still_writes(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 1, "a step\n")
     assert watched(clock, tmp_path, 0) == Breach("stalled", "rank 1 wrote nothing for 0.2 s")
 
@@ -52,15 +52,13 @@ def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: Simpl
     assert watched(clock, tmp_path, 1) is None
 
 
-def test_words_that_are_no_events_are_no_sign_of_life_once_there_were_events(
-    clock: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_only_events_count_as_activity_after_the_first_event(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 0, FINISHED.replace("FINISHED", "INIT_START"))
     say(tmp_path, 1, FINISHED)
     assert watched(clock, tmp_path, 0, 1) == Breach("stalled", "rank 0 wrote no event for 0.2 s")
 
 
-def test_an_event_among_many_words_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_event_among_other_output_counts_as_activity(clock: SimpleNamespace, tmp_path: Path) -> None:
     begun = FINISHED.replace("FINISHED", "INIT_START")
     say(tmp_path, 0, begun)
     watch = LimitChecker(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
@@ -77,12 +75,12 @@ def test_ranks_that_finished_have_to_end_too(clock: SimpleNamespace, tmp_path: P
     assert found == Breach("stalled", "all of this host's 2 ranks finished, but a process did not end within 0.2 s")
 
 
-def test_where_all_fall_silent_the_first_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_first_of_several_stalled_ranks_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
     found = watched(clock, tmp_path)
     assert found == Breach("stalled", "rank 0 wrote nothing for 0.2 s, nor did 1 more of this host's 2 ranks")
 
 
-def test_a_launcher_that_still_prepares_the_ranks_is_a_sign_of_life(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_output_of_the_launch_counts_as_activity_before_ranks_have_logs(clock: SimpleNamespace, tmp_path: Path) -> None:
     watch = LimitChecker(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
     for _ in range(50):
         with (tmp_path / "start_pytorch_task.log").open("a") as file:

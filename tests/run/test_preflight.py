@@ -1,4 +1,4 @@
-"""What is made of the facts of hosts, and of what people wrote about them."""
+"""Problems from the facts of hosts, and invalid cluster files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def whats(problems: list[HostProblem], severity: str) -> list[str]:
     return [problem.what for problem in problems if problem.severity == severity]
 
 
-def test_a_host_in_order_has_no_problem() -> None:
+def test_a_good_host_has_no_problem() -> None:
     assert host_problems("a", facts(), CLUSTER, 0.0, WORK) == []
 
 
@@ -56,7 +56,7 @@ def test_a_host_in_order_has_no_problem() -> None:
         ({"lacking_modules": ("psutil",)}, "/usr/bin/python3 has no psutil"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_an_error(changed: dict[str, object], what: str) -> None:
+def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
     assert whats(host_problems("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
 
 
@@ -65,14 +65,14 @@ def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     assert whats(found, "warning") == ["its clock is -42.0 s off this machine's", "is busy: load 7.0 on 8 cores"]
 
 
-def test_too_few_and_busy_devices_are_told() -> None:
+def test_too_few_and_busy_devices_are_reported() -> None:
     busy = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
     found = device_problems("a", [busy], "acme", 2)
     assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
     assert whats(found, "warning") == ["device 0 (X1) is not idle: 90 % busy, 5000 MiB used"]
 
 
-def test_unlike_drivers_are_a_warning_and_refused_where_strict(plugins: Path) -> None:
+def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path) -> None:
     devices = {"a": [DeviceFacts(name="X1", driver="1.0")], "b": [DeviceFacts(name="X1", driver="2.0")]}
     found = cluster_problems({"a": facts(), "b": facts(hostname="b")}, devices, CLUSTER)
     assert [str(problem) for problem in found] == [
@@ -99,13 +99,13 @@ def test_one_machine_under_two_names_is_an_error() -> None:
         ({"hosts": []}, "at least 1 item"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(changed: dict[str, object], what: str) -> None:
+def test_an_invalid_cluster_file_is_refused(changed: dict[str, object], what: str) -> None:
     values = {"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]}
     with pytest.raises(ValueError, match=what):
         ClusterSpec.model_validate(values | changed)
 
 
-def test_the_wheel_is_the_same_bytes_for_the_same_files(plugins: Path) -> None:
+def test_the_wheel_is_reproducible(plugins: Path) -> None:
     wheel.cache_clear()
     first = wheel()
     wheel.cache_clear()

@@ -1,4 +1,4 @@
-"""JobProgress from what rank 0 and the recorder wrote, read while they write."""
+"""Progress read from the growing files of rank 0 and the recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preflight on this machine, the way ``accelmark train`` and ``run`` do it before they start anything."""
+"""Preflight on this machine, as ``accelmark train`` and ``run`` do it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def local(**values: object) -> ClusterSpec:
     return ClusterSpec.model_validate(values)
 
 
-def test_a_machine_in_order_has_no_problem(plugins: Path, tmp_path: Path) -> None:
+def test_a_good_machine_has_no_problem(plugins: Path, tmp_path: Path) -> None:
     assert look(make_plan(()), tmp_path / "run") == []
 
 
-def test_data_disk_memory_and_ports_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_data_disk_memory_and_ports_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         hosts = [{"address": "localhost", "service_ports": [port]}]
@@ -62,7 +62,7 @@ def test_data_disk_memory_and_ports_of_this_machine_are_looked_at(plugins: Path,
     assert any("MiB of memory are free, 1000000000 are needed" in what for what in found)
 
 
-def test_devices_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_devices_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> None:
     vendor = plugins / "vendors" / "acme"
     text = (vendor / "vendor.yaml").read_text()
     (vendor / "vendor.yaml").write_text(f"{text}\ntelemetry: {{detect: {{device_files: ['null']}}}}\n")
@@ -77,9 +77,7 @@ def test_devices_of_this_machine_are_looked_at(plugins: Path, tmp_path: Path) ->
     ]
 
 
-def test_a_container_engine_that_is_not_there_is_found(
-    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_container_engine_is_reported(plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = local(container={"engine": "podman", "image": "x"})
     assert look(make_plan((), cluster=spec), tmp_path / "run") == ["the container engine podman is not on the PATH"]
@@ -103,7 +101,7 @@ def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, 
     assert not run.exists()
 
 
-def test_a_read_only_place_is_told_before_any_host_is_looked_at(plugins: Path, tmp_path: Path) -> None:
+def test_a_read_only_directory_is_reported_before_preflight(plugins: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a read-only file system")
     place = tmp_path / "place"

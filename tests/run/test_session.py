@@ -1,4 +1,4 @@
-"""Whole runs on this machine, each coordinator a process of its own: ends, interruption, death and resumption."""
+"""Whole runs on this machine, each coordinator in its own process: ends, interrupts, kills and resumes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_run_of_two_rounds_succeeds_and_leaves_all_its_files(tmp_path: Path) -
     assert "succeeded" in out
 
 
-def test_other_cases_go_on_after_a_failure(tmp_path: Path) -> None:
+def test_other_cases_run_after_a_failure(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=3.0)))
     assert (code, states(run)) == (1, ["failed", "succeeded", "timed_out"])
@@ -93,7 +93,7 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
     assert any("fail_fast" in reason for reason in summary["cases"][1]["reasons"])
 
 
-def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
@@ -106,7 +106,7 @@ def test_ctrl_c_once_ends_cleanly_and_keeps_what_was_measured(tmp_path: Path) ->
     assert left_running(run) == []
 
 
-def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS, "deaf", "grandchild")))
     wait_for(lambda: stepping(run), "a step")
@@ -121,7 +121,7 @@ def test_ctrl_c_twice_ends_a_deaf_job_at_once(tmp_path: Path) -> None:
     assert left_running(run) == []
 
 
-def test_a_killed_coordinator_leaves_its_job_running_and_resume_takes_it_up(tmp_path: Path) -> None:
+def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan(("steps=100",), ()))
     wait_for(lambda: stepping(run), "a step")
@@ -169,7 +169,7 @@ def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
     assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
 
 
-def test_a_resumption_that_hosts_are_not_ready_for_leaves_a_run_that_verifies(tmp_path: Path) -> None:
+def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
@@ -181,7 +181,7 @@ def test_a_resumption_that_hosts_are_not_ready_for_leaves_a_run_that_verifies(tm
     assert check_manifest(run) == []
 
 
-def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_started_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no Slurm
     cluster = ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": [{"address": "localhost"}]})
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_a_second_run_into_the_same_directory_is_refused(tmp_path: Path) -> None
     assert done(first)[0] == 130
 
 
-def test_stop_ends_a_run_from_elsewhere(tmp_path: Path) -> None:
+def test_stop_ends_a_run_of_another_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,)))
     wait_for(lambda: stepping(run), "a step")
@@ -225,7 +225,7 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
     assert left_running(run) == []
 
 
-def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_a_run_of_another_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
@@ -241,7 +241,7 @@ def test_status_shows_how_far_a_run_is_from_elsewhere(tmp_path: Path) -> None:
     session.stop(run, at_once=True)
 
 
-def test_a_read_only_place_is_named(tmp_path: Path) -> None:
+def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a read-only file system")
     place = tmp_path / "place"
@@ -254,7 +254,7 @@ def test_a_read_only_place_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_json_lines_tell_the_whole_run(tmp_path: Path) -> None:
+def test_json_lines_report_the_whole_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, _ = done(drive("start", run, "--json", plan=make_plan(("steps=80",))))
     lines = [json.loads(line) for line in out.splitlines()]

@@ -1,4 +1,4 @@
-"""Which AccelMark ran: from a wheel that is really built and installed, and from a git checkout."""
+"""The source record: from a wheel that is built and installed, and from a git checkout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def record_of(site: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_an_installed_wheel_is_known_and_unmodified(site: Path) -> None:
+def test_an_installed_wheel_is_recognised_as_unmodified(site: Path) -> None:
     record = record_of(site)
     assert (record["kind"], record["modified"], record["reason"]) == ("wheel", [], None)
 
@@ -94,7 +94,7 @@ def test_files_of_a_checkout_that_differ_from_the_commit_are_listed(tmp_path: Pa
     assert source_record(package).modified == ("src/accelmark/driver.py", "src/accelmark/extra.py")
 
 
-def test_a_mere_folder_says_that_it_cannot_tell(tmp_path: Path) -> None:
+def test_a_plain_directory_has_no_known_modifications(tmp_path: Path) -> None:
     package = tmp_path / "accelmark"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""The event log: what was written is true, also when its writer was killed in the middle of a line."""
+"""The event log, also of a writer that was killed in the middle of a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accelmark.run.record.states import EventLog, read_events, statuses
 from accelmark.spec.errors import RunError
 
 
-def test_a_line_torn_by_a_killed_writer_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     ledger = EventLog(path, ["a"])
     ledger.move("a", "preparing")

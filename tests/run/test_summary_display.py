@@ -1,4 +1,4 @@
-"""The last words of a run in the terminal."""
+"""The summary of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded
 
 
-def test_the_terminal_tells_what_part_of_the_ideal_speed_up_each_scale_reaches(tmp_path: Path) -> None:
+def test_the_terminal_shows_the_share_of_linear_speed_up_of_each_scale(tmp_path: Path) -> None:
     runs = [
         loaded(tmp_path / "one", jitter=0.0),
         loaded(tmp_path / "two", nproc=2, jitter=0.0, step_ms=12.5),

@@ -57,9 +57,9 @@ def export(
 
             exported["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
-            from accelmark.results.export.tracking import to_mlflow, tracking_place
+            from accelmark.results.export.tracking import to_mlflow, tracking_uri_of
 
-            exported["mlflow"] = to_mlflow(loaded, tracking_place(mlflow), experiment)
+            exported["mlflow"] = to_mlflow(loaded, tracking_uri_of(mlflow), experiment)
     if as_json:
         typer.echo(json.dumps(exported))
     else:

@@ -1,4 +1,4 @@
-"""``result.json`` and ``summary.json``: one versioned schema of what a run came to."""
+"""The versioned schema of ``result.json`` and ``summary.json``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machi
 
 
 class Figure(Spec):
-    """One measured figure; ``value`` is null only together with a ``reason``."""
+    """One measured figure; ``value`` may be null only with a ``reason``."""
 
     value: float | None
     reason: str | None = None
-    """Why there is no value; beside a value, what to know about how it came about."""
+    """Why there is no value; with a value, a note about it."""
 
     @model_validator(mode="after")
     def _explained(self) -> Figure:
@@ -45,25 +45,25 @@ class Point(Spec):
 
 
 class TelemetrySeries(Spec):
-    """One column of telemetry over raw training time, down-sampled for the eye."""
+    """One column of telemetry over raw training time, downsampled for charts."""
 
     quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
     unit: str
     label: str
-    """Host and device, or what was taken over all of them where there are many."""
+    """Host and device, or the aggregate where there are many."""
     points: tuple[tuple[float, float | None], ...]
     """(seconds since TRAIN_START, value); negative before it."""
 
 
 class Environment(Spec):
-    """What the run ran on, as read from the machine."""
+    """Hardware and software of a run, as read from the machine."""
 
     hosts: tuple[dict[str, Any], ...] = ()
     """``sys_info.json`` of each host."""
     started: dict[str, Any] = Field(default_factory=dict)
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
     inspected: dict[str, Any] = Field(default_factory=dict)
-    """``INSPECTED`` of all ranks as one: what they saw of a vendor's code; empty where there was none."""
+    """``INSPECTED`` merged over all ranks; empty where there was no vendor code to inspect."""
 
     @field_validator("started")
     @classmethod
@@ -124,7 +124,7 @@ class ReplacedHook(Spec):
 
 
 class AdaptationCost(Spec):
-    """What a vendor had to change for a case: nothing at best."""
+    """What a vendor changed for a case."""
 
     keys: tuple[ChangedKey, ...] = ()
     hooks: tuple[ReplacedHook, ...] = ()
@@ -133,14 +133,14 @@ class AdaptationCost(Spec):
     kernels: dict[str, int] = Field(default_factory=dict)
     """File of the vendor's ``csrc/`` -> lines."""
     engines: dict[str, int] = Field(default_factory=dict)
-    """File of the vendor's own engine that inferred -> lines of code."""
+    """File of the vendor's own inference engine -> lines of code."""
     requirements: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     """Variables that the vendor's script set."""
     vendor_environment: tuple[str, ...] = ()
-    """Variables of ``vendor.yaml`` that the vendor which AccelMark ships does not set so."""
+    """Variables of ``vendor.yaml`` that differ from the shipped vendor's."""
     framework_module: str | None = None
-    """The module that ``vendor.yaml`` has every rank import, where the shipped vendor names no such one."""
+    """The module that registers the device, where it is not the shipped vendor's."""
 
 
 class CaseVerdict(Spec):
@@ -154,18 +154,18 @@ class CaseVerdict(Spec):
 
 
 class InferenceRound(Spec):
-    """What an inference round has besides figures."""
+    """Results of an inference round besides figures."""
 
     compiler: str | None
     batch_size: int
     metric: str
     tolerance: float
     stages: tuple[StageEnd, ...] = ()
-    """The seven steps as they ended."""
+    """The ends of the seven steps."""
     repeat_check: RepeatCheck | None = None
     scenarios: tuple[ScenarioResult, ...] = ()
     latency_curve: tuple[tuple[float, float], ...] = ()
-    """(share of the full batches, latency in ms that they do not exceed), for the eye."""
+    """(share of the full batches, latency in ms that they do not exceed), for charts."""
 
 
 class RoundResult(Spec):
@@ -179,7 +179,7 @@ class RoundResult(Spec):
     unit: str
     state: JobState
     reason: str | None
-    """What happened and what to do, unless the state is ``succeeded``."""
+    """What happened and what to do; null where the state is ``succeeded``."""
     converged: bool | None
     target: dict[str, Any] | None = None
     marks: tuple[Mark, ...] = ()
@@ -189,17 +189,17 @@ class RoundResult(Spec):
     started_at: str
     figures: dict[FigureName, Figure]
     curves: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
-    """``loss``, ``throughput`` and one for each metric; down-sampled for the eye, figures are not."""
+    """``loss``, ``throughput`` and one for each metric; downsampled for charts, not used for figures."""
     step_ms_histogram: tuple[tuple[float, int], ...] = ()
     """(upper edge in ms, steps); the first entry is the lower edge of the first bin, with no steps."""
     telemetry: tuple[TelemetrySeries, ...] = ()
     num_steps: int = 0
-    """Optimizer steps done."""
+    """Optimizer steps completed."""
     num_samples: int = 0
-    """Samples trained over all ranks."""
+    """Samples processed by all ranks."""
     num_devices: int = 1
     min_rounds: int = 1
-    """Rounds that the case wants for a valid result."""
+    """Rounds that the case requires for a valid result."""
     inference: InferenceRound | None = None
     """null for training."""
     nodes: tuple[NodeExit, ...] = ()
@@ -219,15 +219,15 @@ class RoundResult(Spec):
 
 
 class Spread(Spec):
-    """A figure over rounds."""
+    """A figure aggregated over rounds."""
 
     mean: float | None
     stdev: float | None
     ci95: tuple[float, float] | None
-    """Student-t interval of the mean; null for fewer than two rounds."""
+    """Student's t interval of the mean; null for fewer than two rounds."""
     num_rounds: int
     rounds_needed: int | None = None
-    """Rounds for the interval to come within 1 % of the mean, judged by the spread seen."""
+    """Rounds needed for an interval within 1 % of the mean, at the standard deviation so far."""
     reason: str | None = None
 
 
@@ -238,9 +238,9 @@ class CaseResult(Spec):
     task: Task
     unit: str
     variant: str | None = None
-    """What tells inference runs of one key apart: engine, precision and batch."""
+    """Distinguishes inference cases of one key: engine, precision and batch size."""
     state: JobState
-    """``succeeded`` only when every round did."""
+    """``succeeded`` only if every round did."""
     converged: bool | None
     verdict: Verdict
     reasons: tuple[str, ...] = ()
@@ -250,9 +250,9 @@ class CaseResult(Spec):
     """Directories of the rounds, relative to the run."""
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """All findings of the audit, those of the rounds among them; the verdict follows from them."""
+    """All findings of the audit, with those of the rounds; they determine the verdict."""
     adaptation: AdaptationCost | None = None
-    """What the vendor changed; null where no round left a record."""
+    """What the vendor changed; null where no round has a job.json."""
 
 
 class Summary(Spec):
@@ -267,7 +267,7 @@ class Summary(Spec):
     vendor: str
     cases: tuple[CaseResult, ...]
     problems: tuple[str, ...] = ()
-    """What could not be read, by file; the rest of the summary stands without it."""
+    """Files that could not be read."""
 
 
 def json_schema() -> str:

@@ -1,4 +1,4 @@
-"""MLCommons' log lines (``:::MLLOG``) of a finished round, written from its PerfLog events."""
+"""Export finished training rounds as MLCommons log lines (``:::MLLOG``)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _BEGIN: Final = "INTERVAL_START"
 _END: Final = "INTERVAL_END"
 _POINT: Final = "POINT_IN_TIME"
 RULESET: Final = "4.0.0"
-"""The last MLPerf Training rules that still have ResNet and BERT."""
+"""The last MLPerf Training rules with ResNet and BERT."""
 BENCHMARKS: Final = {"resnet50": "resnet", "bert": "bert", "bert_large": "bert"}
-"""Cases that are an MLPerf benchmark's model; others keep their own name, which the checker refuses as no benchmark."""
+"""Case -> MLPerf benchmark; other cases keep their name, which the MLPerf checker rejects."""
 
 
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
-    """Write ``mllog.log`` beside the results of every finished training round; return the files.
+    """Write ``mllog.log`` into the directory of every finished training round; return the files.
 
     Args:
         run_dir: the run.
-        benchmark: MLPerf's name of the benchmark whose rules the lines are to be checked against; None takes that of
-            the case, or the case's own name where it is none of MLPerf's.
+        benchmark: MLPerf's name of the benchmark; None for the case's benchmark in :data:`BENCHMARKS`, or its name.
 
     Raises:
         RunError: no training round of the run finished.
@@ -52,7 +51,7 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, job.work, events, benchmark)))
         written.append(path)
     if not written:
-        raise RunError(f"{run_dir}: no training round of it finished, so there is nothing for MLLOG")
+        raise RunError(f"{run_dir}: no training round finished, so there is nothing to export as MLLOG")
     update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in written))
     return written
 
@@ -60,11 +59,11 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
 def mllog_lines(
     job: JobSpec, work: TrainingWork, events: Sequence[PerfLogRecord], benchmark: str | None = None
 ) -> Iterator[str]:
-    """Yield the lines of one rank's events; the division is always open, since no one has reviewed the run."""
+    """Yield the lines of one rank's events; the division is always open, since the run was not reviewed."""
     settings = work.settings
     first, started = int(events[0].time_ms), _started(events)
     model = job.key.model
-    # AccelMark empties no cache of the host's: that takes root.
+    # AccelMark does not clear the host's caches, which needs root.
     yield _line("cache_clear", False, first)
     yield _line("submission_benchmark", benchmark or BENCHMARKS.get(model, model), first)
     yield _line("submission_org", job.vendor, first)
@@ -85,13 +84,13 @@ def mllog_lines(
 
 
 def _training(events: Sequence[PerfLogRecord], metric: str | None, epoch_samples: int | None) -> Iterator[str]:
-    """Yield the lines from the end of the initialisation on, with a block between each two evaluations."""
-    samples, reached, runs = 0, False, False
+    """Yield the lines after initialisation, with a block between evaluations."""
+    samples, reached, started = 0, False, False
     block: _Block | None = None
     for event in events:
         name, value, time_ms = event.event, event.value, int(event.time_ms)
-        if name == Event.TRAIN_START and not runs:  # a resumed run has several; the clock runs from the first
-            runs = True
+        if name == Event.TRAIN_START and not started:  # a resumed run has several, the first counts
+            started = True
             yield _line("init_stop", None, time_ms, kind=_END)
             yield _line("run_start", None, time_ms, kind=_BEGIN)
             block = _Block(0, time_ms)
@@ -124,7 +123,7 @@ class _Block:
     begin_ms: int
 
     def lines(self, samples: int, end_ms: int, epoch_samples: int | None) -> Iterator[str]:
-        """Yield its two lines; none where nothing was trained in it."""
+        """Yield its two lines; none where nothing was trained."""
         count = samples - self.first_sample
         if count <= 0:
             return
@@ -138,7 +137,7 @@ class _Block:
 
 
 def _epochs(samples: int, epoch_samples: int | None, otherwise: int) -> float:
-    """Return samples in epochs, a fraction where an epoch was not whole."""
+    """Return samples in epochs, as a fraction for a partial epoch."""
     if not epoch_samples:
         return otherwise
     epochs = samples / epoch_samples

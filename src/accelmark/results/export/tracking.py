@@ -25,20 +25,20 @@ from accelmark.spec.secret import secrets_in, without
 @final
 @dataclass(frozen=True, slots=True)
 class RoundContents:
-    """One round, flat."""
+    """One round as flat parameters, figures, curves and tags."""
 
     name: str
     """Directory of the round, relative to the run."""
     parameters: dict[str, str]
     figures: dict[str, float]
-    """Those that were measured."""
+    """Without those that were not measured."""
     curves: dict[str, tuple[tuple[int, float, float], ...]]
-    """Name -> (step, wall time in unix seconds, value)."""
+    """Name -> (step, Unix time in seconds, value)."""
     tags: dict[str, str]
 
 
 def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
-    """Yield every round of a run that could be read."""
+    """Yield every readable round of a run."""
     for case in run.summary.cases:
         for name in case.rounds:
             result = run.rounds.get(name)
@@ -78,18 +78,18 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each.
 
     Raises:
-        RequestError: TensorBoard is not installed, or a round was written there before.
+        RequestError: TensorBoard is not installed, or the directory already has the round.
         RunError: a file cannot be written.
     """
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
-        raise RequestError("TensorBoard's files need accelmark[export]") from error
+        raise RequestError("TensorBoard is not installed: pip install 'accelmark[export]'") from error
     written: list[Path] = []
     for contents in contents_of(run):
         place = directory / run.summary.run / contents.name
         if place.is_dir() and any(place.iterdir()):
-            raise RequestError(f"{place}: was written before, and points would stand twice: choose another directory")
+            raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
         try:
             writer = EventFileWriter(str(place))
             for event in _events(contents):
@@ -131,11 +131,11 @@ def _events(contents: RoundContents) -> list[object]:
     return events
 
 
-_MOST_METRICS: Final = 1000
-_MOST_PARAMETERS: Final = 100
-"""What one request to an MLflow server may hold."""
-_LONGEST_PARAMETER: Final = 6000
-_PATIENCE_S: Final = 10.0
+_MAX_METRICS: Final = 1000
+_MAX_PARAMETERS: Final = 100
+"""Limits of one request to an MLflow server."""
+_MAX_PARAMETER_LENGTH: Final = 6000
+_TIMEOUT_S: Final = 10.0
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
 
@@ -145,21 +145,21 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 
     Args:
         run: the run.
-        tracking_uri: where MLflow's server or store is (``http://…``, ``file:…``).
-        experiment: name of the experiment; made if it is not there.
+        tracking_uri: of MLflow's server or store (``http://…``, ``file:…``).
+        experiment: name of the experiment; created if it does not exist.
 
     Raises:
         RequestError: MLflow is not installed.
-        RunError: the server or store refuses.
+        RunError: the server or store fails.
     """
     if tracking_uri.startswith("file:"):
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a directory was asked for: MLflow 3 refuses else
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
     try:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     except ImportError as error:
-        raise RequestError("MLflow needs accelmark[export]") from error
-    _reach(tracking_uri)
+        raise RequestError("MLflow is not installed: pip install 'accelmark[export]'") from error
+    _check_server(tracking_uri)
     try:
         client = MlflowClient(tracking_uri=tracking_uri)
         found = client.get_experiment_by_name(experiment)
@@ -169,28 +169,28 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
         raise RunError(f"MLflow at {tracking_uri}: {error}") from error
 
 
-def _reach(tracking_uri: str) -> None:
-    """Ask a server for anything: MLflow itself tries one that does not answer for minutes, and says nothing meanwhile.
+def _check_server(tracking_uri: str) -> None:
+    """Check that a server answers, since MLflow itself retries silently for minutes.
 
     Raises:
-        RunError: no answer came.
-        RequestError: it is no address.
+        RunError: the server does not answer.
+        RequestError: the URI is invalid.
     """
     try:
         split = urlsplit(tracking_uri)
     except ValueError as error:
-        raise RequestError(f"{tracking_uri!r} is no address: {error}") from error
+        raise RequestError(f"{tracking_uri!r} is not a valid URI: {error}") from error
     if split.scheme not in ("http", "https"):
         return
     bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path, "", ""))
     try:
-        with urllib.request.urlopen(bare, timeout=_PATIENCE_S):  # noqa: S310 - HTTP it is
+        with urllib.request.urlopen(bare, timeout=_TIMEOUT_S):  # noqa: S310 - HTTP only
             return
-    except urllib.error.HTTPError:  # it answers; whether as MLflow does shows in a moment
+    except urllib.error.HTTPError:  # it answers
         return
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):  # MLflow has settings of its own for certificates
+        if isinstance(reason, ssl.SSLError):  # MLflow has its own settings for certificates
             return
         raise RunError(f"MLflow at {bare}: does not answer: {reason}") from error
 
@@ -201,14 +201,14 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     name = f"{run.summary.run}/{contents.name}"
     made = client.create_run(experiment_id, run_name=name, tags=contents.tags)
     run_id = str(made.info.run_id)
-    parameters = [Param(_name(key), value[:_LONGEST_PARAMETER]) for key, value in contents.parameters.items()]
+    parameters = [Param(_name(key), value[:_MAX_PARAMETER_LENGTH]) for key, value in contents.parameters.items()]
     begin_ms = made.info.start_time
     metrics = [Metric(_name(f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()]
     for curve, points in contents.curves.items():
         metrics += [Metric(_name(curve), value, int(at * 1000), step) for step, at, value in points]
-    for some in _batches(parameters, _MOST_PARAMETERS):
+    for some in _batches(parameters, _MAX_PARAMETERS):
         client.log_batch(run_id, params=some)
-    for some in _batches(metrics, _MOST_METRICS):
+    for some in _batches(metrics, _MAX_METRICS):
         client.log_batch(run_id, metrics=some)
     secrets = _secrets(run)
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
@@ -221,7 +221,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
 
 
 def _secrets(run: LoadedRun) -> set[str]:
-    """Return the secrets that a run's plan holds; a plan that cannot be read tells none."""
+    """Return the secrets in a run's plan; none where it is unreadable."""
     try:
         return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
     except ValueError:
@@ -237,6 +237,6 @@ def _name(text: str) -> str:
     return _UNSAFE.sub("_", text)
 
 
-def tracking_place(text: str) -> str:
-    """Return a tracking URI; a plain path becomes a local store."""
+def tracking_uri_of(text: str) -> str:
+    """Return a tracking URI; a path becomes a local store."""
     return text if "://" in text or text.startswith("file:") else Path(text).resolve().as_uri()

@@ -1,4 +1,4 @@
-"""Figures over rounds: mean, spread, a 95 % interval, and how many rounds a narrow one would take."""
+"""Aggregate figures over rounds: mean, standard deviation, 95 % interval, and rounds needed for a narrow one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from accelmark.results.figures.definitions import FIGURES, TRAIN_FIGURES, Figure
 from accelmark.results.schema import Figure, Finding, RoundResult, Spread
 
 NARROW: Final = 0.01
-"""Half the width of a narrow interval over the mean."""
-WATCHED: Final = (
+"""Half-width of a narrow interval, relative to the mean."""
+WARNED_FIGURES: Final = (
     FigureName.THROUGHPUT_TRAIN, FigureName.RAW_TRAIN_TIME, FigureName.TIME_TO_TARGET, FigureName.ENERGY,
     FigureName.INFERENCE_CORE,
 )  # fmt: skip
-"""Figures whose wide interval is warned of."""
+"""Figures with a warning about wide intervals."""
 
 
 def spread(figures: Sequence[Figure]) -> Spread:
-    """Return a figure over rounds; rounds that have no value are left out, and all of them without one tell why."""
+    """Aggregate a figure over the rounds that have a value; null with a reason where none has."""
     values = [figure.value for figure in figures if figure.value is not None]
     if not values:
         reason = next((figure.reason for figure in figures if figure.reason), "no round succeeded")
@@ -48,9 +48,9 @@ def student_t(degrees: int) -> float:
 
 
 def rounds_needed(mean: float, stdev: float) -> int | None:
-    """Return the least number of rounds whose interval is within :data:`NARROW` of the mean; None for a mean of 0.
+    """Return the number of rounds for an interval within :data:`NARROW` of the mean; None for a mean of 0.
 
-    The smallest n with t(n - 1) x stdev / sqrt(n) <= NARROW x |mean|, by the spread seen so far.
+    The smallest n with t(n - 1) x stdev / sqrt(n) <= NARROW x |mean|, for the standard deviation so far.
     """
     if mean == 0:
         return None
@@ -62,33 +62,33 @@ def rounds_needed(mean: float, stdev: float) -> int | None:
 
 
 def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
-    """Return every figure over the rounds that succeeded."""
+    """Aggregate every figure over the rounds that succeeded."""
     good = [result for result in rounds if result.state == "succeeded"]
-    known = TRAIN_FIGURES
+    names = TRAIN_FIGURES
     if rounds:
-        known = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
-    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in known}
+        names = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
+    return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}
 
 
 def finding_warnings(findings: Iterable[Finding]) -> list[str]:
-    """Tell each warning of the audit once, with the rounds that it is about."""
-    alike: dict[Finding, list[int]] = {}
+    """Return each distinct warning of the audit once, with its rounds."""
+    by_text: dict[Finding, list[int]] = {}
     for found in findings:
         if found.severity == "warning":
-            alike.setdefault(found.model_copy(update={"round": None}), []).extend(
+            by_text.setdefault(found.model_copy(update={"round": None}), []).extend(
                 () if found.round is None else (found.round,)
             )
-    return [found.about(sorted(set(rounds))) for found, rounds in alike.items()]
+    return [found.about(sorted(set(rounds))) for found, rounds in by_text.items()]
 
 
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
-    """Tell of intervals that are wide, and of a single round, which has none."""
+    """Return warnings about wide intervals, and about a single round, which has no interval."""
     warnings: list[str] = []
     if max((found.num_rounds for found in figures.values()), default=0) == 1:
-        warnings.append("one round has no spread: repeat the case to learn how far its figures can be trusted")
+        warnings.append("a single round has no interval: repeat the case")
     wide: list[str] = []
-    most = rounds = 0
-    for name in WATCHED:
+    needed = rounds = 0
+    for name in WARNED_FIGURES:
         found = figures.get(name)
         if found is None or found.ci95 is None or not found.mean or found.rounds_needed is None:
             continue
@@ -96,8 +96,8 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
         if half > NARROW:
             digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
             wide.append(f"{FIGURES[name].title.lower()} ±{digits} %")
-            most, rounds = max(most, found.rounds_needed), found.num_rounds
+            needed, rounds = max(needed, found.rounds_needed), found.num_rounds
     if wide:
-        told = f"95 % intervals after {rounds} rounds, of the mean: {'; '.join(wide)}"
-        warnings.append(f"{told}. About {most:,} rounds would bring them within 1 %")
+        intervals = f"wide 95 % intervals after {rounds} rounds: {'; '.join(wide)}"
+        warnings.append(f"{intervals}. About {needed:,} rounds are needed for 1 %")
     return warnings

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accelmark.results.figures.timeline import Column, Floats
 
 GAP_INTERVALS: Final = 5.0
-GAP_LEAST_S: Final = 5.0
+MIN_GAP_S: Final = 5.0
 
 Spans = Sequence[tuple[float, float]]
 """(begin, end) in seconds of the samples' clock."""
@@ -25,23 +25,22 @@ Spans = Sequence[tuple[float, float]]
 @final
 @dataclass(frozen=True, slots=True)
 class Integral:
-    """An integral over time, and the mean it means; ``reason`` stands where there is none."""
+    """An integral over time and its time-weighted mean, or the reason why there is none."""
 
     value: float | None
     mean: float | None
     reason: str | None = None
 
 
-def largest_gap_s(interval_s: float) -> float:
-    """Return the longest silence between samples that is bridged by a straight line."""
-    return max(GAP_INTERVALS * interval_s, GAP_LEAST_S)
+def max_gap_s(interval_s: float) -> float:
+    """Return the longest gap between samples that is interpolated."""
+    return max(GAP_INTERVALS * interval_s, MIN_GAP_S)
 
 
 def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral:
-    """Integrate by trapezoids over ``spans``, with the ends interpolated between their neighbouring samples.
+    """Integrate by trapezoids over ``spans``, with the ends interpolated between neighbouring samples.
 
-    An end without a sample beyond it takes the nearest one's value, if that is no further than ``gap_s``. NaN values
-    are samples that were not taken.
+    An end without a sample beyond it takes the value of the nearest sample within ``gap_s``. NaN values are ignored.
     """
     import numpy as np
 
@@ -50,47 +49,47 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
     times, column = times[kept], column[kept]
     duration = sum(end - begin for begin, end in spans)
     if not len(times):
-        return Integral(None, None, "no sample holds a value")
+        return Integral(None, None, "no sample has a value")
     if duration <= 0:
-        return Integral(None, None, "nothing was trained")
+        return Integral(None, None, "nothing was measured")
     total = 0.0
     for begin, end in spans:
         inside = (times > begin) & (times < end)
         grid = np.concatenate(([begin], times[inside], [end]))
-        if silence := _silence(times, begin, end, gap_s):
-            return Integral(None, None, silence)
+        if gap := _gap(times, begin, end, gap_s):
+            return Integral(None, None, gap)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
     return Integral(total, total / duration)
 
 
-def _silence(points: Floats, begin: float, end: float, gap_s: float) -> str | None:
-    """Tell of the first stretch of the span that is further than ``gap_s`` from one sample to the next."""
+def _gap(points: Floats, begin: float, end: float, gap_s: float) -> str | None:
+    """Describe a gap of more than ``gap_s`` between samples in the span, if there is one."""
     import numpy as np
 
     first = max(int(np.searchsorted(points, begin, side="right")) - 1, 0)
     last = min(int(np.searchsorted(points, end, side="left")), len(points) - 1)
     around = points[first : last + 1]
     if around[0] - begin > gap_s or end - around[-1] > gap_s:
-        return "telemetry does not cover the whole of training"
+        return "telemetry does not cover all of the measured time"
     gaps = np.diff(around)
     if len(gaps) and float(gaps.max()) > gap_s:
         at = float(around[int(gaps.argmax())]) - begin
-        return f"telemetry is silent for {float(gaps.max()):.1f} s, {max(at, 0.0):.1f} s into training"
+        return f"telemetry has a gap of {float(gaps.max()):.1f} s, {max(at, 0.0):.1f} s after the start"
     return None
 
 
 HostSamples = Mapping[str, tuple[Samples, Spans]]
-"""Host -> its samples, and when it trained on their clock."""
+"""Host -> its samples and the measured time on their clock."""
 
 _WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
 """Reasons that are warnings next to a figure; the others leave it null."""
 
 _WHY: Final = {
     EnergyReason.NO_POWER: "power was not read",
-    EnergyReason.EMPTY_WINDOW: "nothing was trained",
-    EnergyReason.START_NOT_COVERED: "no reading of power before training began",
-    EnergyReason.END_NOT_COVERED: "no reading of power after training ended",
-    EnergyReason.GAP_TOO_LONG: "power was not read for too long while training",
+    EnergyReason.EMPTY_WINDOW: "nothing was measured",
+    EnergyReason.START_NOT_COVERED: "no power reading before the start",
+    EnergyReason.END_NOT_COVERED: "no power reading after the end",
+    EnergyReason.GAP_TOO_LONG: "the gap between power readings is too long",
     EnergyReason.COUNTER_DISAGREES: "integrated power and the energy counter differ by more than 5 %",
     EnergyReason.COUNTER_WENT_BACK: "the energy counter decreased; energy is integrated from power",
 }
@@ -101,17 +100,19 @@ _NAMES: Final = (
 )  # fmt: skip
 
 
-def consumption_figures(hosts: HostSamples, units: int, device_type: str, why_none: str) -> tuple[Figures, list[str]]:
-    """Return the figures that telemetry gives, and warnings about it.
+def consumption_figures(
+    hosts: HostSamples, units: int, device_type: str, no_telemetry: str
+) -> tuple[Figures, list[str]]:
+    """Return the figures from telemetry, and warnings about them.
 
     Args:
-        hosts: samples and training spans; empty where there is no telemetry.
-        units: units trained over all ranks.
+        hosts: samples and measured spans; empty where there is no telemetry.
+        units: units processed by all ranks.
         device_type: the framework's; for ``cpu`` the CPU packages are the devices.
-        why_none: the reason of every figure when ``hosts`` is empty.
+        no_telemetry: the reason of every figure where ``hosts`` is empty.
     """
     if not hosts:
-        return {name: Figure(value=None, reason=why_none) for name in _NAMES}, []
+        return {name: Figure(value=None, reason=no_telemetry) for name in _NAMES}, []
     figures: Figures = {
         FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
         FigureName.CPU_UTILISATION: _mean_over(hosts, _cpu),
@@ -121,17 +122,17 @@ def consumption_figures(hosts: HostSamples, units: int, device_type: str, why_no
     warnings: list[str] = []
     energy_j, power_w, reason = 0.0, 0.0, ""
     for host, (samples, spans) in hosts.items():
-        drawn, told = _energy(samples, spans, device_type)
-        warnings += (f"{host}: {what}" for what in told)
-        if drawn.value is None or drawn.mean is None:
-            reason = _on(host, hosts, drawn.reason or "")
+        used, notes = _energy(samples, spans, device_type)
+        warnings += (f"{host}: {what}" for what in notes)
+        if used.value is None or used.mean is None:
+            reason = _on(host, hosts, used.reason or "")
             break
-        energy_j += drawn.value
-        power_w += drawn.mean
+        energy_j += used.value
+        power_w += used.mean
     measured = None if reason else energy_j
     figures[FigureName.ENERGY] = value(measured, reason)
     figures[FigureName.MEAN_POWER] = value(None if reason else power_w, reason)
-    per_unit_reason = reason or "nothing was trained"
+    per_unit_reason = reason or "nothing was measured"
     figures[FigureName.ENERGY_PER_UNIT] = ratio(measured, units, per_unit_reason)
     figures[FigureName.UNITS_PER_JOULE] = ratio(units or None, measured, per_unit_reason)
     return figures, warnings
@@ -148,29 +149,29 @@ def _peak_host_memory(hosts: HostSamples) -> Figure:
         for number in samples.host.get("mem_used_mib", ())
         if number == number
     ]  # fmt: skip
-    return value(max(peaks, default=None), "telemetry read no host memory")
+    return value(max(peaks, default=None), "telemetry has no host memory")
 
 
 def _mean_over(hosts: HostSamples, of: Callable[[Samples, Spans], list[Integral]]) -> Figure:
-    """Return the mean over devices of their time-weighted means; null when one of them has none."""
+    """Return the mean over devices of their time-weighted means; null where a device has none."""
     means: list[float] = []
     for host, (samples, spans) in hosts.items():
         for integral in of(samples, spans):
             if integral.mean is None:
                 return Figure(value=None, reason=_on(host, hosts, integral.reason or ""))
             means.append(integral.mean)
-    return Figure(value=sum(means) / len(means)) if means else Figure(value=None, reason="telemetry saw no device")
+    return Figure(value=sum(means) / len(means)) if means else Figure(value=None, reason="telemetry has no devices")
 
 
 def _cpu(samples: Samples, spans: Spans) -> list[Integral]:
     column = samples.host.get("cpu", ())
-    return [integrate(samples.t, column, spans, largest_gap_s(samples.interval_s)) if column else _none(samples, "cpu")]
+    return [integrate(samples.t, column, spans, max_gap_s(samples.interval_s)) if column else _none(samples, "cpu")]
 
 
 def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
     if not samples.devices:
         return [_none(samples, "devices")]
-    gap_s = largest_gap_s(samples.interval_s)
+    gap_s = max_gap_s(samples.interval_s)
     return [
         integrate(samples.times(columns), columns["utilisation"], spans, gap_s)
         if _any(columns.get("utilisation"))
@@ -180,42 +181,42 @@ def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
 
 
 def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral, list[str]]:
-    """Return one host's energy while training: of its devices, or of its CPU packages where they are the devices."""
+    """Return one host's energy: of its devices, or of its CPU packages where they are the devices."""
     if device_type == "cpu":
         packages = _series(samples.t, samples.host.get("rapl_j", ()))
-        return _drawn(samples, spans, (), packages, "CPU packages") if packages else (_none(samples, "rapl_j"), [])
+        return _energy_of(samples, spans, (), packages, "CPU packages") if packages else (_none(samples, "rapl_j"), [])
     if not samples.devices:
         return _none(samples, "devices"), []
     total, mean, warnings = 0.0, 0.0, list[str]()
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
-            continue  # its power stands in another device's reading
+            continue  # another device's reading includes its power
         times = samples.times(columns)
         power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
         if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
-        drawn, told = _drawn(samples, spans, power, counter, f"device {index}")
-        warnings += told
-        if drawn.value is None or drawn.mean is None:
-            return drawn, warnings
-        total, mean = total + drawn.value, mean + drawn.mean
+        used, notes = _energy_of(samples, spans, power, counter, f"device {index}")
+        warnings += notes
+        if used.value is None or used.mean is None:
+            return used, warnings
+        total, mean = total + used.value, mean + used.mean
     return Integral(total, mean), warnings
 
 
-def _drawn(samples: Samples, spans: Spans, power: Series, counter: Series, what: str) -> tuple[Integral, list[str]]:
-    """Add up the energy of one reader over the spans; null where a span is not covered."""
+def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str) -> tuple[Integral, list[str]]:
+    """Return the energy of one device over the spans; null where a span is not covered."""
     gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
     parts = [energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans]
     warnings: list[str] = []
     for part in parts:
         fatal = [reason for reason in part.reasons if reason not in _WARNINGS]
         if part.energy_j is None or fatal:
-            why = ", ".join(_WHY[reason] for reason in fatal) or "it is not covered by samples"
+            why = ", ".join(_WHY[reason] for reason in fatal) or "samples do not cover it"
             return Integral(None, None, f"{what}: {why}"), warnings
         warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _WARNINGS]
     total = sum(part.energy_j or 0.0 for part in parts)
     duration_s = sum(end - begin for begin, end in spans)
-    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was trained"), warnings
+    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was measured"), warnings
 
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:
@@ -235,6 +236,8 @@ def _telemetry_cpu_time(hosts: HostSamples) -> Figure:
     for host, (samples, _) in hosts.items():
         used = (samples.footer or {}).get("cpu_time_s")
         if not isinstance(used, int | float):
-            return Figure(value=None, reason=_on(host, hosts, "the sampler was ended before it could tell"))
+            return Figure(
+                value=None, reason=_on(host, hosts, "the telemetry recorder was killed before it reported it")
+            )
         total += used
     return Figure(value=total)

@@ -1,4 +1,4 @@
-"""Whether other work disturbed a round: before it began, on its devices, or on the cores while it ran."""
+"""Detect contention with other work: on the host before a round, on its devices, and for CPU cores during it."""
 
 from __future__ import annotations
 
@@ -10,48 +10,47 @@ from accelmark.results.schema import Finding, finding
 from accelmark.spec.events import Finished
 from accelmark.spec.inference.events import InferFinished
 
-MOST_WAITED: Final = 0.02
-"""Share of a rank's time that a thread of it may have waited for a core before other work counts as a disturbance."""
-LEAST_OTHERS: Final = 0.5
-"""CPU time of others over a wait from which it is laid to them: they delay a thread no longer than they run."""
-LEAST_WAIT_S: Final = 0.5
-"""A wait that counts at all: what is started beside a rank takes a moment of the cores too."""
+MAX_CPU_WAIT_SHARE: Final = 0.02
+"""Share of a rank's time that a thread may wait for a core."""
+MIN_OTHERS_SHARE: Final = 0.5
+"""CPU time of other processes, as a share of the wait, from which they explain it."""
+MIN_CPU_WAIT_S: Final = 0.5
+"""Shorter waits are ignored: starting AccelMark's own processes takes some CPU time too."""
 FOREIGN_PROCESS: Final = "foreign-process"
-_QUIET_START: Final = "quiet-start"
-_CORES_AT_HAND: Final = "cores-at-hand"
-_TOO_MANY: Final = "threads-fit"
+_BUSY_AT_START: Final = "quiet-start"
+_CPU_CONTENTION: Final = "cores-at-hand"
+_OVERSUBSCRIBED: Final = "threads-fit"
 
 
 def is_busy(findings: Iterable[Finding]) -> bool:
-    """Tell whether any finding of a round is of other work."""
-    return any(found.rule in (FOREIGN_PROCESS, _QUIET_START, _CORES_AT_HAND) for found in findings)
+    """Return whether any finding reports other work on the machine."""
+    return any(found.rule in (FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION) for found in findings)
 
 
 def contention_findings(
     nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
 ) -> Iterable[Finding]:
-    """Tell of work that the hosts had before a round, and of ranks that waited for a core.
+    """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
 
     Args:
         nodes: the round's hosts.
-        finished: the last word of each rank.
+        finished: the FINISHED event of each rank.
     """
     others: list[float] = []
     for node in nodes:
         if node.exit is not None and node.exit.others_cpu_s is not None:
             others.append(node.exit.others_cpu_s)
-        told = read_json(node.path / "sys_info.json").get("busy_at_start")
-        for reason in told if isinstance(told, list) else ():
-            yield finding("warning", _QUIET_START, "a host with nothing else to do", f"{node.host}: {reason}")
+        reasons = read_json(node.path / "sys_info.json").get("busy_at_start")
+        for reason in reasons if isinstance(reasons, list) else ():
+            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}. Use an idle host.")
     for rank, end in finished.items():
         if end is None or end.core_wait_s is None or end.e2e_time <= 0:
             continue
         share = end.core_wait_s / end.e2e_time
-        if share > MOST_WAITED and end.core_wait_s > LEAST_WAIT_S:
-            expected = f"threads that wait for a core at most {MOST_WAITED:.0%} of the time"
-            waited = f"rank {rank}: {share:.1%} of the time"
-            if not others or max(others) >= LEAST_OTHERS * end.core_wait_s:
-                taken = f"took up to {max(others):.1f} s of CPU time" if others else "may have taken them"
-                yield finding("warning", _CORES_AT_HAND, expected, f"{waited}: other work {taken}")
+        if share > MAX_CPU_WAIT_SHARE and end.core_wait_s > MIN_CPU_WAIT_S:
+            waited = f"rank {rank} waited for CPU cores {share:.1%} of the time (limit {MAX_CPU_WAIT_SHARE:.0%})"
+            if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
+                used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
+                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
             else:
-                yield finding("warning", _TOO_MANY, expected, f"{waited}: the job has more threads than cores")
+                yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")

@@ -11,22 +11,22 @@ from accelmark.results.schema import Point, TelemetrySeries
 if TYPE_CHECKING:
     from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 
-MOST_POINTS: Final = 1000
+MAX_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60
 
 
-def thin(values: Floats, most: int = MOST_POINTS) -> Indices:
-    """Return increasing indices of at most ``most`` points that keep each stretch's least and greatest value.
+def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
+    """Return increasing indices of at most ``limit`` points, with the minimum and maximum of each interval.
 
-    Non-finite values are kept only where a whole stretch is non-finite: as one gap.
+    Non-finite values are kept only where a whole interval is non-finite: as one gap.
     """
     import numpy as np
 
     count = len(values)
-    if count <= most:
+    if count <= limit:
         return np.arange(count)
-    stretches = max((most - 2) // 2, 1)
-    edges = np.linspace(1, count - 1, stretches + 1).astype(np.int64)
+    intervals = max((limit - 2) // 2, 1)
+    edges = np.linspace(1, count - 1, intervals + 1).astype(np.int64)
     low, high = edges[:-1], edges[1:]
     kept = [0, count - 1]
     lowest = np.where(np.isfinite(values), values, np.inf)
@@ -39,7 +39,7 @@ def thin(values: Floats, most: int = MOST_POINTS) -> Indices:
 
 
 def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> dict[str, tuple[Point, ...]]:
-    """Return ``loss``, ``throughput`` (units per second of each window) and each metric over steps and time."""
+    """Return the curves ``loss``, ``throughput`` (units/s of each window) and each metric, over steps and time."""
     import numpy as np
 
     curves: dict[str, tuple[Point, ...]] = {}
@@ -60,7 +60,7 @@ def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) 
 
 
 def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> Floats:
-    """Return units per second of each window; a window that follows a restart counts its steps' samples."""
+    """Return units per second of each window; the first window after a restart is computed from its steps."""
     import numpy as np
 
     trained = np.diff(timeline.window_samples, prepend=0.0)
@@ -85,9 +85,9 @@ def _rounded(value: float, digits: int = 7) -> float | None:
 
 
 def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float, int], ...]:
-    """Return (upper edge in ms, steps) of bins of equal width up to p99.5, then one up to the slowest step.
+    """Return (upper edge in ms, number of steps) of bins of equal width up to p99.5, and one bin to the slowest step.
 
-    The first entry holds the lower edge of the first bin, with no steps. Their number follows Rice's rule, at most
+    The first entry has the lower edge of the first bin and 0 steps. The number of bins follows Rice's rule, at most
     ``bins``.
     """
     import numpy as np
@@ -106,8 +106,8 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
     return ((round(low, 4), 0), *((round(float(edge), 4), int(n)) for edge, n in zip(edges[1:], counts, strict=True)))
 
 
-MOST_LINES: Final = 8
-"""Devices (or hosts) drawn one by one; more are drawn as their mean, least and greatest."""
+MAX_LINES: Final = 8
+"""Devices or hosts with a line each; more are drawn as mean, minimum and maximum."""
 _MAX_TELEMETRY_POINTS: Final = 600
 _GRID: Final = 600
 
@@ -140,7 +140,7 @@ _HOST: Final = (
 
 
 def telemetry_series(hosts: HostSamples) -> tuple[TelemetrySeries, ...]:
-    """Return what telemetry saw of each host and device, as series over seconds since TRAIN_START."""
+    """Return telemetry of each host and device as series over seconds since TRAIN_START."""
     found: list[TelemetrySeries] = []
     for shown in _DEVICE:
         found += _series(shown, list(_device_lines(hosts, shown.column)))
@@ -166,7 +166,7 @@ def _host_lines(hosts: HostSamples, column: str) -> Iterable[_Line]:
 
 
 def _package_lines(hosts: HostSamples) -> Iterable[_Line]:
-    """Power of the CPU packages between two readings of their energy counter."""
+    """Yield the power of the CPU packages, from differences of their energy counter."""
     import numpy as np
 
     for host, (samples, spans) in hosts.items():
@@ -189,7 +189,7 @@ def _series(shown: _Shown, lines: list[_Line]) -> list[TelemetrySeries]:
     import numpy as np
 
     lines = [line for line in lines if len(line.values) and np.isfinite(line.values).any()]
-    if len(lines) > MOST_LINES:
+    if len(lines) > MAX_LINES:
         lines = _joined(lines)
     return [
         TelemetrySeries(quantity=shown.quantity, unit=shown.unit, label=line.label, points=_samples(line))
@@ -198,7 +198,7 @@ def _series(shown: _Shown, lines: list[_Line]) -> list[TelemetrySeries]:
 
 
 def _joined(lines: list[_Line]) -> list[_Line]:
-    """Lay many lines on one grid and return their mean, least and greatest."""
+    """Interpolate lines on one grid and return their mean, minimum and maximum."""
     import numpy as np
 
     begin, end = min(line.times[0] for line in lines), max(line.times[-1] for line in lines)
@@ -214,8 +214,8 @@ def _joined(lines: list[_Line]) -> list[_Line]:
     many = f"{len(lines)} lines"
     return [
         _Line(f"mean of {many}", grid, np.nanmean(table, axis=0)),
-        _Line("least", grid, np.nanmin(table, axis=0)),
-        _Line("greatest", grid, np.nanmax(table, axis=0)),
+        _Line("minimum", grid, np.nanmin(table, axis=0)),
+        _Line("maximum", grid, np.nanmax(table, axis=0)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The figures AccelMark measures: names, units, and which way is better."""
+"""The figures that AccelMark measures: names, units, and whether higher or lower is better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelmark.spec.number_format import quantity
 
 
 class FigureName(StrEnum):
-    """Every headline figure of a round."""
+    """Names of the figures of a round."""
 
     E2E_TIME = "e2e_time_s"
     INIT_TIME = "init_time_s"
@@ -83,7 +83,7 @@ class FigureName(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class FigureInfo:
-    """How a figure is shown: ``unit`` may hold ``{unit}``, the case's own (image, token)."""
+    """Presentation of a figure; title and unit may contain ``{unit}``, which a case defines (image, token)."""
 
     title: str
     unit: str
@@ -91,131 +91,134 @@ class FigureInfo:
     explanation: str
 
 
-def _info(title: str, unit: str, better: Literal["higher", "lower", "neither"], explanation: str) -> FigureInfo:
-    return FigureInfo(title, unit, better, explanation)
-
+F = FigureName
 
 FIGURES: Final[dict[FigureName, FigureInfo]] = {
-    FigureName.E2E_TIME: _info("End to end", "s", "lower", "from the start of rank 0's process to its last event"),
-    FigureName.INIT_TIME: _info("Initialisation", "s", "lower", "from the start of rank 0's process to TRAIN_START"),
-    FigureName.RAW_TRAIN_TIME: _info("Raw training", "s", "lower", "TRAIN_START to TRAIN_END, evaluation included"),
-    FigureName.TRAIN_NO_EVAL_TIME: _info("Training", "s", "lower", "raw training less evaluation"),
-    FigureName.PURE_COMPUTE_TIME: _info("Computation", "s", "lower", "sum over the steps of their computation"),
-    FigureName.TIME_TO_TARGET: _info(
-        "Time to target", "s", "lower", "raw training time up to the first evaluation that met the target"
+    F.E2E_TIME: FigureInfo("End to end", "s", "lower", "from the start of rank 0's process to its last event"),
+    F.INIT_TIME: FigureInfo("Initialisation", "s", "lower", "from the start of rank 0's process to TRAIN_START"),
+    F.RAW_TRAIN_TIME: FigureInfo("Raw training", "s", "lower", "TRAIN_START to TRAIN_END, evaluation included"),
+    F.TRAIN_NO_EVAL_TIME: FigureInfo("Training", "s", "lower", "raw training time minus evaluation"),
+    F.PURE_COMPUTE_TIME: FigureInfo("Computation", "s", "lower", "sum of the computation of all steps"),
+    F.TIME_TO_TARGET: FigureInfo(
+        "Time to target", "s", "lower", "raw training time until the first evaluation that reached the target"
     ),
-    FigureName.THROUGHPUT_WHOLE: _info(
-        "Throughput, whole", "{unit}s/s", "higher", "over raw training time: data loading and evaluation included"
+    F.THROUGHPUT_WHOLE: FigureInfo(
+        "Throughput, whole", "{unit}s/s", "higher", "over raw training time, with data loading and evaluation"
     ),
-    FigureName.THROUGHPUT_TRAIN: _info("Throughput, training", "{unit}s/s", "higher", "over training time"),
-    FigureName.THROUGHPUT_CORE: _info("Throughput, core", "{unit}s/s", "higher", "over computation alone"),
-    FigureName.THROUGHPUT_PER_DEVICE: _info(
-        "Throughput per device", "{unit}s/s", "higher", "training throughput over the number of devices"
+    F.THROUGHPUT_TRAIN: FigureInfo("Throughput, training", "{unit}s/s", "higher", "over training time"),
+    F.THROUGHPUT_CORE: FigureInfo("Throughput, core", "{unit}s/s", "higher", "over computation only"),
+    F.THROUGHPUT_PER_DEVICE: FigureInfo(
+        "Throughput per device", "{unit}s/s", "higher", "training throughput per device"
     ),
-    FigureName.STEP_P50: _info("Step time, median", "ms", "lower", "computation of a step"),
-    FigureName.STEP_P90: _info("Step time, p90", "ms", "lower", "computation of a step"),
-    FigureName.STEP_P99: _info("Step time, p99", "ms", "lower", "computation of a step"),
-    FigureName.DATA_WAIT_SHARE: _info("Waiting for data", "ratio", "lower", "share of training time"),
-    FigureName.FINAL_LOSS: _info("Final loss", "", "lower", "loss of the last step"),
-    FigureName.FINAL_METRIC: _info("Final metric", "", "neither", "the target's metric at the last evaluation"),
-    FigureName.MFU: _info(
-        "MFU", "ratio", "higher", "model FLOP/s per device over the chip's dense peak for the precision used"
+    F.STEP_P50: FigureInfo("Step time, median", "ms", "lower", "computation of a step"),
+    F.STEP_P90: FigureInfo("Step time, p90", "ms", "lower", "computation of a step"),
+    F.STEP_P99: FigureInfo("Step time, p99", "ms", "lower", "computation of a step"),
+    F.DATA_WAIT_SHARE: FigureInfo("Waiting for data", "ratio", "lower", "share of training time"),
+    F.FINAL_LOSS: FigureInfo("Final loss", "", "lower", "loss of the last step"),
+    F.FINAL_METRIC: FigureInfo("Final metric", "", "neither", "the target's metric at the last evaluation"),
+    F.MFU: FigureInfo(
+        "MFU", "ratio", "higher", "model FLOP/s per device over the chip's dense peak at the precision used"
     ),
-    FigureName.MFU_MEASURED: _info(
-        "MFU, measured ceiling", "ratio", "higher", "model FLOP/s per device over the matmul rate that probe measured"
+    F.MFU_MEASURED: FigureInfo(
+        "MFU, measured ceiling",
+        "ratio",
+        "higher",
+        "model FLOP/s per device over the matmul rate that the probe measured",
     ),
-    FigureName.ACHIEVED_TFLOPS: _info(
-        "Model TFLOP/s per device", "TFLOP/s", "higher", "throughput of computation x FLOPs of the model"
+    F.ACHIEVED_TFLOPS: FigureInfo(
+        "Model TFLOP/s per device", "TFLOP/s", "higher", "training throughput per device x model FLOPs"
     ),
-    FigureName.FLOPS_PER_SAMPLE: _info("Model FLOPs per sample", "FLOP", "neither", "forward and backward, counted"),
-    FigureName.PEAK_DEVICE_MEMORY: _info("Peak device memory", "MiB", "lower", "largest allocation on any device"),
-    FigureName.PEAK_HOST_MEMORY: _info("Peak host memory", "MiB", "lower", "largest use seen by telemetry on any host"),
-    FigureName.DEVICE_UTILISATION: _info("Device utilisation", "ratio", "higher", "time-weighted mean while measuring"),
-    FigureName.CPU_UTILISATION: _info("CPU utilisation", "ratio", "neither", "time-weighted mean while measuring"),
-    FigureName.MEAN_POWER: _info("Mean power", "W", "lower", "all devices (or CPU packages) while training"),
-    FigureName.ENERGY: _info("Energy", "J", "lower", "device's energy counter while training, else integrated power"),
-    FigureName.ENERGY_PER_UNIT: _info("Energy per {unit}", "J", "lower", "energy over the units trained"),
-    FigureName.UNITS_PER_JOULE: _info("Performance per watt", "{unit}s/J", "higher", "units per joule"),
-    FigureName.TELEMETRY_CPU_TIME: _info("CPU time of telemetry", "s", "lower", "user and system time of the sampler"),
-    FigureName.INFERENCE_CORE: _info(
-        "Inference, core", "{unit}s/s", "higher", "in the engine: computation and the copies to and from the device"
+    F.FLOPS_PER_SAMPLE: FigureInfo("Model FLOPs per sample", "FLOP", "neither", "forward and backward, counted"),
+    F.PEAK_DEVICE_MEMORY: FigureInfo("Peak device memory", "MiB", "lower", "largest allocation on any device"),
+    F.PEAK_HOST_MEMORY: FigureInfo("Peak host memory", "MiB", "lower", "largest use on any host, from telemetry"),
+    F.DEVICE_UTILISATION: FigureInfo(
+        "Device utilisation", "ratio", "higher", "time-weighted mean during the measurement"
     ),
-    FigureName.INFERENCE_WHOLE: _info(
-        "Inference, whole", "{unit}s/s", "higher", "in the engine, with loading the data and evaluation"
+    F.CPU_UTILISATION: FigureInfo("CPU utilisation", "ratio", "neither", "time-weighted mean during the measurement"),
+    F.MEAN_POWER: FigureInfo("Mean power", "W", "lower", "all devices (or CPU packages) during the measurement"),
+    F.ENERGY: FigureInfo("Energy", "J", "lower", "device's energy counter while training, else integrated power"),
+    F.ENERGY_PER_UNIT: FigureInfo("Energy per {unit}", "J", "lower", "energy over the number of units"),
+    F.UNITS_PER_JOULE: FigureInfo("Performance per watt", "{unit}s/J", "higher", "units per joule"),
+    F.TELEMETRY_CPU_TIME: FigureInfo(
+        "CPU time of telemetry", "s", "lower", "user and system time of the telemetry recorder"
     ),
-    FigureName.VALIDATION_CORE: _info(
-        "Validation, core", "{unit}s/s", "higher", "in the framework: computation and the copies to and from the device"
+    F.INFERENCE_CORE: FigureInfo(
+        "Inference, core", "{unit}s/s", "higher", "engine: computation and copies to and from the device"
     ),
-    FigureName.VALIDATION_WHOLE: _info(
-        "Validation, whole", "{unit}s/s", "higher", "in the framework, with loading the data and evaluation"
+    F.INFERENCE_WHOLE: FigureInfo(
+        "Inference, whole", "{unit}s/s", "higher", "engine: with data loading and evaluation"
     ),
-    FigureName.INFERENCE_METRIC: _info("Accuracy in the engine", "", "neither", "the case's metric over all items"),
-    FigureName.VALIDATION_METRIC: _info("Accuracy in the framework", "", "neither", "the case's metric over all items"),
-    FigureName.METRIC_DIFFERENCE: _info(
-        "Difference of accuracies",
-        "",
-        "neither",
-        "in the engine less in the framework; the case bounds it",
+    F.VALIDATION_CORE: FigureInfo(
+        "Validation, core", "{unit}s/s", "higher", "framework: computation and copies to and from the device"
     ),
-    FigureName.LATENCY_P50: _info("Latency, median", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    FigureName.LATENCY_P90: _info("Latency, p90", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    FigureName.LATENCY_P99: _info("Latency, p99", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    FigureName.LATENCY_P999: _info("Latency, p99.9", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    FigureName.FIRST_CALL: _info("First call", "ms", "lower", "of the engine, before warming up; counts nowhere else"),
-    FigureName.VALIDATION_TIME: _info("Validation step", "s", "lower", "the third step"),
-    FigureName.EXPORT_TIME: _info("Export step", "s", "lower", "the fourth step: to ONNX"),
-    FigureName.COMPILE_TIME: _info("Compilation", "s", "lower", "the fifth step; in no throughput"),
-    FigureName.INFERENCE_TIME: _info("Inference step", "s", "lower", "the sixth step, scenarios included"),
-    FigureName.FLOPS_PER_ITEM: _info("Model FLOPs per item", "FLOP", "neither", "forward pass, as the case states it"),
-    FigureName.REPEAT_SPEEDUP: _info(
-        "Same items over fresh",
+    F.VALIDATION_WHOLE: FigureInfo(
+        "Validation, whole", "{unit}s/s", "higher", "framework: with data loading and evaluation"
+    ),
+    F.INFERENCE_METRIC: FigureInfo("Accuracy in the engine", "", "neither", "the case's metric over all items"),
+    F.VALIDATION_METRIC: FigureInfo("Accuracy in the framework", "", "neither", "the case's metric over all items"),
+    F.METRIC_DIFFERENCE: FigureInfo(
+        "Accuracy difference", "", "neither", "engine minus framework; the case states a tolerance"
+    ),
+    F.LATENCY_P50: FigureInfo("Latency, median", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    F.LATENCY_P90: FigureInfo("Latency, p90", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    F.LATENCY_P99: FigureInfo("Latency, p99", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    F.LATENCY_P999: FigureInfo("Latency, p99.9", "ms", "lower", "of a full batch in the engine, nearest rank"),
+    F.FIRST_CALL: FigureInfo(
+        "First call", "ms", "lower", "first call of the engine, before warm-up; in no other figure"
+    ),
+    F.VALIDATION_TIME: FigureInfo("Validation step", "s", "lower", "step 3"),
+    F.EXPORT_TIME: FigureInfo("Export step", "s", "lower", "step 4: export to ONNX"),
+    F.COMPILE_TIME: FigureInfo("Compilation", "s", "lower", "step 5; in no throughput"),
+    F.INFERENCE_TIME: FigureInfo("Inference step", "s", "lower", "step 6, with LoadGen scenarios"),
+    F.FLOPS_PER_ITEM: FigureInfo("Model FLOPs per item", "FLOP", "neither", "forward pass, as the case states"),
+    F.REPEAT_SPEEDUP: FigureInfo(
+        "Repeated over new items",
         "ratio",
         "neither",
-        "how much faster the same items again run; above 1.1 in most batches is suspicious",
+        "speed of repeated items over new ones; more than 1.1 in most batches suggests cached outputs",
     ),
-    FigureName.DECLARED_SHARE: _info(
+    F.DECLARED_SHARE: FigureInfo(
         "Declared not inference",
         "ratio",
         "lower",
-        "share of the measured calls' time that the engine itself leaves out of every rate and latency",
+        "share of the measured calls' time that the engine declares as not inference; in no rate or latency",
     ),
-    FigureName.DEVICE_MEMORY_TOTAL: _info("Device memory", "MiB", "neither", "what the device has, from telemetry"),
-    FigureName.OFFLINE_RATE: _info("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),
-    FigureName.SINGLE_STREAM_LATENCY: _info(
-        "SingleStream scenario, p90", "ms", "lower", "LoadGen: one query after another"
-    ),
-    FigureName.MULTI_STREAM_LATENCY: _info(
+    F.DEVICE_MEMORY_TOTAL: FigureInfo("Device memory", "MiB", "neither", "capacity of the device, from telemetry"),
+    F.OFFLINE_RATE: FigureInfo("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),
+    F.SINGLE_STREAM_LATENCY: FigureInfo("SingleStream scenario, p90", "ms", "lower", "LoadGen: one query at a time"),
+    F.MULTI_STREAM_LATENCY: FigureInfo(
         "MultiStream scenario, p99", "ms", "lower", "LoadGen: queries of several samples"
     ),
-    FigureName.SERVER_RATE: _info(
-        "Server scenario", "queries/s", "higher", "LoadGen: the highest rate at which 99 % hold the latency bound"
+    F.SERVER_RATE: FigureInfo(
+        "Server scenario",
+        "queries/s",
+        "higher",
+        "LoadGen: highest rate at which 99 % of queries meet the latency bound",
     ),
-    FigureName.SEARCH_SCORE: _info(
-        "Score", "OP/s", "higher", "operations of all trials over the search's time, as its counting rule counts them"
+    F.SEARCH_SCORE: FigureInfo(
+        "Score", "OP/s", "higher", "operations of all trials, by the search's counting rule, over its time"
     ),
-    FigureName.SEARCH_REGULATED_SCORE: _info("Regulated score", "OP/s", "higher", "-ln(held-out error) x score"),
-    FigureName.SEARCH_HELD_OUT_ERROR: _info(
-        "Held-out error", "ratio", "lower", "of the best trial, on the split that the search never saw"
+    F.SEARCH_REGULATED_SCORE: FigureInfo("Regulated score", "OP/s", "higher", "-ln(held-out error) x score"),
+    F.SEARCH_HELD_OUT_ERROR: FigureInfo("Held-out error", "ratio", "lower", "best trial, on the held-out split"),
+    F.SEARCH_VALIDATION_ERROR: FigureInfo(
+        "Best validation error", "ratio", "lower", "lowest error of any trial on the validation split"
     ),
-    FigureName.SEARCH_VALIDATION_ERROR: _info(
-        "Best error in the search", "ratio", "lower", "best of all peeks at the validation split"
+    F.SEARCH_OPERATIONS: FigureInfo("Operations", "OP", "neither", "counted operations of all trials"),
+    F.SEARCH_TIME: FigureInfo("Search", "s", "neither", "from the start of the first trial to the end of the last"),
+    F.SEARCH_IDLE_SHARE: FigureInfo(
+        "Idle", "ratio", "lower", "share of the workers' time without training or evaluation"
     ),
-    FigureName.SEARCH_OPERATIONS: _info("Operations", "OP", "neither", "of all trials, counted"),
-    FigureName.SEARCH_TIME: _info("Search", "s", "neither", "from the first trial's start to the last one's end"),
-    FigureName.SEARCH_IDLE_SHARE: _info(
-        "Idle", "ratio", "lower", "share of the workers' time that was neither training nor evaluating"
-    ),
-    FigureName.SEARCH_TRIALS: _info("Trials finished", "trials", "neither", "of those started"),
-    FigureName.SEARCH_IMAGES: _info("Images trained", "images", "neither", "over all trials"),
+    F.SEARCH_TRIALS: FigureInfo("Trials finished", "trials", "neither", "of the trials that were started"),
+    F.SEARCH_IMAGES: FigureInfo("Images trained", "images", "neither", "over all trials"),
 }
 
 _SHARED: Final = (
-    FigureName.E2E_TIME, FigureName.MFU, FigureName.ACHIEVED_TFLOPS, FigureName.PEAK_DEVICE_MEMORY,
-    FigureName.PEAK_HOST_MEMORY, FigureName.DEVICE_UTILISATION, FigureName.CPU_UTILISATION, FigureName.MEAN_POWER,
-    FigureName.ENERGY, FigureName.ENERGY_PER_UNIT, FigureName.UNITS_PER_JOULE, FigureName.TELEMETRY_CPU_TIME,
+    F.E2E_TIME, F.MFU, F.ACHIEVED_TFLOPS, F.PEAK_DEVICE_MEMORY,
+    F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION, F.MEAN_POWER,
+    F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME,
 )  # fmt: skip
 _NAMES: Final = tuple(FigureName)
-_INFER, _SEARCH = _NAMES.index(FigureName.INFERENCE_CORE), _NAMES.index(FigureName.SEARCH_SCORE)
+_INFER, _SEARCH = _NAMES.index(F.INFERENCE_CORE), _NAMES.index(F.SEARCH_SCORE)
 INFER_FIGURES: Final = (*_NAMES[_INFER:_SEARCH], *_SHARED)
 """The figures of an inference round."""
 TRAIN_FIGURES: Final = _NAMES[:_INFER]

@@ -1,4 +1,4 @@
-"""Figures of an inference run, from its windows: the one place where they are computed."""
+"""Compute the figures of an inference run from its windows, and the reasons that make it invalid."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 @final
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """Speed of the validation or of the inference phase."""
+    """Speed of one phase: validation or inference."""
 
     whole: Figure
-    """Items per second with loading and evaluation."""
+    """Items per second with data loading and evaluation."""
     core: Figure
-    """Items per second of computation and the copies to and from the device."""
+    """Items per second of computation and copies to and from the device."""
     latency_ms: Mapping[str, Figure]
     """Percentiles over full batches."""
     declared: Figure
@@ -30,7 +30,7 @@ class PhaseFigures:
 
 
 def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str) -> PhaseFigures:
-    """Return the figures of one phase's windows; ``absent`` is the reason where there are none."""
+    """Return the figures of one phase; ``absent`` is the reason where it has no windows."""
     items = sum(sum(window.items) for window in windows)
     if not items:
         none = Figure(value=None, reason=absent)
@@ -54,18 +54,15 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
 
 def _rate(items: int, took_ms: float) -> Figure:
     if took_ms <= 0:
-        return Figure(value=None, reason="the engine declared all of the time as not inference")
+        return Figure(value=None, reason="the engine declared all time as not inference")
     return Figure(value=items / (took_ms / 1000))
 
 
 def percentile(ordered: Sequence[float], share: float) -> Figure:
-    """Return the nearest-rank percentile: the least value that at least ``share`` of all do not exceed.
-
-    Null where so few were measured that not one of them would lie beyond it.
-    """
+    """Return the nearest-rank percentile; null where there are too few values for one to exceed it."""
     needed = math.ceil(1 / (1 - share) - 1e-9)
     if len(ordered) < needed:
-        reason = f"needs at least {needed} full batches, {len(ordered)} were measured"
+        reason = f"needs {needed} full batches, {len(ordered)} were measured"
         return Figure(value=None, reason=reason)
     return Figure(value=ordered[math.ceil(share * len(ordered) - 1e-9) - 1])
 
@@ -77,7 +74,7 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
     if flops_per_item is None:
         return Figure(value=None, reason="the case states no flops")
     if peak_tflops is None:
-        return Figure(value=None, reason="the peak of this chip at this precision is not known")
+        return Figure(value=None, reason="the chip's peak at this precision is unknown")
     return Figure(value=items_per_s.value * flops_per_item / (peak_tflops * 1e12))
 
 
@@ -91,30 +88,30 @@ def invalid_reasons(
     nonfinite_batches: int,
     repeat_check: RepeatCheck | None,
 ) -> tuple[str, ...]:
-    """Return why a run's figures may not be used; empty where nothing speaks against them.
+    """Return the reasons that make an inference run invalid.
 
-    A metric that was not measured (null) is not held against a run here; it is marked elsewhere. NaN is.
+    NaN is invalid; a metric that was not measured (None) is not, the rule ``accuracy-gate`` covers it.
     """
     reasons: list[str] = []
     if nonfinite_batches:
-        reasons.append(f"NaN or infinity in the outputs of {nonfinite_batches} batches")
+        reasons.append(f"{nonfinite_batches} batches have NaN or infinite outputs")
     for phase, value in (("validation", validation), ("inference", inference)):
         if value is not None and not math.isfinite(value):
-            reasons.append(f"{metric} of {phase} is not a finite number")
+            reasons.append(f"{metric} of {phase} is not finite")
     if validation is not None and inference is not None and not abs(validation - inference) <= tolerance:
         reasons.append(
-            f"{metric} is {inference:.4f} in the engine and {validation:.4f} in the framework: "
-            f"they differ by more than {tolerance:g}"
+            f"{metric} is {inference:.4f} in the engine and {validation:.4f} in the framework, "
+            f"a difference of more than {tolerance:g}"
         )
-    judged = validation if validation is not None else inference
-    if reference is not None and judged is not None and not abs(judged - reference.value) <= reference.within:
+    measured = validation if validation is not None else inference
+    if reference is not None and measured is not None and not abs(measured - reference.value) <= reference.within:
         reasons.append(
-            f"{metric} is {judged:.4f}, the reference is {reference.value:.4f} within {reference.within:g} "
+            f"{metric} is {measured:.4f}, the reference is {reference.value:.4f} ± {reference.within:g} "
             f"({reference.source})"
         )
     if repeat_check is not None and repeat_check.suspicious:
         reasons.append(
-            f"the same items again run {repeat_check.speedup:.2f} times as fast as fresh ones "
-            f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs seem to be cached"
+            f"repeated items run {repeat_check.speedup:.2f} times as fast as new ones "
+            f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs may be cached"
         )
     return tuple(reasons)

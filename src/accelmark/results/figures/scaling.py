@@ -1,4 +1,4 @@
-"""Scaling efficiency 1x1 -> 1xN -> MxN: what part of the ideal speed-up more ranks bring."""
+"""Scaling efficiency of a case over numbers of hosts and ranks: speedup relative to ideal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from accelmark.results.schema import CaseResult, RoundResult, Spread
 from accelmark.results.store.loaded_run import LoadedRun
 
 FIGURE: Final = FigureName.THROUGHPUT_TRAIN
-_WITH_SCALE: Final = (
+_SCALE_SETTINGS: Final = (
     "batch_size", "eval_batch_size", "gradient_accumulation_steps", "optimizer.lr", "schedule.", "end.", "evaluate.",
     "parallelism", "threads", "loader.", "checkpoint", "log_every_steps", "seed",
 )  # fmt: skip
-"""Beginnings of settings that people change together with the scale, or that leave the work of a step as it is."""
+"""Prefixes of settings that change with the scale, or do not change the work of a step."""
 
 
 @final
@@ -35,9 +35,9 @@ class ScalePoint:
     efficiency: float
     """``speedup`` over the ratio of ranks: 1 is ideal."""
     half95: float | None
-    """Half the 95 % interval of ``efficiency``; null where a side has one round."""
+    """Half of the 95 % interval of ``efficiency``; None where a side has one round."""
     batch_size: str
-    """Per rank, as set: scaling is weak where it stays the same."""
+    """Per rank; scaling is weak where it is the same at all scales."""
 
     @property
     def ranks(self) -> int:
@@ -46,14 +46,14 @@ class ScalePoint:
 
     @property
     def scale(self) -> str:
-        """Hosts and ranks of a host, as keys have them."""
+        """Hosts × devices per host, as in keys."""
         return f"{self.nnodes}×{self.nproc}"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """A case on one chip over its scales, smallest first."""
+    """A case on one chip at several scales, smallest first."""
 
     model: str
     framework: str
@@ -70,10 +70,10 @@ class ScalingCurve:
 
 
 def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
-    """Return a curve for each training case that was run on two scales or more; the newest run of a scale counts.
+    """Return a curve for each training case with at least two scales, from the newest run of each scale.
 
-    Cases are kept apart by everything that parts results: version, chip, precision, open or closed, kind of data, and
-    every setting but those that go with the scale.
+    Cases are grouped by version, chip, precision, open or closed, synthetic or real data, and all settings that do
+    not depend on the scale.
     """
     groups: dict[tuple[str, ...], dict[tuple[int, int], tuple[LoadedRun, CaseResult, str]]] = {}
     units: dict[tuple[str, ...], str] = {}
@@ -116,9 +116,9 @@ def _curve(
 
 
 def _settings(result: RoundResult) -> str:
-    """Return the settings that must be the same at every scale, in a fixed form."""
+    """Return the settings that have to be equal at every scale, as canonical text."""
     kept = {
-        name: setting.value for name, setting in sorted(result.settings.items()) if not name.startswith(_WITH_SCALE)
+        name: setting.value for name, setting in sorted(result.settings.items()) if not name.startswith(_SCALE_SETTINGS)
     }
     return json.dumps(kept, default=str)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """What is kept of each rank once its windows are folded in."""
+    """The parts of a rank's log that are not merged."""
 
     rank: int
     started: Started | None
@@ -39,7 +39,7 @@ class RankEnd:
 @final
 @dataclass(frozen=True, slots=True)
 class TimedEvaluation:
-    """An evaluation of the lead rank, with the raw training time at which it ended."""
+    """An evaluation of the lead rank and the raw training time at its end."""
 
     time_s: float
     evaluation: Evaluation
@@ -50,52 +50,52 @@ class TimedEvaluation:
 class Timeline:
     """One round over all its ranks; job-wide times are those of the lead rank.
 
-    The lead is the lowest rank whose log has windows of steps, else the lowest that left a log.
+    The lead is the lowest rank whose log has windows of steps, else the lowest rank with a log.
     """
 
     lead: int
     ranks: tuple[RankEnd, ...]
     num_attempts: int
     e2e_s: float
-    """Start of each process to its last event, summed over attempts."""
+    """From the start of the process to its last event, summed over attempts."""
     init_s: float | None
-    """To TRAIN_START, summed over attempts; null when training never began."""
+    """From the start of the process to TRAIN_START, summed over attempts; None if training never started."""
     train_s: float
     """Raw training time, summed over attempts."""
     eval_s: float
     train_ended: bool
-    """Whether the last attempt got to its TRAIN_END."""
+    """Whether the last attempt wrote TRAIN_END."""
     compute_s: float
-    """Computation of all steps on the rank that took longest."""
+    """Computation of all steps on the slowest rank."""
     data_wait_s: float
-    """Waiting for data, mean over ranks."""
+    """Time waiting for data, mean over ranks."""
     num_steps: int
     num_samples: int
     evaluations: tuple[TimedEvaluation, ...]
     step_ms: Floats
     """Every step of every rank, unsorted."""
     losses: Floats
-    """Loss by optimizer step (entry 0 is step 1), mean over the ranks; NaN where any was not finite or is missing."""
+    """Loss by optimizer step (entry 0 is step 1), mean over ranks; NaN where any is not finite or missing."""
     nonfinite_step: int | None
-    """The first step at which some rank's loss was not finite."""
+    """The first step at which a rank's loss was not finite."""
     window_steps: Floats
-    """Optimizer steps done at the closing of each window of the lead rank."""
+    """Optimizer steps completed at the end of each window of the lead rank."""
     window_time_s: Floats
-    """Raw training time of each closing."""
+    """Raw training time at the end of each window."""
     window_samples: Floats
     window_wall_s: Floats
     window_lengths: Floats
     train_spans: dict[str, tuple[tuple[float, float], ...]]
-    """Node directory -> (begin, end) of raw training on that host's monotonic clock, seconds, one an attempt."""
+    """Node directory -> (begin, end) of raw training of each attempt, in seconds of that host's monotonic clock."""
 
     @property
     def lead_end(self) -> RankEnd:
-        """The lead rank's."""
+        """The lead rank."""
         return next(end for end in self.ranks if end.rank == self.lead)
 
     @property
     def final_loss(self) -> float | None:
-        """Loss of the last step over the ranks; None when it is not finite or nothing was trained."""
+        """Mean loss of the last step over ranks; None where it is not finite or nothing was trained."""
         if not len(self.losses):
             return None
         last = float(self.losses[-1])
@@ -105,7 +105,7 @@ class Timeline:
 @final
 @dataclass(slots=True)
 class _Losses:
-    """Running mean over ranks of the loss of each step."""
+    """Sum over ranks of the loss of each step."""
 
     total: Floats
     count: Floats
@@ -152,7 +152,7 @@ class _Losses:
 @final
 @dataclass(slots=True)
 class _Fold:
-    """What accumulates while the ranks' logs are read one after another."""
+    """Accumulates the logs of the ranks."""
 
     lead: TrainLog | None = None
     has_windows: bool = False
@@ -164,7 +164,7 @@ class _Fold:
 
 
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
-    """Read the logs of all ranks, given as (global rank, path), into one timeline; None when no log has an event.
+    """Merge the logs of all ranks, given as (global rank, path); None where no log has an event.
 
     Raises:
         RunError: a log cannot be read.
@@ -275,16 +275,16 @@ def _evaluations(begun: list[Attempt]) -> tuple[TimedEvaluation, ...]:
 
 
 def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:
-    """Return everything that any rank saw: the fewest samples, and why a rank could not count; None where none looked.
+    """Merge the INSPECTED events of all ranks, with the lowest sample count; None where no rank wrote one.
 
-    A rank that did not come to look, though others did, is a reason too.
+    A rank without the event, where others have it, is reported as a reason.
     """
     seen = [end.inspected for end in ends if end.inspected is not None]
     if not seen:
         return None
     counts = [one.samples_seen for one in seen if one.samples_seen is not None]
     reasons = [one.samples_reason for one in seen if one.samples_reason is not None]
-    reasons += [f"rank {end.rank} told nothing of its steps" for end in ends if end.inspected is None]
+    reasons += [f"rank {end.rank} did not report its steps" for end in ends if end.inspected is None]
     types = sorted({name for one in seen for name in one.compute_types or ()})
     without = [one.compute_reason for one in seen if one.compute_reason is not None]
     return Inspected(

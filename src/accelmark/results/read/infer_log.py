@@ -1,4 +1,4 @@
-"""What the log of an inference run says: its steps, windows, accuracies, checks, and how it ended."""
+"""Read the log of an inference run: its steps, windows, accuracies, checks and end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 @final
 @dataclass(slots=True)
 class InferLog:
-    """Everything figures need of the one rank. Times are monotonic milliseconds."""
+    """The data of the rank that figures are computed from. Times are monotonic milliseconds."""
 
     begin_ms: float | None = None
     last_ms: float = 0.0
@@ -38,26 +38,26 @@ class InferLog:
     warm_ups: dict[Phase, WarmUp] = field(default_factory=dict)
     windows: dict[Phase, list[ForwardWindow]] = field(default_factory=dict)
     spans_ms: dict[Phase, tuple[float, float]] = field(default_factory=dict)
-    """From the opening of a phase's first window to the closing of its last."""
+    """From the start of a phase's first window to the end of its last."""
     evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
     repeat_check: RepeatCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     invalid: int = 0
-    """Events whose value is not what its event carries."""
+    """Events whose value does not match the event's schema."""
     report: ReadReport = field(default_factory=ReadReport)
 
     def stage(self, step: InferStep) -> StageEnd | None:
-        """Return how a step ended, None where it did not."""
+        """Return the end of a step, None where it did not end."""
         return next((stage for stage in self.stages if stage.step is step), None)
 
 
 def read_infer_log(path: Path) -> InferLog:
-    """Read the log of an inference run. Raises RunError when it cannot be read; bad lines are counted, never fatal."""
+    """Read the log of an inference run. Raises RunError when it cannot be read; malformed lines are counted."""
     reader = PerfLogReader(path)
     log = InferLog()
     for record in reader:
-        if record.event == Event.INIT_START:  # a new process begins anew: inference keeps no checkpoint
+        if record.event == Event.INIT_START:  # a new process starts from the beginning: inference has no checkpoints
             log = InferLog(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
         if log.begin_ms is None:
             log.begin_ms = record.mono_ms

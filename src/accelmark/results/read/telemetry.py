@@ -1,4 +1,4 @@
-"""``telemetry.jsonl`` as columns: what the host and its devices did while a round ran."""
+"""Read ``telemetry.jsonl`` into columns: the samples of a host and its devices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _NAN: Final = float("nan")
 @final
 @dataclass(slots=True)
 class Samples:
-    """The samples of one host, in columns as long as ``t``; NaN where a value was not read."""
+    """The samples of one host, in columns of the length of ``t``; NaN where a value is missing."""
 
     header: dict[str, Any] = field(default_factory=dict)
     footer: dict[str, Any] | None = None
-    """None when the sampler did not end by itself."""
+    """None where the recorder was killed."""
     t: array[float] = field(default_factory=lambda: array("d"))
     """Monotonic seconds, increasing."""
     host: dict[str, array[float]] = field(default_factory=dict)
     devices: dict[int, dict[str, array[float]]] = field(default_factory=dict)
     throttle: dict[int, set[str]] = field(default_factory=dict)
-    """Device -> every throttle reason seen."""
+    """Device -> all throttle reasons."""
     notes: list[str] = field(default_factory=list)
-    """What the sampler remarked (a foreign process on a device, a tool that stopped answering)."""
+    """Notes of the recorder: a foreign process on a device, a monitor tool that failed."""
     malformed: int = 0
 
     @property
@@ -39,30 +39,30 @@ class Samples:
         return float(self.header.get("interval_s") or 1.0)
 
     def reason(self, name: str) -> str:
-        """Tell why ``name`` was not read; device fields are looked up in the devices' own reasons first."""
+        """Return why ``name`` is missing; the reasons of devices take precedence."""
         for info in self.infos.values():
             if name in (info.get("reasons") or {}):
                 return str(info["reasons"][name])
-        for told in (self.footer, self.header):
-            if told and name in (told.get("reasons") or {}):
-                return str(told["reasons"][name])
-        return f"telemetry read no {name}"
+        for record in (self.footer, self.header):
+            if record and name in (record.get("reasons") or {}):
+                return str(record["reasons"][name])
+        return f"telemetry has no {name}"
 
     @property
     def infos(self) -> dict[int, dict[str, Any]]:
-        """What the sampler knows of each device, by index."""
+        """The header's description of each device, by index."""
         devices = self.header.get("devices") or ()
         return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
 
     def keep_devices(self, indices: Sequence[int] | None, num_ranks: int) -> None:
-        """Keep the devices that ranks ran on: ``indices``, else the first ``num_ranks`` where there are more."""
+        """Keep the devices of the ranks: ``indices``, or the first ``num_ranks`` devices where it is None."""
         if indices is None and len(self.devices) > num_ranks:
             indices = sorted(self.devices)[:num_ranks]
         if indices is not None:
             self.devices = {index: columns for index, columns in self.devices.items() if index in indices}
 
     def times(self, columns: Mapping[str, array[float]]) -> Sequence[float]:
-        """Return when a device's columns were read: ``t`` less the age of its reading."""
+        """Return the times of a device's readings: ``t`` minus their age."""
         ages = columns.get("age_s")
         if ages is None:
             return self.t
@@ -70,7 +70,7 @@ class Samples:
 
 
 def read_samples(path: Path) -> Samples:
-    """Read one host's ``telemetry.jsonl``; lines that are no sample are counted and passed over.
+    """Read one host's ``telemetry.jsonl``; malformed lines are counted and skipped.
 
     Raises:
         RunError: the file cannot be read.

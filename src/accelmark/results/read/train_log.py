@@ -1,4 +1,4 @@
-"""What one rank's log says: its attempts, windows, evaluations, and how it ended."""
+"""Read the log of a training rank: its attempts, windows, evaluations and end."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 @final
 @dataclass(slots=True)
 class Attempt:
-    """One life of a rank's process; a resumed round has several in one log. Times are monotonic milliseconds."""
+    """One process of a rank; a resumed round has several in one log. Times are monotonic milliseconds."""
 
     begin_ms: float
-    """Start of the process, else its first event."""
+    """Start of the process, or its first event."""
     last_ms: float
-    """Its last event."""
+    """The last event."""
     train_start_ms: float | None = None
     train_end_ms: float | None = None
     window_steps: array[float] = field(default_factory=lambda: array("d"))
-    """Optimizer steps done when each window closed."""
+    """Optimizer steps completed at the end of each window."""
     window_samples: array[float] = field(default_factory=lambda: array("d"))
-    """Samples over all ranks when each window closed."""
+    """Samples of all ranks at the end of each window."""
     window_ms: array[float] = field(default_factory=lambda: array("d"))
-    """Monotonic time of each closing."""
+    """Monotonic time at the end of each window."""
     window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
     window_lengths: array[float] = field(default_factory=lambda: array("d"))
     """Steps in each window."""
     num_losses: array[float] = field(default_factory=lambda: array("d"))
     """Losses in each window: of all its steps, or of its last."""
     losses: array[float] = field(default_factory=lambda: array("d"))
-    """Loss of each step, NaN where it was not finite."""
+    """Loss of each step, NaN where it is not finite."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     """With the monotonic time of the event."""
 
     @property
     def train_ms(self) -> float:
-        """Raw training time; up to the last event where the process did not get to its end."""
+        """Raw training time; until the last event where there is no TRAIN_END."""
         if self.train_start_ms is None:
             return 0.0
         end = self.last_ms if self.train_end_ms is None else self.train_end_ms
@@ -57,15 +57,15 @@ class Attempt:
 @final
 @dataclass(slots=True)
 class TrainLog:
-    """Everything figures need of one rank."""
+    """The data of one rank that figures are computed from."""
 
     rank: int
     report: ReadReport
     attempts: list[Attempt] = field(default_factory=list)
     step_ms: array[float] = field(default_factory=lambda: array("f"))
-    """Computation of each step of all attempts; single precision (7 digits) halves the memory of long runs."""
+    """Computation of each step of all attempts; single precision halves the memory of long runs."""
     compute_ms: float = 0.0
-    """Sum of the steps' computation."""
+    """Sum over all steps."""
     data_wait_ms: float = 0.0
     started: Started | None = None
     finished: Finished | None = None
@@ -73,15 +73,15 @@ class TrainLog:
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     invalid: int = 0
-    """Events whose value is not what its event carries."""
+    """Events whose value does not match the event's schema."""
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
-    """Read one rank's log. Raises RunError when the file cannot be read; bad lines are counted, never fatal."""
+    """Read one rank's log. Raises RunError when the file cannot be read; malformed lines are counted."""
     reader = PerfLogReader(path)
     log = TrainLog(rank, reader.report)
     for record in reader:
-        if not log.attempts or (record.event == Event.INIT_START and _has_begun(log)):
+        if not log.attempts or (record.event == Event.INIT_START and _has_started(log)):
             begin = record.value.get("process_start_mono_ms", record.mono_ms)
             log.attempts.append(Attempt(float(begin), record.mono_ms))
             log.finished = None
@@ -95,8 +95,8 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
     return log
 
 
-def _has_begun(log: TrainLog) -> bool:
-    """Tell whether the current attempt has passed its own INIT_START: a second one is a new process."""
+def _has_started(log: TrainLog) -> bool:
+    """Return whether the current attempt is past INIT_START, so that another INIT_START is a new process."""
     return log.started is not None or log.finished is not None or log.attempts[-1].train_start_ms is not None
 
 

@@ -1,4 +1,4 @@
-"""One round of an inference case: from its log and telemetry to a :class:`RoundResult`."""
+"""Compute the result of an inference round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.results.read.infer_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.rounds.host_telemetry import read_telemetry
 from accelmark.results.rounds.state import job_state
-from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult
+from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult, finding
 from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.inference.events import Phase, ScenarioResult
 from accelmark.spec.job import JobSpec
@@ -44,23 +44,23 @@ _CURVE_POINTS: Final = 100
 
 
 def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
-    """Compute everything there is to know of one inference round; works on a partial, failed or lost one too.
+    """Compute the result of an inference round, also of one that failed, was lost or is incomplete.
 
     Args:
-        job: the whole job.
-        infer: its inference side.
-        nodes: what its host left.
-        ledger: the state that the coordinator knows, if any.
+        job: the job.
+        infer: its work.
+        nodes: the directories of its hosts.
+        ledger: the last state that the coordinator recorded.
 
     Raises:
         RunError: the rank's log cannot be read.
     """
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_infer_log(logs[0]) if logs else InferLog()
-    words = None
+    rank_error = None
     if log.finished is not None and log.finished.state != "completed":
-        words = log.finished.message or log.finished.end_reason
-    state, reason = job_state(job, nodes, words, log.begin_ms is not None, ledger)
+        rank_error = log.finished.message or log.finished.end_reason
+    state, reason = job_state(job, nodes, rank_error, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
     phase: Phase = "inference" if "inference" in log.spans_ms else "validation"
     spans = {}
@@ -68,7 +68,7 @@ def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: Led
         begin_ms, end_ms = log.spans_ms[phase]
         spans[str(logs[0].parent)] = ((begin_ms / 1000, end_ms / 1000),)
     hosts, no_telemetry = read_telemetry(nodes, spans, findings)
-    figures = _figures(job, infer, log, hosts, no_telemetry or "telemetry left no samples", phase)
+    figures = _figures(job, infer, log, hosts, no_telemetry or "telemetry has no samples", phase)
     findings += _findings(infer, log, figures)
     findings += contention_findings(nodes, {0: log.finished})
     settings = infer.settings
@@ -119,13 +119,12 @@ def _figures(
     }
     inference, validation = phases["inference"], phases["validation"]
     metrics = {name: _metric(log, infer, name) for name in phases}
-    begun = log.begin_ms is not None
-    e2e_s = (log.last_ms - (log.begin_ms or 0.0)) / 1000 if begun else None
-    warmed = log.warm_ups.get("inference")
+    e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
+    warm_up = log.warm_ups.get("inference")
     absent = _absent(log, InferStep.INFER)
-    why_not_checked = "repeat_check is false" if not settings.repeat_check else absent
+    not_checked = "repeat_check is false" if not settings.repeat_check else absent
     if log.repeat_check is not None:
-        why_not_checked = log.repeat_check.reason or why_not_checked
+        not_checked = log.repeat_check.reason or not_checked
     figures: Figures = {
         FigureName.INFERENCE_CORE: inference.core,
         FigureName.INFERENCE_WHOLE: inference.whole,
@@ -134,9 +133,9 @@ def _figures(
         FigureName.INFERENCE_METRIC: metrics["inference"],
         FigureName.VALIDATION_METRIC: metrics["validation"],
         FigureName.METRIC_DIFFERENCE: _difference(metrics["inference"], metrics["validation"]),
-        FigureName.FIRST_CALL: value(warmed.first_call_ms if warmed else None, absent),
+        FigureName.FIRST_CALL: value(warm_up.first_call_ms if warm_up else None, absent),
         FigureName.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
-        FigureName.REPEAT_SPEEDUP: value(log.repeat_check.speedup if log.repeat_check else None, why_not_checked),
+        FigureName.REPEAT_SPEEDUP: value(log.repeat_check.speedup if log.repeat_check else None, not_checked),
         FigureName.DECLARED_SHARE: inference.declared,
         FigureName.E2E_TIME: value(e2e_s, "no rank wrote an event"),
     }
@@ -153,11 +152,11 @@ def _figures(
 
 
 def _absent(log: InferLog, step: InferStep) -> str:
-    """Return why a step left nothing."""
+    """Return why a step has no result."""
     stage = log.stage(step)
     if stage is not None and stage.reason:
         return stage.reason
-    return f"the run did not get through step {step.number} ({step})"
+    return f"the run did not complete step {step.number} ({step})"
 
 
 def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
@@ -165,9 +164,9 @@ def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
     if evaluation is None:
         return Figure(value=None, reason=_absent(log, _STEP_OF_PHASE[phase]))
     if not evaluation.metrics:
-        what = "made-up data" if infer.settings.synthetic else "untrained weights"
-        return Figure(value=None, reason=f"{what}: a figure of speed only")
-    return value(evaluation.metrics.get(infer.metric), f"the evaluation gave no finite {infer.metric}")
+        what = "synthetic data" if infer.settings.synthetic else "untrained weights"
+        return Figure(value=None, reason=f"{what} have no accuracy")
+    return value(evaluation.metrics.get(infer.metric), f"the evaluation has no finite {infer.metric}")
 
 
 def _difference(inference: Figure, validation: Figure) -> Figure:
@@ -185,10 +184,10 @@ def _step_time(log: InferLog, step: InferStep) -> Figure:
 
 def _scenario(result: ScenarioResult | None) -> Figure:
     if result is None:
-        return Figure(value=None, reason="the scenario was not asked for")
+        return Figure(value=None, reason="the scenario was not requested")
     notes = [result.reason] if result.reason else []
     if result.functional:
-        notes.append("functional: shorter than MLPerf asks")
+        notes.append("functional test: shorter than MLPerf requires")
     return Figure(value=result.figure, reason="; ".join(notes) or None)
 
 
@@ -206,19 +205,14 @@ def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures) -> Figures:
 
 
 def _memory(log: InferLog, hosts: HostSamples) -> Figures:
-    told = [stage.details.get("peak_device_memory_mib") for stage in log.stages]
-    peaks = [float(peak) for peak in told if isinstance(peak, int | float)]
+    reported = [stage.details.get("peak_device_memory_mib") for stage in log.stages]
+    peaks = [float(peak) for peak in reported if isinstance(peak, int | float)]
+    totals: list[float] = []
     for samples, _ in hosts.values():
         for columns in samples.devices.values():
             peaks += [used for used in columns.get("memory_used_mib", ()) if used == used]
-    totals = [
-        number
-        for samples, _ in hosts.values()
-        for columns in samples.devices.values()
-        for number in columns.get("memory_total_mib", ())
-        if number == number
-    ]
-    reason = "neither the runtime nor telemetry tells of device memory"
+            totals += [total for total in columns.get("memory_total_mib", ()) if total == total]
+    reason = "neither the runtime nor telemetry reports device memory"
     return {
         FigureName.PEAK_DEVICE_MEMORY: value(max(peaks, default=None), reason),
         FigureName.DEVICE_MEMORY_TOTAL: value(max(totals, default=None), reason),
@@ -236,18 +230,16 @@ def _findings(infer: InferJob, log: InferLog, figures: Figures) -> Iterable[Find
         nonfinite_batches=nonfinite,
         repeat_check=log.repeat_check,
     ):
-        expected = f"finite outputs, {infer.metric} within its tolerance, no cache"
-        yield Finding(severity="error", rule="inference-accuracy", expected=expected, actual=reason)
+        yield finding("error", "inference-accuracy", "", reason)
     notes = {str(note): note for note in infer.notes}
     for warning in dict.fromkeys(log.warnings):
         note = notes.get(warning)
         if note is None or note.severity == "warning":
-            yield Finding(severity="warning", rule="rank-warning", expected="no warning", actual=warning)
+            yield finding("warning", "rank-warning", "", warning)
         else:
-            yield Finding(severity="info", rule="vendor-setting", expected="the case's configuration", actual=warning)
+            yield finding("info", "vendor-setting", "", warning)
     if log.invalid or log.report.malformed:
-        actual = f"{log.invalid + log.report.malformed} bad lines"
-        yield Finding(severity="warning", rule="log-readable", expected="every PerfLog line is a record", actual=actual)
+        yield finding("warning", "log-readable", "", f"{log.invalid + log.report.malformed} malformed PerfLog lines")
 
 
 def _marks(
@@ -255,7 +247,7 @@ def _marks(
 ) -> tuple[Mark, ...]:
     created = log.stage(InferStep.CREATE)
     untrained = created is not None and created.details.get("trained") is False
-    held: dict[Mark, bool] = {
+    marks: dict[Mark, bool] = {
         "open": job.open,
         "synthetic": infer.settings.synthetic or untrained,
         "partial": state != "succeeded",
@@ -263,7 +255,7 @@ def _marks(
         and (infer.settings.max_batches is not None or _is_partial(log)),
         "busy_machine": is_busy(findings),
     }
-    return tuple(mark for mark, is_held in held.items() if is_held)
+    return tuple(mark for mark, applies in marks.items() if applies)
 
 
 def _is_partial(log: InferLog) -> bool:
@@ -272,7 +264,7 @@ def _is_partial(log: InferLog) -> bool:
 
 
 def _latency_curve(log: InferLog, batch_size: int) -> tuple[tuple[float, float], ...]:
-    """Return the distribution over full batches in steps of 1 %, and finer steps from 99 % on."""
+    """Return the distribution over full batches in steps of 1 %, in finer steps from 99 %."""
     ordered = sorted(
         latency
         for window in log.windows.get("inference", ())

@@ -1,4 +1,4 @@
-"""A whole run: its rounds gathered by key, and the files that say what it came to."""
+"""Summarise a run: group its rounds by key, audit each case, and write summary and manifest."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
 
-Judge = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
+Audit = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
 """Returns the verdict on the rounds of one key.
 
 Arguments: the run's directory, the rounds (directory relative to the run -> result), and the number of rounds planned.
 """
 
 
-def summarise(run_dir: Path, judge: Judge, *, recompute: bool = False) -> Summary:
-    """Gather a run into ``summary.json`` and ``MANIFEST.sha256``; rounds without a ``result.json`` get theirs.
+def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files.
 
     Args:
         run_dir: the run.
-        judge: decides whether a case counts.
-        recompute: compute every round anew from its events and telemetry instead of reading its ``result.json``.
+        audit: returns the verdict on a case.
+        recompute: recompute every round from events and telemetry instead of reading its ``result.json``.
 
     Raises:
-        RunError: nothing in ``run_dir`` is a round, or a file cannot be written.
+        RunError: ``run_dir`` has no rounds, or a file cannot be written.
     """
 
     def result_of(round_dir: Path) -> RoundResult:
@@ -50,24 +50,24 @@ def summarise(run_dir: Path, judge: Judge, *, recompute: bool = False) -> Summar
             return write_round(round_dir)
         return load_round(round_dir / RESULT_FILE)
 
-    summary, _ = gather(run_dir, judge, result_of)
+    summary, _ = gather(run_dir, audit, result_of)
     write_atomic(run_dir / SUMMARY_FILE, summary.model_dump_json(indent=1) + "\n")
     write_manifest(run_dir)
     return summary
 
 
 def gather(
-    run_dir: Path, judge: Judge, result_of: Callable[[Path], RoundResult]
+    run_dir: Path, audit: Audit, result_of: Callable[[Path], RoundResult]
 ) -> tuple[Summary, dict[str, RoundResult]]:
-    """Return what a run came to, and its rounds by directory; nothing is written but what ``result_of`` writes.
+    """Return the summary of a run, and its rounds by directory; writes nothing itself.
 
     Raises:
-        RunError: nothing in ``run_dir`` is a round.
+        RunError: ``run_dir`` has no rounds.
     """
     planned = _planned(run_dir)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
     if not names:
-        raise RunError(f"{run_dir}: is not a run: it holds no round and no plan.json that names one")
+        raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
     rounds: dict[str, RoundResult] = {}
     problems: list[str] = []
     for name in names:
@@ -77,7 +77,7 @@ def gather(
             rounds[name] = result_of(run_dir / name)
         except RunError as error:
             problems.append(str(error))
-    return _summary(run_dir, judge, names, planned, rounds, problems), rounds
+    return _summary(run_dir, audit, names, planned, rounds, problems), rounds
 
 
 def _on_disk(run_dir: Path) -> list[str]:
@@ -91,7 +91,7 @@ def _by_number(job_file: Path) -> tuple[str, int]:
 
 
 def _planned(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Return the planned jobs by directory; a run without a readable plan is told by what is on disk."""
+    """Return the planned jobs by directory; empty where the plan is unreadable."""
     plan = _plan(run_dir)
     jobs = plan.get("jobs")
     found: dict[str, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def _plan(run_dir: Path) -> dict[str, Any]:
 
 def _summary(
     run_dir: Path,
-    judge: Judge,
+    audit: Audit,
     names: Sequence[str],
     planned: Mapping[str, dict[str, Any]],
     rounds: Mapping[str, RoundResult],
@@ -122,12 +122,12 @@ def _summary(
         by_slug.setdefault(name.split("/")[0], []).append(name)
     cases: list[CaseResult] = []
     for slug, directories in by_slug.items():
-        there = {name: rounds[name] for name in directories if name in rounds}
-        key = next((result.key for result in there.values()), None) or _planned_key(planned, directories)
+        found = {name: rounds[name] for name in directories if name in rounds}
+        key = next((result.key for result in found.values()), None) or _planned_key(planned, directories)
         if key is None:
             continue
         bad = [problem for problem in problems if f"/{slug}/" in problem]
-        cases.append(_case(run_dir, judge, key, there, directories, bad, planned))
+        cases.append(_case(run_dir, audit, key, found, directories, bad, planned))
     plan = _plan(run_dir)
     vendors = [result.vendor for result in rounds.values()]
     return Summary(
@@ -153,7 +153,7 @@ def _planned_key(planned: Mapping[str, dict[str, Any]], directories: Sequence[st
 
 def _case(
     run_dir: Path,
-    judge: Judge,
+    audit: Audit,
     key: CaseKey,
     rounds: Mapping[str, RoundResult],
     directories: Sequence[str],
@@ -162,14 +162,14 @@ def _case(
 ) -> CaseResult:
     results = list(rounds.values())
     figures = aggregate(results)
-    judged = judge(run_dir, rounds, max(len(directories), 1))
+    verdict = audit(run_dir, rounds, max(len(directories), 1))
     not_started = _not_started(run_dir, directories)
     marks: list[Mark] = list(dict.fromkeys(mark for result in results for mark in result.marks))
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
     warnings = [*spread_warnings(figures)]
-    warnings += finding_warnings(judged.findings)
+    warnings += finding_warnings(verdict.findings)
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
@@ -181,27 +181,25 @@ def _case(
         variant=_variant(results[0]) if results else None,
         state=worst(states),
         converged=_all([result.converged for result in results]),
-        verdict="INVALID" if problems else judged.verdict,
-        reasons=(*judged.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
+        verdict="INVALID" if problems else verdict.verdict,
+        reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(marks),
         figures=figures,
         rounds=tuple(rounds),
         warnings=tuple(warnings),
-        findings=judged.findings,
-        adaptation=judged.adaptation,
+        findings=verdict.findings,
+        adaptation=verdict.adaptation,
     )
 
 
 def _not_started(run_dir: Path, directories: Sequence[str]) -> list[tuple[JobState, str | None]]:
-    """Return what the coordinator wrote of rounds that left nothing: they wait, or were cancelled, and why.
-
-    One that it saw begin has lost its files.
-    """
-    told = ledger_states(run_dir)
+    """Return state and reason of planned rounds without files; a round that was started has lost them."""
+    states = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    found = [told.get(name, ("queued", None)) for name in missing]
+    found = [states.get(name, ("queued", None)) for name in missing]
     return [
-        (state, why) if state in ("queued", "cancelled") else ("lost", "its files are gone") for state, why in found
+        (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
+        for state, why in found
     ]
 
 
@@ -209,7 +207,7 @@ def _variant(result: RoundResult) -> str | None:
     inference = result.inference
     if inference is None:
         return None
-    options = {key: told.value for key, told in result.settings.items() if key.startswith(_OPTIONS)}
+    options = {key: setting.value for key, setting in result.settings.items() if key.startswith(_OPTIONS)}
     words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
     return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
 
@@ -224,12 +222,12 @@ def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:
-    told = [answer for answer in answers if answer is not None]
-    return all(told) if told else None
+    known = [answer for answer in answers if answer is not None]
+    return all(known) if known else None
 
 
 def worst(states: Sequence[JobState]) -> JobState:
-    """Return ``succeeded`` only if all are, else the worst there is; ``queued`` for none."""
+    """Return the worst state, ``succeeded`` only if all did, ``queued`` for none."""
     if not states:
         return "queued"
     return next((state for state in _WORST_FIRST if state in states), "succeeded")

@@ -186,8 +186,8 @@ def source(
     wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
     ignored = tuple(sorted(name for name in wanted if name in ours or name.startswith("ACCELMARK_")))
     changed = {name: value for name, value in wanted.items() if name not in ignored}
-    gone = sorted(set(environment) - set(after) - _NOISE)
-    removed = tuple(name for name in gone if name not in ours and not name.startswith("ACCELMARK_"))
+    unset = sorted(set(environment) - set(after) - _NOISE)
+    removed = tuple(name for name in unset if name not in ours and not name.startswith("ACCELMARK_"))
     kept = {name: value for name, value in environment.items() if name not in removed}
     return SourcedEnvironment(kept | changed, changed, removed, ignored)
 

@@ -48,8 +48,8 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
 def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:
     """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it stood there ``before``.
 
-    Code that was brought to a host is found by nothing else. What stands where Python looks anyhow is left alone: put
-    first, all that is installed would hide what the variable is there to offer.
+    Code that was delivered to a host is found by nothing else. An AccelMark in site-packages is not put first, since
+    all installed packages would then take precedence over the variable's.
     """
     ours = Path(accelmark.__file__).parents[1]
     if not _stands_in(ours, before) or ours == Path(sysconfig.get_path("purelib")):

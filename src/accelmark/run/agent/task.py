@@ -20,9 +20,9 @@ RANKS_FILE: Final = "ranks.json"
 AGENT_LOG: Final = "agent.log"
 LOCK_FILE: Final = "agent.lock"
 """Locked while the agent runs: its end can be seen from outside its container, where its process number differs."""
-HEARTBEAT_FILE: Final = "coordinator.seen"
+HEARTBEAT_FILE: Final = "coordinator.heartbeat"
 """Heartbeat of a coordinator on another machine: touched while it follows the job."""
-STOP_FILES: Final = ("stop.asked", "stop.now")
+STOP_FILES: Final = ("stop.requested", "stop.now")
 """Created to make the agent end its ranks, or kill them at once, without a signal."""
 
 

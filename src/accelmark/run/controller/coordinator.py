@@ -12,7 +12,7 @@ from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.controller.daemon_thread import run_in_daemon_thread
-from accelmark.run.controller.job_waiter import JobWaiter, StopRequest
+from accelmark.run.controller.job_waiter import Cancellation, JobWaiter
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
 from accelmark.run.display.observer import RunObserver
 from accelmark.run.display.progress import ProgressReader
@@ -27,7 +27,7 @@ from accelmark.spec.evidence import DATA_FILE, SOURCE_FILE, DataRecord
 from accelmark.spec.job import JobSpec
 
 FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
-"""Ensures that a job's data is in its ``data_dirs``, reporting progress; raises DataError.
+"""Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
 
 Returns a record of each data set, or None where it did not check."""
 
@@ -64,7 +64,7 @@ class Coordinator:
         launcher: Launcher,
         observer: RunObserver,
         fetch: FetchData,
-        stop: StopRequest,
+        stop: Cancellation,
         preflight: PreflightCheck = no_preflight,
     ) -> None:
         self._directory = directory
@@ -103,8 +103,8 @@ class Coordinator:
             self._event_log.note("run_resumed")
             await self._attach_all()
             redone = _REDONE | _REDONE_IF_ASKED if redo_failed else _REDONE
-            again = [job for job in self._directory.plan.jobs if self._event_log.jobs[job.directory].state in redone]
-            queued = [job for job in self._directory.plan.jobs if self._event_log.jobs[job.directory].state == "queued"]
+            again = [job for job in self._directory.plan.jobs if self._state(job) in redone]
+            queued = [job for job in self._directory.plan.jobs if self._state(job) == "queued"]
             if again or queued:
                 await self._preflight([*again, *queued])
             if not self._stop:
@@ -120,7 +120,7 @@ class Coordinator:
 
     async def _attach_all(self) -> None:
         for job in self._directory.plan.jobs:
-            if self._event_log.jobs[job.directory].state in ("preparing", "running"):
+            if self._state(job) in ("preparing", "running"):
                 await self._attach(job)
 
     async def _preflight(self, jobs: Sequence[PlannedJob]) -> None:
@@ -128,35 +128,39 @@ class Coordinator:
         if self._stop:
             return
 
-        async def look() -> None:
+        async def check() -> None:
             used = {node.host for job in jobs for node in job.nodes}
             if any(status.attempt > 1 or status.ended for status in self._event_log.jobs.values()):
-                await self._launcher.end_stale_agents(
-                    [host for host in self._directory.plan.cluster.hosts if host.name in used]
-                )
+                specs = [host for host in self._directory.plan.cluster.hosts if host.name in used]
+                await self._launcher.end_stale_agents(specs)
             await self._preflight_check(self._directory, self._launcher, jobs, self._observer)
 
-        looking, asked = asyncio.create_task(look()), asyncio.create_task(self._stop.more_than(0))
-        either: set[asyncio.Task[Any]] = {looking, asked}
+        await self._unless_stopped(check())
+
+    async def _unless_stopped(self, work: Awaitable[object]) -> bool:
+        """Await ``work``, or cancel it on a stop request; returns whether it completed."""
+        task, stop = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait_for_more_than(0))
+        either: set[asyncio.Future[Any]] = {task, stop}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asked.cancel()
-        if looking.done():
-            looking.result()
-            return
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+            stop.cancel()
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return False
 
     async def end(self) -> Summary:
         """Stop jobs that a dead coordinator left running, and cancel the others."""
         self._event_log.note("run_resumed", "to end it")
-        self._stop.ask("the run was stopped")
+        self._stop.request("the run was stopped")
         return await self.resume()
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
         for job in self._directory.plan.jobs:
-            if self._event_log.jobs[job.directory].state == "queued":
+            if self._state(job) == "queued":
                 await self._carry_out(job, go_on=job.directory in go_on)
                 await self._retry_lost(job)
         self._event_log.note("run_finished")
@@ -169,7 +173,7 @@ class Coordinator:
     async def _retry_lost(self, job: PlannedJob) -> None:
         """Retry a lost job as often as the plan allows; files and events of each attempt are kept."""
         for _ in range(self._directory.plan.retry_lost):
-            if self._event_log.jobs[job.directory].state != "lost" or self._stop:
+            if self._state(job) != "lost" or self._stop:
                 return
             self._queue_again(job)
             await self._carry_out(job, go_on=True)
@@ -211,27 +215,19 @@ class Coordinator:
         agents = [self._launcher.agent(node) for node in node_jobs(self._directory, job, spec, self._launcher)]
         loop = asyncio.get_running_loop()
 
-        def tell(what: str) -> None:
+        def report(what: str) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._observer.preparing, job, what)
 
         def fetch() -> None:
-            found = self._fetch(spec, tell)
+            found = self._fetch(spec, report)
             if found is not None:
                 records = {name: record.model_dump(mode="json") for name, record in found.items()}
                 write_atomic(round_dir / DATA_FILE, json.dumps(records, indent=2))
 
         fetching = [run_in_daemon_thread(fetch)] if self._launcher.spec.shares_filesystem else []
-        ready = asyncio.gather(*fetching, *(agent.prepare() for agent in agents))
-        asked = asyncio.create_task(self._stop.more_than(0))
-        either: set[asyncio.Future[Any]] = {ready, asked}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        if not ready.done():
-            ready.cancel()
-            return None
-        ready.result()
-        if self._stop:
+        prepared = await self._unless_stopped(asyncio.gather(*fetching, *(agent.prepare() for agent in agents)))
+        if not prepared or self._stop:
             return None
         self._move(job, "running")
         started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
@@ -253,7 +249,7 @@ class Coordinator:
                     await agent.wait()
             self._move(job, "lost", "the coordinator ended before all of its agents were started")
             return
-        if self._event_log.jobs[job.directory].state == "preparing":
+        if self._state(job) == "preparing":
             self._move(job, "running", "followed by another coordinator")
         await self._follow(job, agents)
 
@@ -280,7 +276,10 @@ class Coordinator:
         for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
             if path.exists():
                 path.rename(earlier / path.name)
-        self._move(job, "queued", f"attempt {attempt} was {self._event_log.jobs[job.directory].state}")
+        self._move(job, "queued", f"attempt {attempt} was {self._state(job)}")
+
+    def _state(self, job: PlannedJob) -> JobState:
+        return self._event_log.jobs[job.directory].state
 
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
         self._event_log.move(job.directory, state, reason)

@@ -21,19 +21,19 @@ from accelmark.spec.evidence import DataRecord
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
 
-Tell = Callable[[str], None]
-"""Told in a few words what is going on."""
+ReportProgress = Callable[[str], None]
+"""Receives progress in a few words."""
 
 
 def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
-    """Return where each of a case's data sets is, or will be once it was fetched.
+    """Return the directory of each data set of a case, which may still have to be fetched.
 
     Args:
         case: the case.
-        given: the directory that a person named, or None.
+        given: the directory that the user gave, or None.
 
     Raises:
-        DataError: a person has to name a directory, and did not.
+        DataError: the user has to give a directory.
     """
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
@@ -41,19 +41,19 @@ def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
 @final
 @dataclass(frozen=True, slots=True)
 class DataFetcher:
-    """Fetches into the cache what is missing there, and checks every file once a run.
+    """Fetches missing data into the cache, and verifies every file once per run.
 
-    A directory that a person named is checked and never written to.
+    A directory given by the user is verified and never written to.
     """
 
     offline: bool = False
     _checked: dict[Path, DataRecord] = field(default_factory=dict)
 
-    def __call__(self, job: JobSpec, tell: Tell) -> dict[str, DataRecord]:
-        """Bring and check the data of ``job``, and return what was found.
+    def __call__(self, job: JobSpec, report: ReportProgress) -> dict[str, DataRecord]:
+        """Fetch and verify the data of ``job``, and return a record of each data set.
 
         Raises:
-            DataError: it is not there, not right or cannot be had; the message says what to do.
+            DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}
@@ -66,29 +66,29 @@ class DataFetcher:
                 continue
             own = None if _in_cache(spec, place) else place
             is_small = job.open or case.size == "mini"
-            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(tell))
+            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(report))
             self._checked[place] = found[spec.name] = _record(spec, place)
         return found
 
 
 def _record(spec: DatasetSpec, place: Path) -> DataRecord:
     try:
-        seen = fingerprint(spec, place)
+        found = fingerprint(spec, place)
     except OSError as error:
         raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
-    return DataRecord(path=str(place), fingerprint=seen, declared=spec.fingerprint if spec.files else None)
+    return DataRecord(path=str(place), fingerprint=found, declared=spec.fingerprint if spec.files else None)
 
 
 def _in_cache(spec: DatasetSpec, place: Path) -> bool:
     return bool(spec.sources) and locate(spec) == place
 
 
-def _progress(tell: Tell) -> Callable[[str, int, int | None], None]:
-    def told(what: str, done: int, total: int | None) -> None:
+def _progress(report: ReportProgress) -> Callable[[str, int, int | None], None]:
+    def report_bytes(what: str, done: int, total: int | None) -> None:
         share = f" {percent(done / total)} of {_mib(total)}" if total else f" {_mib(done)}"
-        tell(f"{what}{share}")
+        report(f"{what}{share}")
 
-    return told
+    return report_bytes
 
 
 def _mib(size: int) -> str:

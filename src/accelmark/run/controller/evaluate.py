@@ -35,7 +35,7 @@ class RoundEvaluation:
     """Replayed optimizer steps; 0 where no checkpoint is old enough."""
 
 
-def evaluate_run(path: Path, fetch: FetchData, num_steps: int, tell: Callable[[str], None]) -> list[RoundEvaluation]:
+def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[[str], None]) -> list[RoundEvaluation]:
     """Evaluate the final weights of each round of the run at ``path``, and replay ``num_steps`` optimizer steps.
 
     Raises:
@@ -56,7 +56,7 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, tell: Callable[[s
                 f"{path}: no round that succeeded saved its final weights; "
                 "train with checkpoint.every_steps set, and keep the run's checkpoints"
             )
-        return asyncio.run(_run_all(directory, planned, fetch, tell))
+        return asyncio.run(_run_all(directory, planned, fetch, report))
 
 
 def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> PlannedJob | None:
@@ -91,23 +91,23 @@ def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> Pla
 
 
 def _exists(round_dir: Path, name: str) -> bool:
-    """Tell whether a checkpoint is there; where the hosts keep checkpoints for themselves, they are believed."""
+    """Return whether a checkpoint exists; those on other hosts are assumed to."""
     checkpoints = round_dir / "checkpoints"
     return not checkpoints.is_dir() or (checkpoints / name).is_dir()
 
 
 async def _run_all(
-    directory: RunDirectory, planned: list[PlannedJob], fetch: FetchData, tell: Callable[[str], None]
+    directory: RunDirectory, planned: list[PlannedJob], fetch: FetchData, report: Callable[[str], None]
 ) -> list[RoundEvaluation]:
     launcher = create_launcher(directory.plan, directory.path)
     try:
-        return [await _run(directory, job, launcher, fetch, tell) for job in planned]
+        return [await _run(directory, job, launcher, fetch, report) for job in planned]
     finally:
         await launcher.close()
 
 
 async def _run(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, fetch: FetchData, tell: Callable[[str], None]
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, fetch: FetchData, report: Callable[[str], None]
 ) -> RoundEvaluation:
     place = directory.round_dir(job)
     if any(place.glob("*_noderank*")):
@@ -116,8 +116,8 @@ async def _run(
     spec = job_on_hosts(directory, job, go_on=False)
     write_atomic(place / JOB_FILE, spec.model_dump_json(indent=2))
     if launcher.spec.shares_filesystem:
-        await asyncio.to_thread(fetch, spec, tell)
-    tell(f"{job.directory}: running")
+        await asyncio.to_thread(fetch, spec, report)
+    report(f"{job.directory}: running")
     agents: list[AgentHandle] = [launcher.agent(node) for node in node_jobs(directory, job, spec, launcher)]
     await asyncio.gather(*(agent.prepare() for agent in agents))
     await asyncio.gather(*(agent.start() for agent in agents))

@@ -13,8 +13,8 @@ from accelmark.spec.job import NodeExit
 
 
 @final
-class StopRequest:
-    """Counts requests to stop a run: the first stops it cleanly, the second at once."""
+class Cancellation:
+    """Counts requests to cancel a run: the first stops it cleanly, the second at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,14 +24,14 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.count > 0
 
-    def ask(self, reason: str | None = None) -> None:
-        """Request a stop, or a more urgent one."""
+    def request(self, reason: str | None = None) -> None:
+        """Request a clean stop, or with a second request an immediate one."""
         self.count += 1
         if reason is not None and self.count == 1:
             self.reason = reason
         self._changed.set()
 
-    async def more_than(self, count: int) -> int:
+    async def wait_for_more_than(self, count: int) -> int:
         """Wait until there were more than ``count`` requests; returns their number."""
         while self.count <= count:
             self._changed.clear()
@@ -45,7 +45,7 @@ class JobWaiter:
     """Waits for the node agents of one job."""
 
     agents: Sequence[AgentHandle]
-    stop: StopRequest
+    stop: Cancellation
     tick: Callable[[], None]
     """Called about once a second."""
     interval_s: float = 1.0
@@ -55,28 +55,28 @@ class JobWaiter:
     async def wait(self) -> tuple[NodeState, str | None]:
         """Wait for all nodes; returns the job's state and its first cause."""
         waits = {asyncio.create_task(agent.wait()): agent for agent in self.agents}
-        asked = asyncio.create_task(self.stop.more_than(0))
+        requested = asyncio.create_task(self.stop.wait_for_more_than(0))
         ticking = asyncio.create_task(self._tick())
         pending: set[asyncio.Task[NodeExit]] = set(waits)
         ending = False
         try:
             while pending:
-                await asyncio.wait({*pending, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*pending, requested}, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in pending if task.done()]:
                     pending.discard(task)
                     self._note(task.result())
-                if asked.done():
-                    count = asked.result()
-                    asked = asyncio.create_task(self.stop.more_than(count))
+                if requested.done():
+                    count = requested.result()
+                    requested = asyncio.create_task(self.stop.wait_for_more_than(count))
                     ending = True
                     await self._stop([waits[task] for task in pending], at_once=count > 1)
                 elif pending and not ending and any(end.state != "succeeded" for end in self._ends.values()):
                     ending = True
                     await self._stop([waits[task] for task in pending], at_once=False)
         finally:
-            asked.cancel()
+            requested.cancel()
             ticking.cancel()
-            await asyncio.gather(asked, ticking, return_exceptions=True)
+            await asyncio.gather(requested, ticking, return_exceptions=True)
         self.tick()
         return self._outcome()
 

@@ -69,8 +69,8 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
 
 def _disturbances(node_dir: Path, ended: NodeExit) -> Iterator[str]:
     """Yield other load on the host before and during the probe."""
-    told = read_json(node_dir / "sys_info.json").get("busy_at_start")
-    yield from (str(reason) for reason in (told if isinstance(told, list) else ()))
+    reasons = read_json(node_dir / "sys_info.json").get("busy_at_start")
+    yield from (str(reason) for reason in (reasons if isinstance(reasons, list) else ()))
     num_cores = psutil.cpu_count() or 1
     if ended.others_cpu_s is not None and ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
         yield f"other processes used {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"

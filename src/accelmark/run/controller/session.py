@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from accelmark.plan.plan import Plan
 from accelmark.results.schema import Summary
 from accelmark.run.controller.coordinator import Coordinator, FetchData, PreflightCheck, no_preflight
-from accelmark.run.controller.job_waiter import StopRequest
+from accelmark.run.controller.job_waiter import Cancellation
 from accelmark.run.display.displays import display
 from accelmark.run.display.observer import RunObserver
 from accelmark.run.display.progress import JobProgress, ProgressReader
@@ -72,7 +72,7 @@ def resume(
     """Resume the run at ``path``, after checking the hosts of jobs that are started again.
 
     Raises:
-        AccelmarkError: there is no run, another coordinator holds it, a case has changed, or hosts are not ready.
+        AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not ready.
     """
     directory = RunDirectory.open(path)
     require_unchanged(directory.plan, str(path))
@@ -96,8 +96,8 @@ def stop(path: Path, *, at_once: bool) -> bool:
     if holder is None:
         had_ended = all(status.ended for status in directory.statuses().values())
         if not had_ended:
-            _end_orphans(directory, at_once=at_once)
-        return _end_lost(directory) or not had_ended
+            _end_orphaned_jobs(directory, at_once=at_once)
+        return _end_lost_jobs(directory) or not had_ended
     holder.send(signal.SIGTERM)
     if at_once:
         time.sleep(0.2)
@@ -105,7 +105,7 @@ def stop(path: Path, *, at_once: bool) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while holder.alive and directory.holder() is not None:
         if time.monotonic() > deadline:
-            raise RunError(f"{path}: process {holder.pid} has not ended the run after {_STOP_TIMEOUT_S:g} s: use --now")
+            raise RunError(f"{path}: process {holder.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: use --now")
         time.sleep(0.1)
     return True
 
@@ -120,7 +120,7 @@ class RunStatus:
     """Process ID of the running coordinator; None where there is none."""
     statuses: dict[str, JobStatus]
     progress: dict[str, JobProgress]
-    """JobProgress of the running jobs."""
+    """Progress of the running jobs."""
 
 
 def read_status(path: Path) -> RunStatus:
@@ -145,18 +145,18 @@ def _carry_out(
 ) -> RunOutcome:
     launcher = create_launcher(directory.plan, directory.path)
 
-    async def body(shown: RunObserver) -> tuple[Summary, StopRequest]:
-        stop_request = StopRequest()
-        _handle_signals(stop_request, shown)
-        summary = await drive(Coordinator(directory, launcher, shown, fetch, stop_request, preflight))
-        return summary, stop_request
+    async def body(shown: RunObserver) -> tuple[Summary, Cancellation]:
+        cancellation = Cancellation()
+        _handle_signals(cancellation, shown)
+        summary = await drive(Coordinator(directory, launcher, shown, fetch, cancellation, preflight))
+        return summary, cancellation
 
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         stack.enter_context(_logging(directory))
         shown = stack.enter_context(display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json))
-        summary, stop_request = asyncio.run(body(shown))
-    return RunOutcome(directory.path, summary, _exit_code(summary, stop_request))
+        summary, cancellation = asyncio.run(body(shown))
+    return RunOutcome(directory.path, summary, _exit_code(summary, cancellation))
 
 
 @contextmanager
@@ -176,21 +176,21 @@ def _logging(directory: RunDirectory) -> Iterator[None]:
         handler.close()
 
 
-def _end_orphans(directory: RunDirectory, *, at_once: bool) -> None:
+def _end_orphaned_jobs(directory: RunDirectory, *, at_once: bool) -> None:
     async def body() -> None:
-        stop_request = StopRequest()
+        cancellation = Cancellation()
         if at_once:
-            stop_request.ask("the run was stopped")
+            cancellation.request("the run was stopped")
         nothing: FetchData = lambda *_: None  # noqa: E731
         await Coordinator(
-            directory, create_launcher(directory.plan, directory.path), RunObserver(), nothing, stop_request
+            directory, create_launcher(directory.plan, directory.path), RunObserver(), nothing, cancellation
         ).end()
 
     with directory.locked():
         asyncio.run(body())
 
 
-def _end_lost(directory: RunDirectory) -> bool:
+def _end_lost_jobs(directory: RunDirectory) -> bool:
     """End agents of lost jobs; returns whether there are such jobs.
 
     Raises:
@@ -215,23 +215,23 @@ def _end_lost(directory: RunDirectory) -> bool:
     return True
 
 
-def _handle_signals(stop_request: StopRequest, shown: RunObserver) -> None:
+def _handle_signals(cancellation: Cancellation, shown: RunObserver) -> None:
     """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
 
-    def asked(name: str) -> None:
-        stop_request.ask(f"was interrupted by {name}")
-        if stop_request.count == 1:
+    def on_signal(name: str) -> None:
+        cancellation.request(f"was interrupted by {name}")
+        if cancellation.count == 1:
             shown.note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
-        elif stop_request.count > 2:
+        elif cancellation.count > 2:
             os._exit(EXIT_CANCELLED)
 
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, asked, "Ctrl-C")
-    loop.add_signal_handler(signal.SIGTERM, asked, "a request to stop")
+    loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
+    loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
 
 
-def _exit_code(summary: Summary, stop_request: StopRequest) -> int:
-    if stop_request:
+def _exit_code(summary: Summary, cancellation: Cancellation) -> int:
+    if cancellation:
         return EXIT_CANCELLED
     good = summary.state == "succeeded" and all(
         case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.cases

@@ -158,18 +158,18 @@ def _training(board: Board, job: PlannedJob, width: int) -> Text:
 
 
 def _devices(progress: JobProgress) -> Text:
-    seen = progress.devices
+    devices = progress.devices
     parts = []
-    if seen.utilisation is not None:
-        parts.append(f"device {percent(seen.utilisation)}")
-    if seen.memory_used_mib is not None:
-        parts.append(quantity(seen.memory_used_mib, "MiB", 3))
-    if seen.power_w is not None:
-        parts.append(quantity(seen.power_w, "W", 3))
-    if seen.cpu is not None:
-        parts.append(f"cpu {percent(seen.cpu)}")
-    if seen.host_memory_used_mib is not None:
-        parts.append(f"host {quantity(seen.host_memory_used_mib, 'MiB', 3)}")
+    if devices.utilisation is not None:
+        parts.append(f"device {percent(devices.utilisation)}")
+    if devices.memory_used_mib is not None:
+        parts.append(quantity(devices.memory_used_mib, "MiB", 3))
+    if devices.power_w is not None:
+        parts.append(quantity(devices.power_w, "W", 3))
+    if devices.cpu is not None:
+        parts.append(f"cpu {percent(devices.cpu)}")
+    if devices.host_memory_used_mib is not None:
+        parts.append(f"host {quantity(devices.host_memory_used_mib, 'MiB', 3)}")
     return Text("  " + "  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
 
 

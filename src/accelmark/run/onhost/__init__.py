@@ -1,4 +1,4 @@
-"""Small programs that are sent to a host as text and run there by its own Python: standard library only."""
+"""Programs that are sent to a host as text and run by its Python; they use the standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ shift
 mkdir .started || exit 4
 setsid sh -c '"$@"; echo $? >agent.code' sh "$@" </dev/null >>agent.log 2>&1 &
 """
-"""Starts a command detached in a directory, once only, and leaves its exit code there."""
+"""Starts a command detached in a directory, at most once, and writes its exit code there."""
 
 
 @cache
@@ -26,12 +26,12 @@ def source(program: Program) -> str:
 
 
 def command(python: str, program: Program, *arguments: str) -> list[str]:
-    """Return the arguments that run a program of this package on a host; nothing of it has to be there."""
+    """Return the arguments that run a program of this package on a host."""
     return [python, "-I", "-S", "-c", source(program), *arguments]
 
 
 def abridged(argv: list[str]) -> list[str]:
-    """Return a command for people: the text of a program of this package as the program's name, also where quoted."""
+    """Return a command for display: texts of programs of this package are replaced by their names."""
     texts = {START: "<accelmark/run/onhost: START>"}
     texts |= {source(name): f"<accelmark/run/onhost/{name}.py>" for name in get_args(Program)}
     known = {shape: short for text, short in texts.items() for shape in (shlex.quote(text), text)}
@@ -45,5 +45,5 @@ def abridged(argv: list[str]) -> list[str]:
 
 
 def start_command(node_dir: str, argv: list[str]) -> list[str]:
-    """Return the arguments that start ``argv`` in ``node_dir`` so that it outlives the connection."""
+    """Return the arguments that start ``argv`` detached in ``node_dir``."""
     return ["sh", "-c", START, "sh", node_dir, *argv]

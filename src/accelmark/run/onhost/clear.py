@@ -1,7 +1,7 @@
-"""Makes room for a new attempt: ``clear RUN_DIRECTORY NODE_DIRECTORY``.
+"""Remove an earlier attempt: ``clear RUN_DIRECTORY NODE_DIRECTORY``.
 
-Ends agents of the run that still live on this host (an earlier attempt that was out of reach, say), and puts the node
-directory of an earlier attempt aside. Agents of other runs are left alone.
+Ends agents of the run that still run on this host, after a lost connection for example, and renames the node directory
+of an earlier attempt. Agents of other runs continue.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import sys
 import time
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def lives(lock: str) -> bool:
-    """Tell whether the agent that locks ``lock`` lives."""
+def is_running(lock: str) -> bool:
+    """Return whether an agent has locked ``lock``."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -29,23 +29,23 @@ def lives(lock: str) -> bool:
     return False
 
 
-def living(run: str) -> list[str]:
-    """Return the directories of the run's living agents."""
+def running_agents(run: str) -> list[str]:
+    """Return the directories of the run's running agents."""
     places = [place for place, _, files in os.walk(run) if "agent.lock" in files]
-    return [place for place in places if lives(os.path.join(place, "agent.lock"))]
+    return [place for place in places if is_running(os.path.join(place, "agent.lock"))]
 
 
 def main(run: str, node: str) -> int:
-    """Make room; returns the exit code."""
-    deadline = time.monotonic() + PATIENCE_S
-    asked: set[str] = set()
+    """Remove the attempt; returns the exit code."""
+    deadline = time.monotonic() + TIMEOUT_S
+    stopped: set[str] = set()
     while True:
-        left = living(run)
+        left = running_agents(run)
         if not left:
             break
         for place in left:
-            if place not in asked:
-                asked.add(place)
+            if place not in stopped:
+                stopped.add(place)
                 os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
         if time.monotonic() > deadline:
             sys.stderr.write("an earlier attempt does not end: %s\n" % left[0])
@@ -56,7 +56,7 @@ def main(run: str, node: str) -> int:
         while os.path.exists("%s.attempt%d" % (node, number)):
             number += 1
         os.rename(node, "%s.attempt%d" % (node, number))
-    sys.stdout.write("%d\n" % len(asked))
+    sys.stdout.write("%d\n" % len(stopped))
     return 0
 
 

@@ -1,10 +1,9 @@
-"""Sends the files of a node directory home as they grow, until its agent has ended: ``follow DIRECTORY``.
+"""Send the files of a node directory while they grow, until its agent has ended: ``follow DIRECTORY``.
 
-Standard input: first a line of JSON, ``{"have": {name: bytes}, "birth_s": seconds, "send": bool}`` (what is not sent is
-on a file system that the coordinator sees); then one letter a line: ``p`` is a sign of life, ``s`` asks the agent to
-end, ``k`` to end at once; each stamps the file that tells the agent that a coordinator follows it. Standard output:
-frames, each a line of JSON and the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. A
-silent coordinator ends it.
+Standard input: first a line of JSON, ``{"have": {name: bytes}, "start_timeout_s": seconds, "send": bool}`` (``send`` is
+false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s`` asks the
+agent to end, ``k`` to kill its ranks; each touches the heartbeat file. Standard output: frames, each a line of JSON and
+the bytes that it announces; the last line is ``{"end": ..., "sha256": {...}}``. The program ends without heartbeats.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ import sys
 import time
 
 POLL_S = 0.3
-SILENCE_S = 45.0
+HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
-SEEN = "coordinator.seen"
-HIDDEN = ("agent.lock", "agent.code", "stop.asked", "stop.now", SEEN)
+HEARTBEAT = "coordinator.heartbeat"
+HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
 
 
 class Follower:
-    """Knows what was sent of which file."""
+    """Tracks which bytes of which file were sent."""
 
-    def __init__(self, directory: str, have: dict[str, int], birth_s: float) -> None:
+    def __init__(self, directory: str, have: dict[str, int], start_timeout_s: float) -> None:
         self.directory = directory
         self.sent: dict[str, tuple[int | None, int]] = {
             name: (None, size) for name, size in have.items() if name.endswith(GROWING)
         }
         self.stamps: dict[str, tuple[int, int, int]] = {}
-        self.born_by = time.monotonic() + birth_s
+        self.started_by = time.monotonic() + start_timeout_s
 
     def path(self, name: str) -> str:
-        """Return where a file of the directory is."""
+        """Return the path of a file of the directory."""
         return os.path.join(self.directory, name)
 
     def scan(self) -> None:
-        """Send what is new."""
+        """Send new bytes of all files."""
         for entry in sorted(os.scandir(self.directory), key=lambda entry: entry.name):
             if entry.name.startswith(".") or entry.name in HIDDEN or not entry.is_file(follow_symlinks=False):
                 continue
@@ -51,7 +50,7 @@ class Follower:
                 continue
 
     def send(self, name: str, stat: os.stat_result) -> None:
-        """Send what is new of one file."""
+        """Send new bytes of one file."""
         known = self.sent.get(name, (stat.st_ino, 0))
         inode, offset = known
         if name.endswith(GROWING):
@@ -77,7 +76,7 @@ class Follower:
         self.sent[name] = (stat.st_ino, offset)
 
     def end(self) -> str | None:
-        """Return how the agent ended, or None while it runs or may yet be born."""
+        """Return how the agent ended, or None while it runs or may still start."""
         there = os.path.exists
         locked = is_locked(self.path("agent.lock"))
         if locked:
@@ -91,10 +90,10 @@ class Follower:
         if locked is False:
             time.sleep(POLL_S)
             return "exit" if there(self.path("exit.json")) else "dead"
-        return "dead" if time.monotonic() > self.born_by else None
+        return "dead" if time.monotonic() > self.started_by else None
 
     def checksums(self) -> dict[str, str]:
-        """Return the SHA-256 of every file that was sent."""
+        """Return the SHA-256 of every sent file."""
         found = {}
         for name in sorted({*self.sent, *self.stamps}):
             digest = hashlib.sha256()
@@ -109,7 +108,7 @@ class Follower:
 
 
 def is_locked(path: str) -> bool | None:
-    """Return True while an agent lives, False where it has died, None where it was not born."""
+    """Return True while an agent runs, False after its end, None before its start."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -130,22 +129,22 @@ def emit(header: dict[str, object], content: bytes = b"") -> None:
 
 
 def listen(directory: str, timeout: float) -> bool:
-    """Take letters for ``timeout`` seconds; returns whether any came, or ends where the coordinator is gone."""
+    """Read requests for ``timeout`` seconds; returns whether any came. Exits where the connection was closed."""
     ready, _, _ = select.select([0], [], [], timeout)
     if not ready:
         return False
-    letters = os.read(0, 4096)
-    if not letters:
+    requests = os.read(0, 4096)
+    if not requests:
         sys.exit(0)
-    touch(os.path.join(directory, SEEN))
-    for letter, name in ((b"s", "stop.asked"), (b"k", "stop.now")):
-        if letter in letters:
+    touch(os.path.join(directory, HEARTBEAT))
+    for letter, name in ((b"s", "stop.requested"), (b"k", "stop.now")):
+        if letter in requests:
             touch(os.path.join(directory, name))
     return True
 
 
 def touch(path: str) -> None:
-    """Make an empty file, or stamp it anew; on a disk that is full the agent ends of itself."""
+    """Create a file or update its time; errors are ignored, as the agent ends by itself on a full disk."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
         os.utime(path)
@@ -154,7 +153,7 @@ def touch(path: str) -> None:
 
 
 def read_line() -> bytes:
-    """Read the first line, byte by byte: what follows it is for :func:`listen`."""
+    """Read the first line byte by byte, leaving the rest to :func:`listen`."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -165,13 +164,13 @@ def read_line() -> bytes:
 
 
 def main(directory: str) -> None:
-    """Follow one directory to the end of its agent."""
+    """Follow one directory until its agent has ended."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
         emit({"end": "never", "sha256": {}})
         return
-    follower = Follower(directory, request["have"], request["birth_s"])
-    heard = time.monotonic()
+    follower = Follower(directory, request["have"], request["start_timeout_s"])
+    last_heartbeat = time.monotonic()
     while True:
         end = follower.end()
         if request["send"]:
@@ -182,8 +181,8 @@ def main(directory: str) -> None:
             emit({"end": end, "sha256": follower.checksums()})
             return
         if listen(directory, POLL_S):
-            heard = time.monotonic()
-        elif time.monotonic() - heard > SILENCE_S:
+            last_heartbeat = time.monotonic()
+        elif time.monotonic() - last_heartbeat > HEARTBEAT_TIMEOUT_S:
             return
 
 

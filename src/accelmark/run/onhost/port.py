@@ -1,7 +1,7 @@
-"""Tries ports between hosts.
+"""Check a port between hosts.
 
-``port listen PORT TOKEN`` answers with the token until standard input ends; ``port reach ADDRESS PORT TOKEN
-TIMEOUT`` tells whether that very listener is reached. Prints one line of JSON each.
+``port listen PORT TOKEN`` answers connections with the token until standard input ends; ``port reach ADDRESS PORT TOKEN
+TIMEOUT`` checks that this listener answers. Each prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 import time
 
 
-def say(**values: object) -> None:
+def report(**values: object) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
 def listen(port: int, token: str) -> None:
-    """Answer everybody with the token, for a minute at most."""
+    """Answer connections with the token, for a minute at most."""
     server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
     try:
         if server.family == socket.AF_INET6:
@@ -30,10 +30,10 @@ def listen(port: int, token: str) -> None:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", port))
     except OSError as error:
-        say(ok=False, busy=error.errno == errno.EADDRINUSE, why=error.strerror)
+        report(ok=False, busy=error.errno == errno.EADDRINUSE, why=error.strerror)
         return
     server.listen(128)
-    say(ok=True)
+    report(ok=True)
     until = time.monotonic() + 60
     while time.monotonic() < until:
         ready, _, _ = select.select([server.fileno(), 0], [], [], 1)
@@ -46,7 +46,7 @@ def listen(port: int, token: str) -> None:
 
 
 def reach(address: str, port: int, token: str, timeout: float) -> None:
-    """Try to reach the listener."""
+    """Connect to the listener."""
     try:
         with socket.create_connection((address, port), timeout) as peer:
             answer = b""
@@ -56,10 +56,10 @@ def reach(address: str, port: int, token: str, timeout: float) -> None:
                     break
                 answer += part
     except OSError as error:
-        say(ok=False, why=error.strerror or str(error))
+        report(ok=False, why=error.strerror or str(error))
         return
     ok = answer.decode(errors="replace") == token
-    say(ok=ok, why=None if ok else "something else answers there")
+    report(ok=ok, why=None if ok else "another program answers")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Looks around on a host: reads a line of JSON (what to look for), prints one line of JSON (what there is)."""
+"""Report the state of a host: reads a request as one line of JSON, prints the facts as one line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 
 def free_mib(path: str) -> float:
-    """Return free MiB of the file system that ``path`` is or would be on."""
+    """Return the free MiB of the file system of ``path``, which need not exist."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     stat = os.statvfs(path)
@@ -20,7 +20,7 @@ def free_mib(path: str) -> float:
 
 
 def writable(path: str) -> str | None:
-    """Return why ``path`` cannot be written, or None."""
+    """Return why ``path`` is not writable, or None."""
     name = os.path.join(path, ".probe.%d" % os.getpid())
     try:
         os.makedirs(path, exist_ok=True)
@@ -39,31 +39,31 @@ def writable(path: str) -> str | None:
 
 
 def memory_mib() -> float:
-    """Return the MiB of memory that can be had without swapping."""
+    """Return the MiB of memory available without swapping."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     return int(fields["MemAvailable"].split()[0]) / 1024
 
 
 def boot_id() -> str:
-    """Return what this boot of the machine is called."""
+    """Return the ID of the machine's current boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def port_is_free(port: int) -> bool:
-    """Tell whether nobody listens at ``port``."""
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return whether no process listens on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind(("", port))
+            probe.bind(("", port))
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
 
 
 def holder(lock: str) -> str | None:
-    """Return which run holds this host, or None."""
+    """Return the run that has locked this host, or None."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except OSError:
@@ -78,9 +78,9 @@ def holder(lock: str) -> str | None:
 
 
 def engine(name: str) -> str | None:
-    """Return what is wrong with a container engine, or None."""
+    """Return the problem of a container engine, or None."""
     import shutil
-    import subprocess  # takes longer than all else here, and is seldom needed
+    import subprocess  # imported here: slow, and seldom needed
 
     if shutil.which(name) is None:
         return "is not on the PATH"
@@ -95,7 +95,7 @@ def engine(name: str) -> str | None:
 
 
 def lacking(modules: list[str]) -> list[str]:
-    """Return the modules that this Python has not got."""
+    """Return the modules that this Python lacks."""
     import importlib.machinery
     import site
 
@@ -104,9 +104,9 @@ def lacking(modules: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Look around."""
-    asked = json.loads(sys.stdin.readline())
-    work = asked["work_directory"]
+    """Answer one request."""
+    request = json.loads(sys.stdin.readline())
+    work = request["work_directory"]
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),
@@ -119,12 +119,12 @@ def main() -> None:
         "memory_mib": memory_mib(),
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
-        "busy_ports": [port for port in asked["ports"] if not port_is_free(port)],
-        "missing_directories": [path for path in asked["directories"] if not os.path.isdir(path)],
-        "missing_files": [path for path in asked["files"] if not os.path.isfile(path)],
-        "lacking_modules": lacking(asked["modules"]),
-        "engine_problem": engine(asked["engine"]) if asked["engine"] else None,
-        "held_by": holder(asked["lock"]) if asked["lock"] else None,
+        "busy_ports": [port for port in request["ports"] if not port_is_free(port)],
+        "missing_directories": [path for path in request["directories"] if not os.path.isdir(path)],
+        "missing_files": [path for path in request["files"] if not os.path.isfile(path)],
+        "lacking_modules": lacking(request["modules"]),
+        "engine_problem": engine(request["engine"]) if request["engine"] else None,
+        "held_by": holder(request["lock"]) if request["lock"] else None,
         "may_clear_caches": os.access("/proc/sys/vm/drop_caches", os.W_OK),
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -1,6 +1,6 @@
-"""Takes files from standard input, written beside and renamed.
+"""Write files from standard input; each appears complete or not at all.
 
-``receive wheel PATH SHA256 SIZE`` says ``have`` where it is unpacked there already, else ``send``, and then ``done``.
+``receive wheel PATH SHA256 SIZE`` prints ``have`` where the wheel is unpacked, else ``send`` and then ``done``.
 ``receive files`` reads a line of JSON, ``[[path, sha256, size], ...]``, and then their contents.
 """
 
@@ -13,41 +13,41 @@ import sys
 
 
 class DamagedError(Exception):
-    """A file did not arrive as it was sent."""
+    """The content of a file does not match its checksum."""
 
 
 def content_of(digest: str, size: int) -> bytes:
-    """Read one file."""
+    """Read the content of one file."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise DamagedError("arrived damaged: %d of %d bytes" % (len(content), size))
+        raise DamagedError("damaged in transfer: %d of %d bytes" % (len(content), size))
     return content
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file that appears complete or not at all."""
+    """Write a file under another name, and rename it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    beside = "%s.%d.part" % (path, os.getpid())
+    partial = "%s.%d.part" % (path, os.getpid())
     try:
-        with open(beside, "wb") as file:
+        with open(partial, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(partial, path)
     finally:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        if os.path.exists(partial):
+            os.unlink(partial)
 
 
 def receive_wheel(path: str, digest: str, size: int) -> None:
-    """Receive and unpack a wheel where it is not there yet."""
+    """Receive and unpack a wheel, unless it is there."""
     if os.path.isdir(path):
         sys.stdout.write("have\n")
         return
     sys.stdout.write("send\n")
     sys.stdout.flush()
     import shutil
-    import zipfile  # takes longer than all else here, and is seldom needed
+    import zipfile  # imported here: slow, and seldom needed
 
     archive = "%s.%d.whl" % (path, os.getpid())
     directory = "%s.%d.tree" % (path, os.getpid())
@@ -66,13 +66,13 @@ def receive_wheel(path: str, digest: str, size: int) -> None:
 
 
 def receive_files() -> None:
-    """Receive any number of files."""
+    """Receive files."""
     for path, digest, size in json.loads(sys.stdin.buffer.readline()):
         write(path, content_of(digest, size))
 
 
 def main(arguments: list[str]) -> int:
-    """Receive what the arguments say; returns the exit code."""
+    """Run one of the two forms; returns the exit code."""
     try:
         if arguments[0] == "files":
             receive_files()

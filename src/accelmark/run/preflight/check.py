@@ -93,12 +93,7 @@ class Preflight:
             self._facts[name] = facts
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-            problems = host_problems(name, facts, self._cluster, offset, host.work_directory)
-            if host.visible_file is not None and str(host.visible_file) in facts.missing_files:
-                unseen = f"the file {host.visible_file} is missing"
-                what = f"cannot see {host.visible_file.parent} of this machine"
-                hint = "choose a run directory on a file system that all nodes share (--out)"
-                problems = [p if p.what != unseen else HostProblem(name, what, hint) for p in problems]
+            problems = host_problems(name, facts, self._cluster, offset, host.work_directory, host.visible_file)
             if self._cluster.container is not None and facts.engine_problem is None:
                 problems += await check_images(host, self._directory.plan, self._jobs_on(host))
             if all(problem.severity == "warning" for problem in problems):

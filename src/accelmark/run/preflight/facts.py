@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.spec.cluster import ClusterSpec
@@ -80,7 +81,12 @@ class HostFacts(Spec):
 
 
 def host_problems(
-    name: str, facts: HostFacts, cluster: ClusterSpec, clock_offset_s: float, work: str
+    name: str,
+    facts: HostFacts,
+    cluster: ClusterSpec,
+    clock_offset_s: float,
+    work: str,
+    visible_file: Path | None = None,
 ) -> list[HostProblem]:
     """Return the problems of a single host.
 
@@ -90,6 +96,7 @@ def host_problems(
         cluster: its cluster file.
         clock_offset_s: its clock minus this machine's.
         work: the work directory.
+        visible_file: a file in the run directory that the host must see at the same path.
     """
     found: list[HostProblem] = []
 
@@ -117,7 +124,11 @@ def host_problems(
     for path in facts.missing_directories:
         error(f"the data directory {path} is missing")
     for path in facts.missing_files:
-        error(f"the file {path} is missing")
+        if visible_file is not None and path == str(visible_file):
+            hint = "choose a run directory on a file system that all nodes share (--out)"
+            error(f"cannot see {visible_file.parent} of this machine", hint)
+        else:
+            error(f"the file {path} is missing")
     if facts.engine_problem is not None and cluster.container is not None:
         error(f"the container engine {cluster.container.engine} {facts.engine_problem}")
     if cluster.clear_caches and not facts.may_clear_caches:

@@ -1,4 +1,4 @@
-"""The one door from carrying out a run to what it came to: the results room counts, the audit.verdicts."""
+"""Compute and audit results."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def _bad_key(what: str, key: Path | None) -> str:
     named = f"the key file {key}" if key is not None else f"a key file in ~/.ssh, or one that {_CONFIG} names,"
     if "passphrase" in what.lower():
         add = f"ssh-add {key}" if key is not None else "ssh-add"
-        asked = "has a passphrase, which cannot be asked for"
-        return f"{named} {asked}: add it to ssh-agent ({add}) and remove key from the cluster file, or use another key"
+        advice = f"add it to ssh-agent ({add}) and remove key from the cluster file, or use another key"
+        return f"{named} has a passphrase, which cannot be asked for: {advice}"
     return f"{named} is not a readable private key ({what}): name the private key, not the .pub file"
 
 

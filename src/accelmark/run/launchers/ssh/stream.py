@@ -38,7 +38,7 @@ class NodeStream:
     python: str
     remote: str
     local: Path
-    birth_s: float = 120.0
+    start_timeout_s: float = 120.0
     """Longest time from starting an agent (a container may have to be set up) to its lock."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
@@ -82,7 +82,7 @@ class NodeStream:
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
         have = {} if self.in_place else self._have()
-        request = {"have": have, "birth_s": self.birth_s, "send": not self.in_place}
+        request = {"have": have, "start_timeout_s": self.start_timeout_s, "send": not self.in_place}
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
@@ -119,9 +119,9 @@ class NodeStream:
                     file.seek(offset)
                     file.write(content)
             elif offset == 0 and size < _LARGEST_FRAME:
-                beside = path.with_name(f".{name}.part")
-                beside.write_bytes(content)
-                beside.replace(path)
+                partial = path.with_name(f".{name}.part")
+                partial.write_bytes(content)
+                partial.replace(path)
             else:
                 with path.open("r+b") as file:
                     file.seek(offset)

@@ -29,18 +29,21 @@ def ended(core_wait_s: float | None) -> InferFinished:
 def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
     (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None})
     assert (found.severity, found.rule) == ("warning", "cores-at-hand")
-    assert found.actual == "rank 1: 31.0% of the time: other work may have taken them"
+    assert (
+        found.actual
+        == "rank 1 waited for CPU cores 31.0% of the time (limit 2%): other work may have used them. Use an idle host."
+    )
     assert is_busy([found])
 
 
 @pytest.mark.parametrize(
     ("others_cpu_s", "rule", "told"),
     [
-        (20.0, "cores-at-hand", "other work took up to 20.0 s of CPU time"),
+        (20.0, "cores-at-hand", "other work used up to 20.0 s of CPU time"),
         (2.0, "threads-fit", "more threads than cores"),
     ],
 )
-def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
+def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
     tmp_path: Path, others_cpu_s: float, rule: str, told: str
 ) -> None:
     end = NodeExit(
@@ -53,14 +56,14 @@ def test_a_wait_is_laid_to_others_only_where_they_took_the_cores(
     assert is_busy([found]) == (rule == "cores-at-hand")
 
 
-def test_a_quiet_round_is_not_and_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
+def test_short_and_unknown_waits_give_no_finding(tmp_path: Path) -> None:
     assert list(contention_findings((), {0: ended(0.4), 1: ended(None)})) == []
     assert CpuWait(tmp_path / "none").longest_s() is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
-def test_work_of_others_on_the_same_core_shows_as_waiting() -> None:
-    """A process that has to share its core with two others waits for two thirds of the time, and says so."""
+def test_other_work_on_the_same_core_is_measured_as_waiting() -> None:
+    """A process that shares its core with two others waits for two thirds of the time."""
     core = min(os.sched_getaffinity(0))
     busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     asked = (

@@ -30,7 +30,7 @@ def test_uneven_samples_are_weighted_by_time() -> None:
 
 def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
     assert integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 5).value == 20
-    assert "silent for 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
+    assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
 
 
 def test_samples_that_end_early_leave_it_open() -> None:
@@ -38,6 +38,6 @@ def test_samples_that_end_early_leave_it_open() -> None:
 
 
 def test_no_samples_and_no_time_have_reasons() -> None:
-    assert integrate([], [], [(0, 1)], 5).reason == "no sample holds a value"
-    assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample holds a value"
-    assert integrate([0.0], [1.0], [], 5).reason == "nothing was trained"
+    assert integrate([], [], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [1.0], [], 5).reason == "nothing was measured"
