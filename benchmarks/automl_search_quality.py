@@ -31,13 +31,13 @@ from accelmark.automl.controller.controller import SearchController
 from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import Proposed, read_journal
 from accelmark.automl.controller.state import SearchState
-from accelmark.automl.dataset import read_fashion_mnist
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.automl.search.searchers import SearchName
-from accelmark.automl.workers.pool import ThreadPool
+from accelmark.automl.workers.thread_pool import ThreadPool
+from accelmark.datasets.images import read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 NAME: Final = "automl_search_quality"

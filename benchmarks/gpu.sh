@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
-# Measures training on the accelerator here in one call of under ten minutes; see gpu.py for what and how.
-# PYTHON names an interpreter that has torch, transformers and AccelMark's own requirements.
+# Measures AccelMark on the accelerator here: gpu.sh CALL [--tiny] [--wheels DIR] [--data DIR] [--output DIR]; see gpu/README.md.
+# PYTHON names an interpreter that has torch and transformers.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
-if ! "$python" -c 'import psutil, pydantic, rich, torch, transformers, yaml' 2>/dev/null; then
-    echo "$python lacks torch, transformers or a requirement of AccelMark: pip install -e '.[torch,models,nvidia]'" >&2
-    exit 2
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-$([ -x "$root/.venv/bin/python" ] && echo "$root/.venv/bin/python" || echo python3)}
+wheels='' rest=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --wheels) wheels=${2:?--wheels needs a directory}; shift 2 ;;
+        --wheels=*) wheels=${1#*=}; shift ;;
+        *) rest+=("$1"); shift ;;
+    esac
+done
+export PYTHONPATH="$root/src:$root${PYTHONPATH:+:$PYTHONPATH}"
+if [ -n "$wheels" ]; then
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$wheels"/*.whl
+    export PYTHONPATH="$PYTHONPATH:$site"
 fi
-export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" benchmarks/gpu.py "$@"
+"$python" -m benchmarks.gpu "${rest[@]}"

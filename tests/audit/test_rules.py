@@ -431,7 +431,7 @@ def test_a_training_too_short_to_be_timed_is_out_of_comparison(
 
 @pytest.mark.parametrize(
     ("devices", "reason"),
-    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry read no devices")],
+    [([], "the vendor declares no way"), ([{"index": 0, "name": "Acme X1 Pod"}], "telemetry has no devices")],
 )
 def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_comparison(
     run: Path, devices: list[dict[str, Any]], reason: str

@@ -1,4 +1,4 @@
-"""Small pictures that a network can learn within a second, made of a seed."""
+"""Small synthetic images that a network can learn within a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of both forms, right and wrong."""
+"""Valid and invalid configurations of both forms."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def problems(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_aiperfs_own_example_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_aiperfs_own_example_is_read_unchanged(tmp_path: Path) -> None:
     loaded = load_config(written(tmp_path, AIPERF))
     config = loaded.config
     assert loaded.form == "aiperf"
@@ -102,7 +102,7 @@ def test_the_command_is_data_and_never_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_all_problems_of_an_aiperf_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_an_aiperf_file_are_reported_at_once(tmp_path: Path) -> None:
     text = (
         AIPERF.replace("NetworkMorphism\n classArgs", "NetworkMorphisms\n classArgs")
         .replace("--slave 2", "--slave 3")
@@ -110,23 +110,23 @@ def test_all_problems_of_an_aiperf_file_are_told_at_once(tmp_path: Path) -> None
         .replace("input_width: 224", "input_width: 223")
         .replace("12h", "soon")
     )
-    told = problems(tmp_path, text)
+    message = problems(tmp_path, text)
     for part in ("did you mean 'NetworkMorphism'", "--slave", "'many'", "223 x 223", "not a duration"):
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [("my test  1", "my-test-1"), ("测试", "aiperf"), ('""', "aiperf"), ("-x/../y", "x-..-y"), ("n" * 200, "n" * 80)],
 )
-def test_any_name_of_an_experiment_becomes_one_that_a_folder_can_bear(tmp_path: Path, given: str, named: str) -> None:
+def test_any_experiment_name_becomes_a_valid_directory_name(tmp_path: Path, given: str, named: str) -> None:
     loaded = load_config(written(tmp_path, AIPERF.replace("example_imagenet-network-morphism-test", given)))
     assert loaded.config.name == named
     assert any(line.startswith(f"experimentName: the run is called {named!r}") for line in loaded.unused)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("Concurrency: 2", "Concurrency: 2.7", "trialConcurrency: must be a whole number of at least 1, found 2.7"),
         ("Concurrency: 2", "Concurrency: -2", "trialConcurrency: must be a whole number of at least 1, found -2"),
@@ -144,13 +144,13 @@ def test_any_name_of_an_experiment_becomes_one_that_a_folder_can_bear(tmp_path: 
         ("--batch_size 448", "--batch_size 0", "trial.command --batch_size: must be a whole number of at least 1"),
     ],
 )
-def test_a_number_of_an_aiperf_file_is_never_bent(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_an_invalid_number_in_an_aiperf_file_is_never_rounded(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in AIPERF
     (line,) = problems(tmp_path, AIPERF.replace(old, new)).splitlines()
-    assert re.search(told, line)
+    assert re.search(message, line)
 
 
-def test_searched_batches_can_be_dealt_out_to_any_number_of_devices(tmp_path: Path) -> None:
+def test_searched_batches_can_be_divided_among_the_devices(tmp_path: Path) -> None:
     for batch, cards, searched in ((100, "0,1,2,3", (84, 92, 100)), (8, "0,1,2,3,4,5,6,7", (8,)), (3, "0", (2, 3))):
         text = AIPERF.replace("0,1,2,3,4,5,6,7", cards).replace("--batch_size 448", f"--batch_size {batch}")
         assert load_config(written(tmp_path, text)).config.tuning.batch_size == searched
@@ -160,7 +160,7 @@ def test_a_tuner_that_cannot_search_networks_is_refused(tmp_path: Path) -> None:
     assert "TPE cannot search networks" in problems(tmp_path, AIPERF.replace("Name: NetworkMorphism", "Name: TPE"))
 
 
-def test_our_own_form_is_read_with_paths_from_its_folder(tmp_path: Path) -> None:
+def test_paths_in_our_own_form_are_relative_to_the_file(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, OURS)).config
     assert config.dataset.directory == (tmp_path / "data").resolve()
     assert config.schedule.max_duration == 600
@@ -168,8 +168,8 @@ def test_our_own_form_is_read_with_paths_from_its_folder(tmp_path: Path) -> None
     assert resolve_network(config).name == "small28"
 
 
-def test_all_problems_of_our_own_form_are_told_at_once(tmp_path: Path) -> None:
-    told = problems(
+def test_all_problems_of_our_own_form_are_reported_at_once(tmp_path: Path) -> None:
+    message = problems(
         tmp_path,
         OURS.replace("network:", "netwrok:")
         .replace("concurrency: 2", "concurrency: 0")
@@ -184,14 +184,14 @@ def test_all_problems_of_our_own_form_are_told_at_once(tmp_path: Path) -> None:
         "odd",
         "genetic",
     ):
-        assert part in told
+        assert part in message
 
 
-def test_a_kernel_that_would_stick_is_refused(tmp_path: Path) -> None:
+def test_a_searched_kernel_of_1_is_refused(tmp_path: Path) -> None:
     assert "a kernel of 1 cannot be searched" in problems(tmp_path, OURS + "tuning: {kernel: [1, 3]}\n")
 
 
-def test_a_searched_kernel_above_the_search_s_own_bound_is_refused(tmp_path: Path) -> None:
+def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
     text = OURS + "search: {max_kernel: 5}\n"
     assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
     untuned = text.replace("concurrency: 2", "concurrency: 2, tuning_round: null")
@@ -199,7 +199,7 @@ def test_a_searched_kernel_above_the_search_s_own_bound_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),
         ("max_duration: 10m", "max_duration: true", "schedule.max_duration.*must be a number, found true"),
@@ -208,15 +208,15 @@ def test_a_searched_kernel_above_the_search_s_own_bound_is_refused(tmp_path: Pat
         ("learning_rate: 5e-2", "learning_rate: .inf", "training.learning_rate.*finite"),
     ],
 )
-def test_a_number_that_is_none_or_has_no_end_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
-    assert re.search(told, problems(tmp_path, OURS.replace(old, new)))
+def test_booleans_and_infinite_numbers_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert re.search(message, problems(tmp_path, OURS.replace(old, new)))
 
 
 def test_a_search_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "never ends" in problems(tmp_path, "schedule: {concurrency: 1}\n")
 
 
-def test_a_batch_that_a_trials_devices_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_divided_evenly_among_the_devices_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "search.yaml"
     path.write_text("schedule: {max_trials: 1}\ntraining: {batch_size: 100, devices_per_trial: 8}\n")
     with pytest.raises(SpecError, match="100 cannot be divided evenly among the 8 devices of a trial: take 96 or 104"):
@@ -229,6 +229,6 @@ def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
         resolve_network(config)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         load_config(tmp_path / "none.yml")

@@ -1,4 +1,4 @@
-"""Data sets of every layout, whole and broken."""
+"""Data sets of every layout, valid and damaged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.dataset import Dataset, FolderImages, imagenet_identity, open_dataset, read_arrays, read_weights
+from accelmark.automl.dataset import Dataset, imagenet_identity, open_dataset, read_weights
 from accelmark.automl.model.seeds import resnet50, small
+from accelmark.datasets.images import FolderImages, read_arrays
 from accelmark.spec.errors import DataError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
@@ -39,9 +40,7 @@ def opened(directory: Path) -> Dataset:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_fashion_mnist_is_split_three_ways_and_the_search_never_sees_the_test_split(
-    tmp_path: Path, packed: bool
-) -> None:
+def test_fashion_mnist_is_split_three_ways_without_overlap(tmp_path: Path, packed: bool) -> None:
     write_fashion(tmp_path, packed=packed)
     data = opened(tmp_path)
     assert (len(data.training), len(data.validation), len(data.held_out)) == (45, 5, 20)
@@ -56,7 +55,7 @@ def test_a_split_is_the_same_every_time(tmp_path: Path) -> None:
     assert opened(tmp_path).fingerprint == opened(tmp_path).fingerprint
 
 
-def test_a_missing_or_broken_split_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_split_is_reported(tmp_path: Path) -> None:
     write_fashion(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match=r"a split is missing.*t10k-labels"):
@@ -66,7 +65,7 @@ def test_a_missing_or_broken_split_is_told(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_other_shapes_and_class_counts_are_told(tmp_path: Path) -> None:
+def test_wrong_shapes_and_class_counts_are_reported(tmp_path: Path) -> None:
     config = tiny_dataset(tmp_path)
     with pytest.raises(DataError, match=r"network 'resnet50' takes \(3, 224, 224\)"):
         open_dataset(config, resnet50())
@@ -118,7 +117,7 @@ def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
         open_dataset(config, resnet50(classes=3, side=32))
 
 
-def test_imagenet_is_told_by_its_classes_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_is_identified_by_its_classes_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     # The thousand names and the million files are not here; three and thirty stand for them.
     names = ("n01440764", "n01443537", "n01484850")
     known = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -135,13 +134,13 @@ def test_imagenet_is_told_by_its_classes_and_its_size(monkeypatch: pytest.Monkey
     assert imagenet_identity(others, split(9)) == "folders of 3 other classes than ImageNet's"
 
 
-def test_a_limit_makes_all_splits_small(tmp_path: Path) -> None:
+def test_a_limit_applies_to_all_splits(tmp_path: Path) -> None:
     config = tiny_dataset(tmp_path).model_copy(update={"limit": 40})
     data = open_dataset(config, tiny_network())
     assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
 
 
-def test_arrays_without_a_split_are_told(tmp_path: Path) -> None:
+def test_arrays_without_a_split_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
     with pytest.raises(DataError, match="held_out_images"):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "half.npz"), tiny_network())
@@ -155,7 +154,7 @@ def arrays(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"train_images": np.zeros((40, 1, SIDE, SIDE))}, r"train_images: holds float64; expected bytes"),
         (
@@ -172,41 +171,41 @@ def arrays(**changes: object) -> dict[str, object]:
         ({"train_labels": np.array([None] * 40)}, r"bad\.npz: cannot be read as images: .*allow_pickle"),
     ],
 )
-def test_arrays_that_are_no_labelled_pictures_are_told_by_file_and_array(
-    tmp_path: Path, changes: dict[str, object], told: str
+def test_arrays_that_are_not_labeled_images_are_reported_by_file_and_array(
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())
 
 
 @pytest.mark.parametrize("read", [read_arrays, read_weights])
-def test_a_file_that_is_no_whole_npz_is_told(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_a_damaged_npz_file_is_reported(tmp_path: Path, read: Callable[[Path], object]) -> None:
     np.savez(tmp_path / "cut.npz", **arrays())  # type: ignore[arg-type]
     np.save(tmp_path / "one.npy", np.zeros(3))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-100])
     (tmp_path / "words.npz").write_text("hello")
     with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
         archive.writestr("train_images", "hello")
-    for name, told in {
+    for name, message in {
         "cut.npz": "zip",
         "one.npy": "one array",
         "words.npz": r"not an \.npz file",
         "text.npz": "is not an array",
         "no.npz": "No such",
     }.items():
-        with pytest.raises(DataError, match=rf"{name}: cannot be read as .*{told}"):
+        with pytest.raises(DataError, match=rf"{name}: cannot be read as .*{message}"):
             read(tmp_path / name)
 
 
-def test_fashion_mnist_with_more_pictures_than_labels_is_told(tmp_path: Path) -> None:
+def test_fashion_mnist_with_more_images_than_labels_is_reported(tmp_path: Path) -> None:
     write_fashion(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx((np.arange(49) % 10).astype(np.uint8)))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: has 49 labels, but .*images-idx3-ubyte has 50"):
         opened(tmp_path)
 
 
-def test_the_same_pictures_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+def test_equal_images_in_another_place_are_equal_data(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one = open_dataset(tiny_dataset(tmp_path / "a"), tiny_network())

@@ -22,7 +22,7 @@ from tests.automl.test_trial import Notes
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetConfig:
-    return tiny_dataset(tmp_path_factory.mktemp("pictures"))
+    return tiny_dataset(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def order(**changes: object) -> TrialOrder:
     ).model_copy(update=changes)
 
 
-def test_two_replicas_learn_together_and_count_every_image_once(group: RankGroup) -> None:
+def test_two_ranks_learn_together_and_count_every_image_once(group: RankGroup) -> None:
     notes = Notes()
     result, weights = group.run(order(), None, notes)
     assert result.status == "finished"
@@ -61,7 +61,7 @@ def test_two_replicas_learn_together_and_count_every_image_once(group: RankGroup
     assert (carried.status, carried.weights) == ("finished", "carried")
 
 
-def test_cancelling_ends_all_replicas_with_the_part_that_was_done(group: RankGroup) -> None:
+def test_a_cut_ends_all_ranks_and_reports_the_part_that_was_trained(group: RankGroup) -> None:
     notes = Notes(stop_after=300)
     result, _ = group.run(order(epochs=100_000), None, notes)
     assert result.status == "cut"
@@ -110,7 +110,7 @@ def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_ba
         assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-4)
 
 
-def test_ranks_diverge_together_and_one_that_breaks_fails_the_trial(group: RankGroup) -> None:
+def test_ranks_diverge_together_and_one_that_ends_fails_the_trial(group: RankGroup) -> None:
     ranks = [process.pid for process in group.processes]
     wild = Hyperparameters(batch_size=32, learning_rate=1e30)
     assert group.run(order(hyperparameters=wild), None, Notes())[0].status == "diverged"

@@ -14,7 +14,7 @@ from accelmark.automl.search.surrogate import predicted_accuracy
 ENDS: list[TrialStatus] = ["finished", "finished", "crashed", "lost", "stalled", "out-of-memory"]
 
 
-def lived(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int, float]:
+def simulated(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int, float]:
     """Run a schedule to its end with trials of random length and fate; return also the starts and the peak."""
     generator = np.random.default_rng(seed)
     scheduler, now, peak = Scheduler(schedule), 0.0, 0
@@ -49,7 +49,7 @@ def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
     concurrency: int, trials: int, attempts: int, seed: int
 ) -> None:
     schedule = Schedule(concurrency=concurrency, max_trials=trials, max_attempts=attempts)
-    scheduler, starts, peak, _ = lived(schedule, seed)
+    scheduler, starts, peak, _ = simulated(schedule, seed)
     assert set(starts) == set(range(trials))
     assert peak == min(concurrency, trials)
     assert max(starts.count(trial) for trial in set(starts)) <= attempts
@@ -59,7 +59,7 @@ def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.floats(0.5, 60), st.integers(0, 10_000))
 def test_no_trial_starts_after_the_time_is_up_and_all_end_then(concurrency: int, max_s: float, seed: int) -> None:
-    scheduler, _, _, now = lived(Schedule(concurrency=concurrency, max_s=max_s), seed)
+    scheduler, _, _, now = simulated(Schedule(concurrency=concurrency, max_s=max_s), seed)
     assert now == max_s
     assert not scheduler.running
     assert scheduler.stop_reason(now) == "time"
@@ -107,7 +107,7 @@ def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
     assert unbounded.wanted(in_preparation=5) == 13
 
 
-def test_an_asked_stop_ends_the_run() -> None:
+def test_a_requested_stop_ends_the_run() -> None:
     scheduler = Scheduler(Schedule(concurrency=1))
     scheduler.offer(0)
     scheduler.start(0.0)
@@ -118,7 +118,7 @@ def test_an_asked_stop_ends_the_run() -> None:
     assert scheduler.start(1.0) is None
 
 
-def test_early_stop_waits_its_patience_and_forgets_after_progress() -> None:
+def test_early_stop_waits_its_patience_and_restarts_after_progress() -> None:
     stop = EarlyStop(patience=2)
     assert [stop.should_stop(loss) for loss in (1.0, 0.9995, 0.5, 0.4999, 0.4998)] == [False] * 4 + [True]
     assert [EarlyStop.for_round(number).patience for number in (1, 4, 7, 30)] == [8, 14, 20, 20]

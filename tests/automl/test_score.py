@@ -82,7 +82,7 @@ def test_a_part_of_an_epoch_counts_the_images_really_processed() -> None:
     assert board.final().operations == 30 * 7 + 100
 
 
-def test_the_error_is_held_out_error_of_the_network_that_validation_prefers() -> None:
+def test_the_error_is_the_held_out_error_of_the_best_network_by_validation() -> None:
     final = BOARD.final()
     assert final.error == pytest.approx(0.4)
     assert final.search_error == pytest.approx(0.1)
@@ -106,7 +106,7 @@ def test_the_series_is_sampled_and_ends_with_the_final_figures() -> None:
     assert Scoreboard({}, ()).series() == ()
 
 
-def test_idle_is_what_was_neither_training_nor_evaluating() -> None:
+def test_idle_time_is_without_training_and_evaluation() -> None:
     used = utilisation(BOARD.trials.values(), BOARD.epochs, workers=2, until_s=141.0)
     assert used.available_s == pytest.approx(82)
     assert used.idle_share == pytest.approx(1 - 42 / 82)
@@ -126,7 +126,7 @@ GOOD = Facts(
 )
 
 
-def test_a_run_that_keeps_the_rules_is_valid_and_discloses_what_it_must() -> None:
+def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
     judged = apply_rules(preset("aiperf-v1"), GOOD)
     assert (judged.verdict, judged.reasons) == ("VALID", ())
     text = " ".join(judged.disclosures)
@@ -135,7 +135,7 @@ def test_a_run_that_keeps_the_rules_is_valid_and_discloses_what_it_must() -> Non
     assert "interrupted" in text
 
 
-def test_every_broken_rule_is_a_reason() -> None:
+def test_every_violated_rule_is_a_reason() -> None:
     facts = Facts(
         duration_s=3599,
         precisions=frozenset({"fp8", "fp32", "odd"}),
@@ -149,30 +149,30 @@ def test_every_broken_rule_is_a_reason() -> None:
     judged = apply_rules(preset("aiperf-v1"), facts)
     assert judged.verdict == "INVALID"
     text = "\n".join(judged.reasons)
-    for told in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
-        assert told in text
+    for message in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
+        assert message in text
     assert "fp32" not in text
 
 
 @pytest.mark.parametrize(
-    ("broken", "kept", "told"),
+    ("broken", "kept", "message"),
     [
         ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
         ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
         ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
         ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "held-out accuracy above 0.70"),
         ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy is 0.6000"),
-        ({"dataset": "a part of imagenet (5 training and 2 held-out pictures)"}, {}, "a part of imagenet"),
+        ({"dataset": "a part of imagenet (5 training and 2 held-out images)"}, {}, "a part of imagenet"),
         ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "expected: data set imagenet"),
         ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
     ],
 )
 def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
-    broken: dict[str, Any], kept: dict[str, Any], told: str
+    broken: dict[str, Any], kept: dict[str, Any], message: str
 ) -> None:
     reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=broken)).reasons
     assert len(reasons) == 1
-    assert told in reasons[0]
+    assert message in reasons[0]
     assert apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=kept)).verdict == "VALID"
 
 
@@ -192,7 +192,7 @@ def test_a_pretrained_start_is_disclosed() -> None:
     assert "pretrained weights" in " ".join(apply_rules(preset("aiperf-v1"), pretrained).disclosures)
 
 
-def test_unmeasured_is_not_valid() -> None:
+def test_an_unmeasured_figure_is_not_valid() -> None:
     unmeasured: dict[str, Any] = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
     reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=unmeasured)).reasons
     assert "no precision was recorded" in " ".join(reasons)

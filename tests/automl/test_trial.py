@@ -1,4 +1,4 @@
-"""A trial trains what it was told, reports what it did, and every hyperparameter changes what is executed."""
+"""A trial trains its order, reports what it processed, and executes every hyperparameter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Notes:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return open_dataset(tiny_dataset(tmp_path_factory.mktemp("pictures")), tiny_network())
+    return open_dataset(tiny_dataset(tmp_path_factory.mktemp("images")), tiny_network())
 
 
 def order(hyperparameters: Hyperparameters = PLAIN, **changes: object) -> TrialOrder:
@@ -89,7 +89,7 @@ def test_a_trial_repeats_itself(data: Dataset) -> None:
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
-def test_a_trial_that_is_cut_reports_the_part_that_it_did(data: Dataset) -> None:
+def test_a_cut_trial_reports_the_part_that_it_trained(data: Dataset) -> None:
     result, _, notes = run(data, order(), stop_after=256 + 64 + 96)
     assert result.status == "cut"
     last = notes.epochs[-1]
@@ -142,7 +142,7 @@ def test_a_searched_batch_size_is_what_is_trained(data: Dataset) -> None:
     assert notes.epochs[0].steps == 4
 
 
-def test_a_batch_that_the_split_cannot_fill_is_never_cut_silently() -> None:
+def test_a_batch_larger_than_the_split_is_refused() -> None:
     with pytest.raises(DataError, match="a batch of 32 is larger than the training split of 31 images"):
         trial_settings(order(), images=31, world_size=1, threads=1)
 
@@ -171,7 +171,7 @@ def test_a_trial_that_diverges_is_recorded_as_such_with_the_part_that_it_trained
     assert part.trained_images == 32 * part.steps
 
 
-def test_a_trial_that_breaks_is_recorded_as_crashed(data: Dataset) -> None:
+def test_a_trial_that_raises_is_recorded_as_crashed(data: Dataset) -> None:
     broken = run(data, order(parent_network=tiny_network()), {"dense.weight": np.zeros((1, 1), np.float32)})[0]
     assert broken.status == "crashed"
     assert "KeyError" in broken.reason

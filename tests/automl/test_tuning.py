@@ -1,4 +1,4 @@
-"""One shared study that proposes, learns, survives and refuses strangers."""
+"""A study that runs can share: proposals, values, resuming, and refusal of other experiments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_hyperparameter_is_proposed_within_its_space(tmp_path: Path) -> No
     assert len({point.learning_rate for point in asked}) == 8
 
 
-def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
+def test_tpe_learns_from_reported_values(tmp_path: Path) -> None:
     one = tuner(tmp_path)
     asked = []
     for number in range(40):
@@ -58,7 +58,7 @@ def test_tpe_learns_from_what_it_is_told(tmp_path: Path) -> None:
     assert late < 0.7 * early
 
 
-def test_tpe_keeps_away_from_where_trials_diverged_and_ignores_those_that_crashed(tmp_path: Path) -> None:
+def test_tpe_avoids_where_trials_diverged_and_ignores_crashed_ones(tmp_path: Path) -> None:
     one = tuner(tmp_path, TuningConfig(kernel=(), learning_rate=(1e-3, 1e1)))
     asked = []
     for number in range(30):
@@ -77,7 +77,7 @@ def test_what_is_not_searched_stays_as_configured(tmp_path: Path) -> None:
     assert (point.batch_size, point.learning_rate, point.dropout) == (448, 0.1, None)
 
 
-def test_a_killed_run_finds_its_study_again_and_gives_up_what_was_running(tmp_path: Path) -> None:
+def test_a_killed_run_finds_its_study_again_and_abandons_running_trials(tmp_path: Path) -> None:
     first = tuner(tmp_path)
     first.ask(0)
     first.tell(0, 0.5)
@@ -89,7 +89,7 @@ def test_a_killed_run_finds_its_study_again_and_gives_up_what_was_running(tmp_pa
     second.tell(99, 0.1)
 
 
-def test_the_study_is_told_what_was_executed_where_that_is_not_what_it_asked_for(tmp_path: Path) -> None:
+def test_the_study_gets_executed_hyperparameters_where_they_differ_from_the_proposal(tmp_path: Path) -> None:
     one = tuner(tmp_path, TuningConfig(kernel=(3, 7), dropout=(0.0, 0.5)))
     executed = []
     for number, value in enumerate((0.5, 0.6, None)):
@@ -106,7 +106,7 @@ def shared(folder: Path, storage: str | None = None) -> TuningConfig:
     return SPACE.model_copy(update={"storage": storage or f"sqlite:///{folder / 'study.db'}", "study": "ours"})
 
 
-def test_two_runs_share_a_study_by_its_url_and_name_and_give_up_only_their_own_trials(tmp_path: Path) -> None:
+def test_two_runs_share_a_study_by_url_and_name_and_abandon_only_their_own_trials(tmp_path: Path) -> None:
     one, other = tuner(tmp_path, shared(tmp_path)), tuner(tmp_path, shared(tmp_path), run="two")
     one.ask(0)
     one.tell(0, 0.7)
@@ -119,7 +119,7 @@ def test_two_runs_share_a_study_by_its_url_and_name_and_give_up_only_their_own_t
     assert one.trials[1].value == 0.8
 
 
-def test_a_study_that_is_not_named_is_a_runs_own(tmp_path: Path) -> None:
+def test_a_study_without_a_name_is_not_shared(tmp_path: Path) -> None:
     alone = shared(tmp_path).model_copy(update={"study": None})
     tuner(tmp_path, alone).ask(0)
     assert tuner(tmp_path, alone, run="two").trials == []
@@ -183,7 +183,7 @@ def postgresql() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def test_a_study_lives_in_postgresql_by_its_url(tmp_path: Path, postgresql: str) -> None:
+def test_a_study_can_be_stored_in_postgresql(tmp_path: Path, postgresql: str) -> None:
     one, other = tuner(tmp_path, shared(tmp_path, postgresql)), tuner(tmp_path, shared(tmp_path, postgresql), run="two")
     for number in range(6):
         point = one.ask(number)
@@ -196,19 +196,19 @@ def test_a_study_lives_in_postgresql_by_its_url(tmp_path: Path, postgresql: str)
         tuner(tmp_path, shared(tmp_path, postgresql), experiment="other data")
 
 
-def test_a_server_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="cannot be opened") as caught:
         tuner(tmp_path, shared(tmp_path, "postgresql://me:secret@127.0.0.1:1/none?connect_timeout=2"))
     assert "secret" not in str(caught.value)
     assert "me:***@127.0.0.1" in str(caught.value)
 
 
-def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="cannot be opened"):
         tuner(tmp_path, TuningConfig(storage="nonsense://x"))
 
 
-def test_a_lock_that_a_killed_process_left_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_killed_process_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / f"{STUDY_FILE}.lock"
     lock.symlink_to(tmp_path / STUDY_FILE)
     locked: list[bool] = []

@@ -1,40 +1,113 @@
+"""The GPU benchmark at toy size on the CPU: every call's items, its state, its limits."""
+
 from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.gpu.energy import Samples, compare
+from benchmarks.gpu.items import CALLS
+
 ROOT = Path(__file__).parents[2]
+SAMPLE = {1: ["llama_7b"], 2: ["infer_eager_1", "infer_tensorrt_1"], 3: ["energy", "out_of_memory"]}
+"""Items that stand for their kinds in a quick run of the tests; the heavy test runs all."""
 
 
-def test_the_gpu_benchmark_measures_and_says_what_it_left_out(tmp_path: Path) -> None:
-    command = [str(ROOT / "benchmarks" / "gpu.sh"), "--tiny", "--only", "llama", "llama_giant"]
+def call(number: int, output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(number), "--output", str(output), *arguments]
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, "--output", str(tmp_path / "out")], env=environment, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run(command, env=environment, cwd=output.parent, capture_output=True, text=True, check=False)
+    path = output / f"call{number}.json"
+    return ended, json.loads(path.read_text()) if path.is_file() else {}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", SAMPLE)
+def test_a_call_measures_and_keeps_few_flat_files(number: int, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    ended, content = call(number, output, "--tiny", "--budget-s", "500", "--only", *SAMPLE[number])
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    content = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    measured, left_out = content["workloads"]
-    assert measured["state"] == "succeeded"
-    assert measured["settings"]["model.num_layers"] == 2
-    assert measured["steady"]["throughput"] > 0
-    assert measured["figures"]["throughput_whole"]["value"] > 0
-    assert measured["overhead"]["bare_step_ms"] > 0
-    assert all(figure.get("reason") for figure in measured["figures"].values() if figure.get("value") is None)
-    assert left_out["state"] == "skipped"
-    assert "GiB" in left_out["reason"]
-    assert "llama" in ended.stdout
+    assert {name for name, entry in content["items"].items() if entry["state"] != "left out"} == {
+        name for name in SAMPLE[number] if "tensorrt" not in name
+    }
+    kept = sorted(path.name for path in output.iterdir() if path.is_file())
+    assert kept == [f"call{number}.json", f"logs{number}.tar.gz"]
+    with tarfile.open(output / f"logs{number}.tar.gz") as archive:
+        assert any(name.endswith("stderr.txt") for name in archive.getnames())
+
+
+@pytest.mark.timeout(600)
+def test_what_was_measured_is_not_measured_again_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    ended, first = call(1, output, "--tiny", "--budget-s", "300", "--only", "llama_7b")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    entry = first["items"]["llama_7b"]
+    assert entry["rounds"][0]["steady"]["units_per_s"] > 0
+    assert "OPEN" in entry["verdict"] or "INVALID" in entry["verdict"]
+    ended, second = call(1, output, "--tiny", "--budget-s", "2", "--only", "llama_7b", "probe")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert second["items"]["llama_7b"] == entry
+    assert second["items"]["probe"]["state"] == "left out"
+    assert "call again" in second["items"]["probe"]["reason"]
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif("ACCELMARK_HEAVY_TESTS" not in os.environ, reason="takes half an hour; set ACCELMARK_HEAVY_TESTS")
+@pytest.mark.parametrize("number", CALLS)
+def test_every_item_of_every_call_runs_on_the_cpu(number: int, tmp_path: Path) -> None:
+    ended, content = call(number, tmp_path / "out", "--tiny", "--budget-s", "2500")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    states = {name: entry["state"] for name, entry in content["items"].items()}
+    assert set(states) == {item.name for item in CALLS[number]}
+    left_out = {name for name, state in states.items() if state == "left out"}
+    assert left_out <= {"resnet_mini_jax", "infer_tensorrt_1", "infer_tensorrt_32", "infer_tensorrt_256"}
+
+
+def test_wheels_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    info = "toy_wheel-1.0.dist-info"
+    with zipfile.ZipFile(wheels / "toy_wheel-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("sitecustomize.py", "import sys; print('from the wheel', file=sys.stderr)\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: toy-wheel\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    ended, _ = call(1, tmp_path / "out", "--tiny", "--wheels", str(wheels), "--only", "none")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "from the wheel" in ended.stderr
 
 
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="there is an accelerator here")
 def test_without_an_accelerator_it_says_so(tmp_path: Path) -> None:
-    command = [str(ROOT / "benchmarks" / "gpu.sh"), "--output", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended, _ = call(1, tmp_path / "out")
     assert ended.returncode == 2
     assert "No accelerator was found here" in ended.stdout
+
+
+def test_calls_fit_into_eight_minutes_item_by_item() -> None:
+    names = [item.name for items in CALLS.values() for item in items]
+    assert len(names) == len(set(names))
+    assert all(item.about_s <= 240 for items in CALLS.values() for item in items)
+
+
+def test_trapezoids_over_sparse_samples_miss_short_loads_and_the_counter_does_not() -> None:
+    samples = Samples()
+    energy = 0.0
+    for tick in range(1200):
+        power = 700.0 if tick % 20 < 10 else 100.0  # 0.5 s busy, 0.5 s idle
+        samples.time_s.append(tick * 0.05)
+        samples.power_w.append(power)
+        samples.counter_j.append(energy)
+        energy += power * 0.05
+    found = compare(samples)
+    assert found["counter_j"] == pytest.approx(400 * 0.05 * 1199, rel=0.01)
+    assert abs(found["relative_error"]["0.1"]) < 0.05
+    assert found["relative_error"]["1.0"] > 0.5

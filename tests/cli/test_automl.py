@@ -22,38 +22,38 @@ from accelmark.spec.errors import AccelmarkError, DataError, RequestError, SpecE
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
-def said(*words: str) -> str:
+def output_of(*words: str) -> str:
     outcome = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert outcome.exit_code == 0, outcome.output
     return outcome.stdout
 
 
 def test_resnet50_is_counted_as_aiperf_publishes_it() -> None:
-    counted = json.loads(said("count", "resnet50", "--mode", "aiperf-v1", "--json"))
+    counted = json.loads(output_of("count", "resnet50", "--mode", "aiperf-v1", "--json"))
     assert (counted["forward"], counted["backward"]) == (7_806_583_495, 15_246_874_820)
-    assert "7,806,583,495" in said("count", "resnet50", "--mode", "aiperf-v1")
+    assert "7,806,583,495" in output_of("count", "resnet50", "--mode", "aiperf-v1")
 
 
 def test_any_network_file_is_counted_layer_by_layer(tmp_path: Path) -> None:
     path = tmp_path / "net.json"
     path.write_text(small().to_json())
-    counted = json.loads(said("count", str(path), "--layers", "--json"))
+    counted = json.loads(output_of("count", str(path), "--layers", "--json"))
     assert counted["mode"] == "accelmark"
     assert sum(layer["forward"] for layer in counted["layers"]) == counted["forward"]
 
 
-def test_a_wrong_mode_or_network_is_told() -> None:
+def test_a_wrong_mode_or_network_is_reported() -> None:
     with pytest.raises(RequestError, match="did you mean 'aiperf-v1'"):
-        said("count", "resnet50", "--mode", "aiperf")
+        output_of("count", "resnet50", "--mode", "aiperf")
     with pytest.raises(RequestError, match="did you mean 'resnet50'"):
-        said("count", "resnet-50")
+        output_of("count", "resnet-50")
 
 
-def test_an_impossible_network_file_is_told_with_all_its_problems(tmp_path: Path) -> None:
+def test_an_invalid_network_file_is_reported_with_all_its_problems(tmp_path: Path) -> None:
     path = tmp_path / "net.json"
     path.write_text(resnet50().to_json().replace('"classes": 1000', '"classes": 10').replace('"pool"', '"pol"', 1))
     with pytest.raises(SpecError) as caught:
-        said("count", str(path))
+        output_of("count", str(path))
     assert len(caught.value.problems) >= 2
 
 
@@ -91,13 +91,13 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
     }
     path = tmp_path / "search.yaml"
     path.write_text(json.dumps(config))
-    printed = json.loads(said("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
+    printed = json.loads(output_of("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs")))
     assert printed["schedule"]["max_trials"] == 5
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ({"network": "shapes.json"}, r"a window of 99x99 does not fit into 12x12"),
         ({"network": "classes.json"}, r"has classes 0 to 3, network 'tiny' has 7 classes"),
@@ -121,7 +121,7 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
     ],
 )
 def test_a_wrong_request_is_one_message_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, object], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, object], message: str
 ) -> None:
     monkeypatch.setattr(session, "RayPool", lambda *_, **__: pytest.fail("Ray was started"))
     (tmp_path / "net.json").write_text(tiny_network().to_json())
@@ -142,12 +142,12 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
     path = tmp_path / "search.json"
     path.write_text(json.dumps(request | broken))
     for dry in ((), ("--dry-run",)):
-        with pytest.raises(AccelmarkError, match=told):
-            said("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
+        with pytest.raises(AccelmarkError, match=message):
+            output_of("run", "-c", str(path), "--runs", str(tmp_path / "runs"), *dry)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_refuses_more_trials_than_cores_and_says_what_only_a_start_can_tell(
+def test_a_dry_run_refuses_more_trials_than_cores_and_lists_what_it_cannot_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "default_vendor", lambda: "cpu")  # as on a machine without accelerators
@@ -164,24 +164,24 @@ def test_a_dry_run_refuses_more_trials_than_cores_and_says_what_only_a_start_can
     path = tmp_path / "search.json"
     path.write_text(json.dumps(request))
     with pytest.raises(RequestError, match=r"4096 concurrent trials .* processor cores"):
-        said("run", "-c", str(path), "--dry-run")
+        output_of("run", "-c", str(path), "--dry-run")
     path.write_text(json.dumps(request | {"cluster": {"kind": "address", "address": "192.0.2.1:1"}}))
-    told = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"], catch_exceptions=False).stderr
-    assert "not checked: the cluster" in told
-    assert "not checked: the study" in told
+    message = CliRunner().invoke(app, ["run", "-c", str(path), "--dry-run"], catch_exceptions=False).stderr
+    assert "not checked: the cluster" in message
+    assert "not checked: the study" in message
     assert not (tmp_path / "study.db").exists()
 
 
-def test_data_given_on_the_command_line_win_over_the_configurations_folders(tmp_path: Path) -> None:
+def test_data_on_the_command_line_override_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     path.write_text(
         "trialConcurrency: 1\ntrial:\n command: python3 x.py --train_data_dir /a/train --val_data_dir /a/val\n"
     )
     with pytest.raises(DataError, match=rf"{tmp_path}/other/train: a split is missing"):
-        said("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
+        output_of("run", "-c", str(path), "--data", str(tmp_path / "other"), "--dry-run")
 
 
-def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_search_is_reported(tmp_path: Path) -> None:
     for verb in ("status", "stop", "report", "verify", "resume"):
         with pytest.raises(RequestError, match="there is no search"):
-            said(verb, "nothing", "--runs", str(tmp_path))
+            output_of(verb, "nothing", "--runs", str(tmp_path))

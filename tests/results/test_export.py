@@ -34,7 +34,7 @@ def test_tensorboard_reads_the_curves_figures_and_settings_back(tmp_path: Path) 
     mfu = result.figures["mfu"].value  # type: ignore[index]
     assert read.Scalars("figures/mfu")[0].value == pytest.approx(mfu, rel=1e-6)
     assert b"batch_size" in read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
-    with pytest.raises(RequestError, match="written before"):
+    with pytest.raises(RequestError, match="already exists"):
         to_tensorboard(run, tmp_path / "tb")
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_answer_is_told_before_mlflow_tries_for_minutes(t
         port = closed.getsockname()[1]
         with pytest.raises(RunError, match=rf"MLflow at http://127.0.0.1:{port}: does not answer: .*refused"):
             to_mlflow(run, f"http://me:secret@127.0.0.1:{port}")
-    with pytest.raises(RequestError, match="is no address"):
+    with pytest.raises(RequestError, match="is not a valid URI"):
         to_mlflow(run, "http://[")
 
 
@@ -78,7 +78,7 @@ def test_a_finished_run_has_no_live_telemetry_and_says_so(tmp_path: Path) -> Non
     app.command()(export)
     done = CliRunner().invoke(app, [str(loaded(tmp_path / "run", rounds=1).path), "--prometheus"])
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "no live telemetry: its records have ended or are old" in done.stderr
+    assert "no live telemetry: its telemetry has ended" in done.stderr
 
 
 def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(export)
     run = loaded(tmp_path / "run", rounds=1)
-    with pytest.raises(RequestError, match="say where to"):
+    with pytest.raises(RequestError, match="choose a format"):
         CliRunner().invoke(app, [str(run.path)], catch_exceptions=False)
     done = CliRunner().invoke(app, [str(run.path), "--tensorboard", str(tmp_path / "tb"), "--json"])
     assert json.loads(done.stdout)["tensorboard"][0].endswith("run/toy-pytorch-X1x1x1/round1")

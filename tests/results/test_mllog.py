@@ -98,7 +98,7 @@ def test_a_run_that_did_not_finish_has_none(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for log in run.rglob("rank0.out.log"):
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
-    with pytest.raises(RunError, match="nothing for MLLOG"):
+    with pytest.raises(RunError, match="nothing to export as MLLOG"):
         write_mllog(run)
 
 

@@ -18,7 +18,6 @@ from tests.run.test_session import done, drive, statuses
 
 DECLARATION = """\
 name: nice
-description: processes on this machine at a lower priority
 is_localhost: true
 run_files: [nice.level]
 """
@@ -97,7 +96,7 @@ def test_problems_of_a_cluster_file_and_of_its_launchers_settings_are_reported_t
 
 
 def test_a_declaration_that_is_wrong_is_reported(nice: Path) -> None:
-    (nice / "launcher.yaml").write_text("name: other\ndescription: x\n")
+    (nice / "launcher.yaml").write_text("name: other\n")
     with pytest.raises(SpecError, match=r"launcher\.yaml: name: is 'other', but the folder is 'nice'"):
         load_launcher("nice")
 

@@ -17,9 +17,11 @@ from accelmark.run.preflight.facts import (
     cluster_problems,
     device_problems,
     host_problems,
+    requirement_problems,
 )
 from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.requirements import Need
 from tests.run.fakes import make_plan
 
 WORK = "/var/tmp/accelmark"
@@ -58,6 +60,21 @@ def test_a_good_host_has_no_problem() -> None:
 )
 def test_problems_of_a_host_are_errors(changed: dict[str, object], what: str) -> None:
     assert whats(host_problems("a", facts(**changed), CLUSTER, 0.0, WORK), "error") == [what]
+
+
+def test_missing_packages_are_one_problem_with_the_command_that_installs_them() -> None:
+    needs = [
+        Need(requirement="torch>=2.6", needed_by="framework pytorch"),
+        Need(requirement="transformers>=5.0", needed_by="case bert"),
+        Need(requirement="safetensors", needed_by="case bert"),
+    ]
+    there = facts(versions={"torch": "2.4.0+cpu", "transformers": None, "safetensors": None})
+    (problem,) = requirement_problems("a", there, needs, installed=["safetensors"])
+    assert problem.what == (
+        "framework pytorch needs torch>=2.6, but 2.4.0+cpu is installed; "
+        "case bert needs transformers>=5.0, which is not installed"
+    )
+    assert problem.hint == "/usr/bin/python3 -m pip install 'torch>=2.6' 'transformers>=5.0'"
 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:

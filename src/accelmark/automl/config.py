@@ -178,10 +178,12 @@ class SshCluster(Section):
     head_address: str | None = None
     """Address of this machine for the hosts; None: the source address of a route to the first host."""
     python: str = "python3"
-    """The hosts' Python interpreter, in whose environment Ray and this package are installed."""
+    """The hosts' Python interpreter, in whose environment Ray and PyTorch are installed."""
     port: Annotated[int, Field(ge=1, le=65535)] = 6379
     ssh_config: Path | None = None
-    """Configuration file of the SSH client; None: the user's own."""
+    """Configuration file of OpenSSH's client; None: ``~/.ssh/config``."""
+    work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108
+    """Where AccelMark is delivered to on the hosts."""
 
 
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]

@@ -276,6 +276,8 @@ def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
 def _print_settings(job: PlannedJob) -> None:
     for name, place in job.job.data_dirs.items():
         typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (will be fetched)"))
+    for need in job.requires:
+        typer.echo(f"  requires {need.requirement} ({need.needed_by})")
     for file in job.layer_files:
         typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
     width = max(map(len, job.job.provenance), default=0)

@@ -23,14 +23,11 @@ def view(
 ) -> None:
     """Show the runs below a directory in a browser: read-only, by default to this machine only."""
     from accelmark.spec.errors import RequestError
+    from accelmark.spec.requirements import require
 
-    try:
-        from accelmark.report.view.access import Access, is_loopback, read_or_create_token
-        from accelmark.report.view.app import listen, make_app, server_for
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise RequestError(f"the web pages need {error.name}: pip install 'accelmark[view]'") from error
+    require("accelmark view", "accelmark[view]")
+    from accelmark.report.view.access import Access, is_loopback, read_or_create_token
+    from accelmark.report.view.app import listen, make_app, server_for
     from accelmark.report.view.index import RunIndex
 
     if token_file is None and not is_loopback(host):

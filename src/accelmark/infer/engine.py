@@ -59,6 +59,8 @@ class Engine(ABC):
 
     reads: ClassVar[Literal["onnx", "model"]] = "onnx"
     """Input of the compiler."""
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Packages that it needs, as literals: they are read without importing the file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether another batch size is compiled again; a queue then pads its batches."""

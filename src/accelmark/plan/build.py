@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
 import accelmark
-from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.adaptation import REQUIREMENTS_FILE, adaptation_files
 from accelmark.plan.cluster import host_problems
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.layering import Capabilities
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
 from accelmark.plan.training import plan_training
-from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_vendor, tree_hash
+from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_framework, load_vendor, tree_hash
 from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.inference.engines import known_engines
+from accelmark.spec.inference.engines import engine_file, known_engines
 from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
 from accelmark.spec.launcher import LauncherSpec, load_launcher
+from accelmark.spec.requirements import Need, engine_requirements, requirement_names
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.vendor import Chip, VendorSpec
 
@@ -165,15 +166,29 @@ class _Planner:
         self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
         first = self._job(asked, planned, chip)
         nodes = _nodes(first, self.cluster)
+        requires, installs = tuple(self._needs(asked, planned, first.framework)), _installed_for_ranks(asked)
         self.jobs += [
             PlannedJob(
                 directory=f"{planned.directory}/round{number}",
                 job=first.model_copy(update={"round": number, "work": planned.work.for_round(number)}),
+                requires=requires,
+                installs=installs,
                 layer_files=planned.layer_files,
                 nodes=nodes,
             )
             for number in range(1, key.repeat + 1)
         ]
+
+    def _needs(self, asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
+        """Yield the packages that case, framework and work need."""
+        declared = {f"case {asked.key.model}": asked.case.requires}
+        declared[f"framework {framework}"] = load_framework(framework).requires
+        if planned.engine is not None:
+            files = (engine_file(folder, planned.engine) for folder in (None, self.vendor_folder.path))
+            found = (engine_requirements(file) for file in files if file is not None)
+            declared[f"engine {planned.engine}"] = tuple(one for each in found for one in each)
+        for needed_by, requirements in (declared | dict(planned.requires)).items():
+            yield from (Need(requirement=one, needed_by=needed_by) for one in requirements)
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return what the device is capable of: by its entry in ``vendor.yaml``, and as found on this machine."""
@@ -254,6 +269,15 @@ class _Planner:
         if problems:
             raise SpecError(problems)
         self.planned[directory] = written
+
+
+def _installed_for_ranks(asked: KeyRequest) -> tuple[str, ...]:
+    """Return the packages of the ``requirements.txt`` of the adaptation, else of the case."""
+    for folder in (asked.adaptation, asked.folder.path):
+        file = folder / REQUIREMENTS_FILE
+        if file.is_file():
+            return tuple(requirement_names(file))
+    return ()
 
 
 def _names(chip: Chip) -> tuple[str, str]:

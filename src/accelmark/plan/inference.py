@@ -42,6 +42,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         data_dirs=data_dirs,
         provenance=resolved.provenance,
         layer_files=files,
+        requires={"scenarios": ("mlcommons-loadgen>=5.1",)} if settings.scenarios else {},
         engine=settings.compiler,
         warnings=(*notes, *warnings),
     )

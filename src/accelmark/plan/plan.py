@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
+from accelmark.spec.requirements import Need
 
 
 class PlannedNode(Spec):
@@ -38,6 +39,10 @@ class PlannedJob(Spec):
     directory: str
     """``<key slug>/round<N>``, relative to the run directory."""
     job: JobSpec
+    requires: tuple[Need, ...] = ()
+    """Packages that the ranks need."""
+    installs: tuple[str, ...] = ()
+    """Packages that are installed for the ranks before they start."""
     layer_files: tuple[LayerFile, ...] = ()
     """The vendor's configuration files for the case."""
     nodes: tuple[PlannedNode, ...]

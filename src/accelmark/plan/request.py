@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -66,6 +66,8 @@ class PlannedWork:
     data_dirs: Mapping[str, Path]
     provenance: Mapping[str, Provenance]
     layer_files: tuple[LayerFile, ...] = ()
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What needs packages (``trainer torchtitan``) -> their requirements."""
     engine: str | None = None
     """Name of the inference engine, where one is used."""
     warnings: tuple[str, ...] = ()

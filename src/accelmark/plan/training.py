@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
 from accelmark.spec.case import TrainCaseSpec
-from accelmark.spec.catalog import folders, load_case, load_trainer
+from accelmark.spec.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.settings import TrainSettings
@@ -32,6 +32,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     base = Layer.of(request.case_file, train.settings)
     resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
     settings = resolved.settings
+    if trainer is None:
+        _check_settings(key.framework, resolved)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
@@ -49,8 +51,23 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
+        requires={} if trainer is None else {f"trainer {trainer.name}": trainer.requires},
         warnings=() if trainer is None else _check_trainer(request, trainer, resolved),
     )
+
+
+def _check_settings(framework: str, resolved: Resolved[TrainSettings]) -> None:
+    """Raise SpecError for each combination of settings that the framework refuses."""
+    provenance = resolved.provenance
+    problems = [
+        Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
+        for refused in load_framework(framework).refused_settings
+        if refused.applies(lambda key: provenance[key].value)
+        for key in refused.when
+        if provenance[key].layer != "default"
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def _training_side(request: KeyRequest) -> TrainCaseSpec:

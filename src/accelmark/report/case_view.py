@@ -327,6 +327,8 @@ def _environment(result: RoundResult) -> Iterable[tuple[str, str]]:
             yield title, f"{value:,}" if isinstance(value, int) else str(value)
     hooks = started.get("hooks") or {}
     yield "Vendor hooks", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
+    if compiled := result.environment.compiled:
+        yield "Compiled", f"{compiled['graphs']} graphs, {compiled['graph_breaks']} graph breaks"
     libraries = started.get("library_versions") or {}
     if libraries:
         yield "Libraries", ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))

@@ -62,6 +62,8 @@ class Environment(Spec):
     """``sys_info.json`` of each host."""
     started: dict[str, Any] = Field(default_factory=dict)
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
+    compiled: dict[str, int] = Field(default_factory=dict)
+    """``COMPILED`` of rank 0: graphs and graph breaks; empty where nothing was to be compiled."""
     inspected: dict[str, Any] = Field(default_factory=dict)
     """``INSPECTED`` merged over all ranks; empty where there was no vendor code to inspect."""
 

@@ -69,6 +69,8 @@ class CaseSpec(Spec):
     """``mini`` runs on two CPU cores in minutes; ``standard`` wants an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
+    requires: tuple[str, ...] = ()
+    """Packages that it needs, besides those of its framework, as requirements."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
 

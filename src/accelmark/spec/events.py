@@ -42,6 +42,7 @@ class Event(StrEnum):
     FORWARD = "FORWARD"
     REPEAT_CHECK = "REPEAT_CHECK"
     INSPECTED = "INSPECTED"
+    COMPILED = "COMPILED"
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
     SCENARIO = "SCENARIO"
@@ -72,6 +73,9 @@ class StepWindow(Spec):
     """Waiting for each step's batches."""
     wall_ms: float
     """From the window's opening to its closing, evaluation left out."""
+    span_ms: float | None = None
+    """From the start of the window's first step to the end of its last, by the clock of ``step_ms``: gaps between steps
+    included. Unlike ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
 
 
 class Evaluation(Spec):
@@ -225,3 +229,12 @@ class Replayed(Spec):
     """Loss of each step on this rank."""
     update_norms: tuple[float | None, ...]
     """Euclidean norm of each step's change of all trainable parameters; of this rank's shards where sharded."""
+
+
+class Compiled(Spec):
+    """The value of ``COMPILED``: what the framework's compiler made of the model."""
+
+    graphs: int
+    """Graphs that were compiled; blocks of the same structure share one."""
+    graph_breaks: int
+    """Places where compiled code returns to the interpreter."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Final, Literal, Protocol, Self, final
 
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
 from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -18,6 +19,22 @@ LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
 """Module of a framework's folder that trains; imported by ranks only."""
+
+
+class RefusedSettings(Spec):
+    """Training settings that do not work together in a framework."""
+
+    when: dict[str, Scalar] = Field(min_length=1)
+    """Dotted setting -> value; all have to match."""
+    unless: dict[str, Scalar] = Field(default_factory=dict)
+    """Dotted setting -> value; one that matches lifts the refusal."""
+    reason: str
+    """What goes wrong, and what to set instead."""
+
+    def applies(self, value_of: Callable[[str], object]) -> bool:
+        """Whether settings with these values are refused."""
+        matches = all(value_of(key) == value for key, value in self.when.items())
+        return matches and not any(value_of(key) == value for key, value in self.unless.items())
 
 
 class FrameworkSpec(Spec):
@@ -47,6 +64,8 @@ class FrameworkSpec(Spec):
     caches: dict[str, str] = Field(default_factory=dict)
     """Variable -> subdirectory of the node directory in which the framework keeps what it compiles. Each round starts
     with empty caches; a variable that is set already is left alone."""
+    refused_settings: tuple[RefusedSettings, ...] = ()
+    """Combinations of settings that are refused when a run is planned."""
     requires: tuple[str, ...] = ()
     """Requirements to install the framework for AccelMark (``accelmark[torch]``)."""
 

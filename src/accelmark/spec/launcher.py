@@ -23,7 +23,6 @@ class LauncherSpec(Spec):
     """What planning, preflight and reports have to know about a launcher."""
 
     name: str
-    description: str
     is_localhost: bool = False
     """Every job runs on the machine of the coordinator, so a cluster has one host."""
     shares_filesystem: bool = True

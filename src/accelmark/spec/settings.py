@@ -20,6 +20,11 @@ def _off(given: object) -> object:
     return "off" if given is False else given
 
 
+def _checkpointing(given: object) -> object:
+    """Read a truth value, as settings had before there was a choice."""
+    return {True: "full", False: "off"}[given] if isinstance(given, bool) else given
+
+
 class OptimizerSettings(Spec):
     """The optimizer; which of the numbers it reads depends on its name."""
 
@@ -114,7 +119,9 @@ class TrainSettings(Spec):
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
     """Mode of the framework's compiler. A host that cannot compile trains without it, with a warning."""
     channels_last: bool = False
-    activation_checkpointing: bool = False
+    activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
+    """What the backward pass recomputes of each block: ``full`` all of it; ``selective`` all but matrix products and
+    attention, whose outputs are kept. ``true`` and ``false`` mean ``full`` and ``off``."""
     gradient_clip_norm: PositiveFloat | None = None
     seed: int = Field(default=1, ge=0)
     """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives its own."""

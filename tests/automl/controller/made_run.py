@@ -1,4 +1,4 @@
-"""An honest run of two trials that never ran: every line of its journal made up, so that any can be changed."""
+"""A consistent synthetic search of two trials, whose journal tests can change line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that runs already, reached by its address: a real Ray head that the test starts, and that goes on after."""
+"""Searches on a running Ray cluster, which continues afterwards."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def asked(search: Search, address: str, concurrency: int = CORES) -> tuple[int, 
     return search.finish(search.begin("run", "-c", str(path), "--json", environment={"RAY_AUTH_TOKEN": TOKEN}))
 
 
-def test_a_search_runs_on_a_cluster_by_its_address_and_leaves_it_as_it_was(
+def test_a_search_runs_on_a_running_cluster_and_leaves_it_running(
     search: Search, head: tuple[str, psutil.Process]
 ) -> None:
     code, out, err = asked(search, head[0])
@@ -95,7 +95,7 @@ def test_more_workers_than_the_cluster_has_is_refused(search: Search, head: tupl
     assert not (search.folder / "runs").exists()
 
 
-def test_an_address_where_nothing_answers_is_told(search: Search) -> None:
+def test_an_address_without_a_cluster_is_reported(search: Search) -> None:
     address = f"127.0.0.1:{free_port()}"
     code, _, err = asked(search, address)
     assert code == 1

@@ -19,7 +19,7 @@ from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring.summary import summarise, verify_search
 from accelmark.automl.search import population
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.automl.workers.pool import ThreadPool
+from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError
@@ -75,7 +75,7 @@ def test_a_search_runs_its_rounds_to_the_last_trial(finished: SearchDirectory) -
         assert record.trained_images == 256 * record.epochs_planned
 
 
-def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(
+def test_its_figures_can_be_verified_and_a_changed_journal_is_detected(
     finished: SearchDirectory, tmp_path: Path
 ) -> None:
     assert verify_search(finished).verdict == "VALID"
@@ -83,9 +83,9 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(
         (tmp_path / name).write_text((finished.path / name).read_text())
     journal = tmp_path / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"trained_images":256', '"trained_images":9256'))
-    told = verify_search(SearchDirectory(tmp_path))
-    assert told.verdict == "INVALID"
-    assert "more than its steps hold" in " ".join(told.reasons)
+    message = verify_search(SearchDirectory(tmp_path))
+    assert message.verdict == "INVALID"
+    assert "more than its steps hold" in " ".join(message.reasons)
     journal.write_text(
         (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
     )
@@ -93,14 +93,14 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_found_out(
 
 
 @pytest.mark.parametrize(
-    ("searchers", "told"),
+    ("searchers", "message"),
     [
         ("bayesian", "its parent with its morphs applied"),
         ("hyperparameters", "its previous form with the hyperparameters of its trial"),
     ],
 )
-def test_a_network_that_was_put_in_is_found_out_where_parents_were_tuned_too(
-    finished: SearchDirectory, tmp_path: Path, searchers: str, told: str
+def test_an_inserted_network_is_detected_also_where_parents_were_tuned(
+    finished: SearchDirectory, tmp_path: Path, searchers: str, message: str
 ) -> None:
     tuned = {record.individual for record in finished.state().trials.values() if record.tuned}
     for name in ("automl.json", "network.json"):
@@ -113,10 +113,10 @@ def test_a_network_that_was_put_in_is_found_out_where_parents_were_tuned_too(
                 event, forged = event.model_copy(update={"individual": other}), forged + 1
             journal.write(event)
     assert forged
-    assert told in " ".join(verify_search(SearchDirectory(tmp_path)).reasons)
+    assert message in " ".join(verify_search(SearchDirectory(tmp_path)).reasons)
 
 
-def test_its_report_stands_alone_and_shows_every_network(finished: SearchDirectory) -> None:
+def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDirectory) -> None:
     written = write_report(finished, logs=True)
     assert [path.name for path in written] == [
         "report.html", "report.json", "report.csv", "trials.csv", "logs.tar.gz",
@@ -140,7 +140,7 @@ def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_pat
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_trials_that_diverge_are_recorded_as_such_and_not_tried_again(tmp_path: Path) -> None:
+def test_diverged_trials_are_recorded_and_not_retried(tmp_path: Path) -> None:
     schedule = ScheduleConfig(concurrency=1, max_trials=2, round_epochs=(1,), max_attempts=2)
     wanted = config(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
     run = new_run(tmp_path, wanted)
@@ -177,9 +177,7 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
     assert reason.startswith("no trial finished")
 
 
-def test_a_searched_kernel_that_breaks_the_limits_is_not_executed_and_the_search_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proposed_kernel_above_the_limits_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bound = round(1.5 * count(tiny_network(), "accelmark").matrix_forward)
     wanted = config(
         tmp_path,
@@ -205,9 +203,7 @@ def test_a_searched_kernel_that_breaks_the_limits_is_not_executed_and_the_search
     assert "all its trials are done" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_search_whose_networks_cannot_grow_any_more_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_without_allowed_morphs_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = config(
         tmp_path,
         ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=None),
@@ -219,7 +215,7 @@ def test_a_search_whose_networks_cannot_grow_any_more_says_so(
     assert "no network within its limits" in " ".join(capsys.readouterr().out.split())
 
 
-def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None:
+def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
     wanted = config(
         tmp_path,
         ScheduleConfig(concurrency=1, max_trials=3, round_epochs=(1,), tuning_round=None),
@@ -231,7 +227,7 @@ def test_training_the_seed_longer_carries_its_weights_on(tmp_path: Path) -> None
     assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
 
 
-def test_only_weights_that_may_be_asked_for_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_weights_that_may_be_needed_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(population, "BEST_PARENTS", 1)
     monkeypatch.setattr(population, "LATEST_PARENTS", 1)
     wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
@@ -263,7 +259,7 @@ def test_a_search_is_held_by_one_controller_at_a_time(finished: SearchDirectory)
     assert not finished.is_running()
 
 
-def test_a_line_that_a_kill_tore_is_left_out_and_a_broken_one_is_told(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.write(Note(clock_s=1.0, text="whole"))
     path = tmp_path / "journal.jsonl"

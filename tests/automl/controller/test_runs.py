@@ -1,4 +1,4 @@
-"""Real searches on real Ray workers: they end, survive being killed, and never call a failure finished."""
+"""Searches on Ray workers: they end, resume after a kill, and retry failed trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def search(tmp_path: Path) -> Iterator[Search]:
     made.end()
 
 
-def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(search: Search) -> None:
+def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: Search) -> None:
     schedule = {"concurrency": 2, "max_trials": 5, "round_epochs": [3], "tuning_round": 2}
     search.begin("run", "-c", str(search.configure(schedule=schedule)))
     search.wait_for(lambda: search.epochs() >= 3)
@@ -56,7 +56,7 @@ def test_a_killed_search_goes_on_to_its_last_trial_and_its_score_stays_right(sea
     assert search.finish(search.begin("verify", "latest"))[0] == 0
 
 
-def test_workers_that_die_or_hang_are_recorded_as_such_and_their_trials_tried_again(search: Search) -> None:
+def test_trials_of_lost_and_stalled_workers_are_retried(search: Search) -> None:
     schedule = {"concurrency": 2, "max_trials": 2, "round_epochs": [60], "early_stop": False}
     training = {"batch_size": 32, "learning_rate": 0.01, "stall": "8s"}
     search.begin("run", "-c", str(search.configure(schedule=schedule, training=training)), "--json")

@@ -1,4 +1,4 @@
-"""What a journal comes to: the clock of the score over attempts that failed, and lines that contradict those before."""
+"""The state computed from a journal: time of failed attempts, and lines that contradict earlier ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEv
     return TrialEvent(trial=trial(0, started_s, ended_s).model_copy(update={"individual": 0} | changes))
 
 
-def test_a_lost_first_attempt_is_time_spent_and_no_work_done() -> None:
+def test_a_lost_first_attempt_counts_time_and_no_operations() -> None:
     events: list[Event] = [
         *begun(),
         tried(0.0, 13.0, status="lost"),
@@ -52,7 +52,7 @@ def test_a_lost_first_attempt_is_time_spent_and_no_work_done() -> None:
     assert [point.time_s for point in board.series(30.0)] == [30.0, 60.0, 63.0]
 
 
-def test_a_last_trial_that_diverged_is_time_spent_and_no_work_done() -> None:
+def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
     events: list[Event] = [
         *begun(),
         tried(0.0, 20.0),
@@ -66,7 +66,7 @@ def test_a_last_trial_that_diverged_is_time_spent_and_no_work_done() -> None:
     assert board.final().search_error == pytest.approx(0.2)
 
 
-def test_a_run_whose_trials_all_failed_lasted_and_scored_nothing() -> None:
+def test_a_run_without_successful_trials_has_a_duration_and_no_score() -> None:
     events: list[Event] = [
         *begun(),
         tried(0.0, 21.0, status="diverged"),
@@ -77,7 +77,7 @@ def test_a_run_whose_trials_all_failed_lasted_and_scored_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stray", "told"),
+    ("stray", "message"),
     [
         (EpochEvent(epoch=epoch(99, 0.0, 1.0, 0.5)), "an epoch of trial 99, attempt 1"),
         (EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5, attempt=2)), "an epoch of trial 0, attempt 2"),
@@ -87,14 +87,14 @@ def test_a_run_whose_trials_all_failed_lasted_and_scored_nothing() -> None:
         (Proposed(individual=Individual(id=3, network=tiny_network()), searcher="random"), "network 3, but only 1"),
     ],
 )
-def test_an_event_of_what_no_line_before_it_tells_is_refused_with_its_line(stray: Event, told: str) -> None:
+def test_an_event_about_an_unknown_trial_or_network_is_refused_with_its_line(stray: Event, message: str) -> None:
     events = [*begun(), tried(0.0, 1.0), stray]
-    with pytest.raises(JournalError, match=f"line 4 .*{told}"):
+    with pytest.raises(JournalError, match=f"line 4 .*{message}"):
         SearchState.of(events)
 
 
 @pytest.mark.parametrize(
-    ("was", "forged", "told"),
+    ("was", "forged", "message"),
     [
         ('"validation_accuracy":0.5', '"validation_accuracy":1.5', "validation_accuracy: Input should be less"),
         ('"validation_accuracy":0.5', '"validation_accuracy":NaN', "validation_accuracy: Input should be a finite"),
@@ -103,7 +103,7 @@ def test_an_event_of_what_no_line_before_it_tells_is_refused_with_its_line(stray
         ('"held_out_accuracy":0.25', '"held_out_accuracy":1.7', "held_out_accuracy: Input should be less"),
     ],
 )
-def test_a_figure_that_cannot_be_is_refused_with_its_line(tmp_path: Path, was: str, forged: str, told: str) -> None:
+def test_an_impossible_figure_is_refused_with_its_line(tmp_path: Path, was: str, forged: str, message: str) -> None:
     with Journal(tmp_path) as journal:
         journal.write(tried(0.0, 2.0, held_out_accuracy=0.25))
         journal.write(EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5)))
@@ -111,5 +111,5 @@ def test_a_figure_that_cannot_be_is_refused_with_its_line(tmp_path: Path, was: s
     assert len(read_journal(tmp_path)) == 2
     assert was in path.read_text()
     path.write_text(path.read_text().replace(was, forged))
-    with pytest.raises(JournalError, match=f"line [12] is not a valid event: .*{told}"):
+    with pytest.raises(JournalError, match=f"line [12] is not a valid event: .*{message}"):
         read_journal(tmp_path)

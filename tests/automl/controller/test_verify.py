@@ -1,4 +1,4 @@
-"""A journal that was made up or changed contradicts its data, its clock or what was asked for, and is found out."""
+"""Changed journals contradict their data, clock or configuration and are detected."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def after_the_last_proposal(lines: Lines) -> None:
     lines[:] = [line for line in lines if not (line["event"] == "epoch" and line["epoch"]["trial"] == 0)]
 
 
-def test_an_honest_run_is_valid(tmp_path: Path) -> None:
+def test_a_consistent_run_is_valid(tmp_path: Path) -> None:
     verified = verify_search(made_run(tmp_path))
     assert (verified.verdict, verified.reasons) == ("VALID", ())
     assert not any("older version" in line for line in verified.disclosures)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (epochs(evaluated_images=640), "trial 0, epoch 1: evaluated 640 images (expected: 64 validation images)"),
         (epochs(steps=8000), "trial 0, epoch 1: 8000 steps (expected: 8 steps per epoch)"),
@@ -110,12 +110,12 @@ def test_an_honest_run_is_valid(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_work_that_the_data_do_not_bear_is_found_out(tmp_path: Path, change: Change, told: str) -> None:
-    assert told in _told(tmp_path, change)
+def test_work_that_contradicts_the_data_is_detected(tmp_path: Path, change: Change, message: str) -> None:
+    assert message in _told(tmp_path, change)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (scaled(0.5, beats=False), "trial 1, attempt 1: its start is at 21.2 s (expected: between"),
         (scaled(0.5, beats=True), "the driver computed for 30.0 s (expected: at most the 16.0 s of training)"),
@@ -130,12 +130,12 @@ def test_work_that_the_data_do_not_bear_is_found_out(tmp_path: Path, change: Cha
         (session(clock_s=30.0), "0.0 s, where the run's clock stopped"),
     ],
 )
-def test_times_that_the_clock_does_not_bear_are_found_out(tmp_path: Path, change: Change, told: str) -> None:
-    assert told in _told(tmp_path, change)
+def test_times_that_contradict_the_clock_are_detected(tmp_path: Path, change: Change, message: str) -> None:
+    assert message in _told(tmp_path, change)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (done(precision="fp64"), "trial 0: precision fp64 (expected: precision fp32)"),
         (session(dataset_identity="imagenet"), "used imagenet (expected: data set arrays)"),
@@ -148,12 +148,12 @@ def test_times_that_the_clock_does_not_bear_are_found_out(tmp_path: Path, change
         (lambda lines: lines.pop(2), "no session of this run began"),
     ],
 )
-def test_what_was_not_asked_for_is_found_out(tmp_path: Path, change: Change, told: str) -> None:
-    assert told in _told(tmp_path, change)
+def test_deviations_from_the_configuration_are_detected(tmp_path: Path, change: Change, message: str) -> None:
+    assert message in _told(tmp_path, change)
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (
             made_config(schedule=ScheduleConfig(max_trials=1, round_epochs=(2,), tuning_round=None)),
@@ -172,10 +172,8 @@ def test_what_was_not_asked_for_is_found_out(tmp_path: Path, change: Change, tol
         ),
     ],
 )
-def test_a_configuration_that_was_changed_afterwards_is_found_out(
-    tmp_path: Path, config: AutomlConfig, told: str
-) -> None:
-    assert told in " ".join(verify_search(made_run(tmp_path, config)).reasons)
+def test_a_configuration_changed_afterwards_is_detected(tmp_path: Path, config: AutomlConfig, message: str) -> None:
+    assert message in " ".join(verify_search(made_run(tmp_path, config)).reasons)
 
 
 def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_it(tmp_path: Path) -> None:
@@ -196,11 +194,11 @@ def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_i
             lines.insert(at + number, {"event": "epoch", "epoch": one | times | {"epoch": number + 1}})
 
     forge(run, more_epochs)
-    told = [reason for reason in verify_search(run).reasons if "finished after" in reason]
-    assert [reason.split(":")[0] for reason in told] == ["trial 1, attempt 1"]
+    message = [reason for reason in verify_search(run).reasons if "finished after" in reason]
+    assert [reason.split(":")[0] for reason in message] == ["trial 1, attempt 1"]
 
 
-def test_a_failed_attempt_may_have_ended_anywhere(tmp_path: Path) -> None:
+def test_a_failed_attempt_may_end_at_any_step(tmp_path: Path) -> None:
     def fail(lines: Lines) -> None:
         for line in lines:
             if line["event"] == "trial" and line["trial"]["trial"] == 1 and line["trial"]["ended_s"]:
@@ -213,7 +211,7 @@ def test_a_failed_attempt_may_have_ended_anywhere(tmp_path: Path) -> None:
     assert verify_search(run).reasons == ()
 
 
-def test_a_journal_of_an_older_version_stays_readable_and_what_could_not_be_checked_is_told(tmp_path: Path) -> None:
+def test_a_journal_of_an_older_version_is_readable_and_missing_checks_are_disclosed(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     forge(run, session(splits=None))
     verified = verify_search(run)
@@ -221,44 +219,44 @@ def test_a_journal_of_an_older_version_stays_readable_and_what_could_not_be_chec
     assert "could not all be compared with the data" in " ".join(verified.disclosures)
 
 
-def test_a_line_that_was_changed_put_in_or_taken_out_is_named(tmp_path: Path) -> None:
+def test_a_changed_inserted_or_removed_line_is_named(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     path = run.path / JOURNAL_FILE
-    honest = path.read_bytes()
-    lines = honest.splitlines(keepends=True)
+    original = path.read_bytes()
+    lines = original.splitlines(keepends=True)
     beat = next(number for number, line in enumerate(lines) if b'"beat"' in line)
     for forged, line in (
         ([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]], beat + 2),
         ([*lines[:beat], *lines[beat + 1 :]], beat + 1),
         ([*lines[: beat + 1], *lines[beat:]], beat + 2),
-        ([*lines[:beat], b'{"event":"note","clock_s":0.0,"text":"put in"}\n', *lines[beat:]], beat + 1),
+        ([*lines[:beat], b'{"event":"note","clock_s":0.0,"text":"inserted"}\n', *lines[beat:]], beat + 1),
         (lines[1:], 1),
     ):
         path.write_bytes(b"".join(forged))
         assert read_chain(run.path) == HashChain(len(forged), 0, line)
     path.write_bytes(b"".join([*lines[:beat], lines[beat].replace(b"0.0", b"0.1"), *lines[beat + 1 :]]))
     assert f"line {beat + 2} of the journal does not follow from line {beat + 1}" in verify_search(run).reasons[0]
-    path.write_bytes(honest)
+    path.write_bytes(original)
     assert verify_search(run).verdict == "VALID"
     config = run.path / CONFIG_FILE
     config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
     assert "line 1 of the journal does not follow from configuration" in verify_search(run).reasons[0]
 
 
-def test_a_chain_goes_on_over_a_line_that_a_kill_tore(tmp_path: Path) -> None:
+def test_the_hash_chain_continues_after_an_incomplete_line(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     path = run.path / JOURNAL_FILE
-    honest = path.read_bytes()
-    lines = honest.splitlines(keepends=True)
+    original = path.read_bytes()
+    lines = original.splitlines(keepends=True)
     for cut in (0, 1, len(lines[-1]) // 2, len(lines[-1]) - 1):
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
         assert read_chain(run.path) == HashChain(len(lines) - 1, 0, None)
         with Journal(run.path) as journal:
             journal.write(SessionEnded(clock_s=86.0, reason="trials", over=True))
-        assert path.read_bytes() == honest
+        assert path.read_bytes() == original
 
 
-def test_a_journal_without_hashes_is_told_so_and_can_be_taken_up(tmp_path: Path) -> None:
+def test_a_journal_without_hashes_is_disclosed_and_can_be_continued(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     path = run.path / JOURNAL_FILE
     bare = [re.sub(rb'"after":"[0-9a-f]{64}",', b"", line) for line in path.read_bytes().splitlines(keepends=True)]

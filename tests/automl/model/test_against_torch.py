@@ -1,4 +1,4 @@
-"""The analytic matrix work is the work that PyTorch's own counter sees."""
+"""The analytic matrix work equals the count of PyTorch's own counter."""
 
 from __future__ import annotations
 

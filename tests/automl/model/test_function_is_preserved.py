@@ -1,4 +1,4 @@
-"""A morphed network computes what its parent did."""
+"""A morphed network computes the same function as its parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from accelmark.automl.trial.module import GraphModule, channel_statistics, load_
 QUIET = small((2, 12, 12), 5, filters=(4, 6), dropout=0.0, name="tiny")
 
 
-def lived_in(network: Network, seed: int = 0) -> GraphModule:
+def trained_module(network: Network, seed: int = 0) -> GraphModule:
     """A module whose weights and running statistics are all different from their defaults."""
     torch.manual_seed(seed)
     module = GraphModule(network)
@@ -50,7 +50,7 @@ def images_for(network: Network) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", MORPH_KINDS)
 def test_one_morph_of_each_kind_preserves_the_function_when_evaluating_and_training(kind: MorphKind) -> None:
-    parent = lived_in(QUIET)
+    parent = trained_module(QUIET)
     images = images_for(QUIET)
     for morph in MorphChoices(QUIET).of(kind):
         named = morph.model_copy(update={"label": "m1", "seed": 5})
@@ -67,9 +67,9 @@ def test_one_morph_of_each_kind_preserves_the_function_when_evaluating_and_train
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_long_line_of_random_morphs_preserves_the_function(seed: int) -> None:
+def test_a_sequence_of_random_morphs_preserves_the_function(seed: int) -> None:
     network, generator = QUIET, np.random.default_rng(seed)
-    module = lived_in(network, seed).eval()
+    module = trained_module(network, seed).eval()
     images = images_for(network)
     expected, weights = module(images), to_weights(module)
     for _ in range(8):
@@ -82,9 +82,9 @@ def test_a_long_line_of_random_morphs_preserves_the_function(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", MORPH_KINDS)
-def test_resnet50_can_be_morphed_without_changing_what_it_says(kind: MorphKind) -> None:
+def test_resnet50_computes_the_same_function_after_a_morph(kind: MorphKind) -> None:
     network = resnet50(classes=4, side=33)
-    module = lived_in(network).eval()
+    module = trained_module(network).eval()
     morph, child = random_morph(network, np.random.default_rng(3), kinds=[kind])
     images = torch.randn(1, 3, 33, 33)
     weights = carry_weights(network, child, morph, to_weights(module))
@@ -92,9 +92,9 @@ def test_resnet50_can_be_morphed_without_changing_what_it_says(kind: MorphKind) 
         torch.testing.assert_close(built(child, weights).eval()(images), module(images), rtol=1e-3, atol=1e-3)
 
 
-def test_a_broken_transfer_would_be_noticed() -> None:
+def test_the_comparison_detects_one_wrong_weight() -> None:
     """The comparison above has teeth: one weight off and it fails."""
-    module = lived_in(QUIET).eval()
+    module = trained_module(QUIET).eval()
     weights = to_weights(module)
     weights["c1_conv.weight"][0] += 0.5
     images = images_for(QUIET)
@@ -105,7 +105,7 @@ def test_a_broken_transfer_would_be_noticed() -> None:
 def test_copies_made_by_widening_learn_different_things() -> None:
     morph = Morph(kind="widen", at="c1_conv", size=8, seed=2)
     child_network = apply_morph(QUIET, morph)
-    weights = carry_weights(QUIET, child_network, morph, to_weights(lived_in(QUIET)))
+    weights = carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET)))
     child = built(child_network, weights)
     child(images_for(QUIET)).square().sum().backward()
     gradient = child.layers["c1_conv"].weight.grad
@@ -116,7 +116,7 @@ def test_copies_made_by_widening_learn_different_things() -> None:
 def test_skips_and_deepened_blocks_get_gradients() -> None:
     for kind in ("deepen", "add-skip", "concat-skip"):
         morph, child_network = random_morph(QUIET, np.random.default_rng(0), kinds=[kind])
-        weights = carry_weights(QUIET, child_network, morph, to_weights(lived_in(QUIET)))
+        weights = carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET)))
         child = built(child_network, weights)
         child(images_for(QUIET)).square().sum().backward()
         added = [value for key, value in child.named_parameters() if f".{morph.label}_" in key]
@@ -147,7 +147,7 @@ def test_a_morph_that_the_network_does_not_allow_is_refused(morph: Morph) -> Non
 
 
 def test_a_searched_kernel_is_executed_and_growing_it_keeps_the_function() -> None:
-    module = lived_in(QUIET).eval()
+    module = trained_module(QUIET).eval()
     grown = with_kernel(QUIET, 5)
     child = built(grown, fitted_weights(grown, to_weights(module))).eval()
     assert dict(child.named_parameters())["layers.c2_conv.weight"].shape[-2:] == (5, 5)

@@ -50,7 +50,7 @@ def test_resnet50_has_the_parameters_of_the_published_network() -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == 25_557_032
 
 
-def test_every_problem_of_a_network_is_told_at_once() -> None:
+def test_all_problems_of_a_network_are_reported_at_once() -> None:
     network = network_of(
         Node(name="a", layer=Convolution(filters=4, kernel=9), inputs=("input",)),
         Node(name="b", layer=Convolution(filters=4, kernel=3), inputs=("inptu",)),
@@ -70,7 +70,7 @@ def test_every_problem_of_a_network_is_told_at_once() -> None:
     assert len(caught.value.problems) >= 7
 
 
-def test_a_class_count_that_does_not_match_is_told() -> None:
+def test_a_class_count_that_does_not_match_is_reported() -> None:
     network = network_of(
         Node(name="f", layer=Flatten(), inputs=("input",)),
         Node(name="d", layer=Dense(units=9), inputs=("f",)),
@@ -81,7 +81,7 @@ def test_a_class_count_that_does_not_match_is_told() -> None:
 
 
 @pytest.mark.parametrize("layer", [Add(), Concat()])
-def test_merging_different_pictures_is_told(layer: Add | Concat) -> None:
+def test_merging_different_shapes_is_refused(layer: Add | Concat) -> None:
     network = network_of(
         Node(name="p", layer=MaxPool(kernel=2, stride=2), inputs=("input",)),
         Node(name="m", layer=layer, inputs=("input", "p")),
@@ -94,7 +94,7 @@ def test_merging_different_pictures_is_told(layer: Add | Concat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "Invalid JSON"),
         ('{"name": "x"}', "input_shape"),
@@ -106,12 +106,12 @@ def test_merging_different_pictures_is_told(layer: Add | Concat) -> None:
         (seed_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
     ],
 )
-def test_a_malformed_file_is_refused_with_the_place(text: str, told: str) -> None:
-    with pytest.raises(NetworkError, match=told):
+def test_a_malformed_file_is_refused_with_the_place(text: str, message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
         parse_network(text, where="net.json")
 
 
-def test_a_missing_file_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_missing_file_is_reported(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(NetworkError, match="cannot be read"):
         load_network(tmp_path_factory.mktemp("none") / "net.json")
 
@@ -142,7 +142,7 @@ def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
         load_weights(two, {key: value for key, value in weights.items() if key != "dense.bias"})
 
 
-def test_measuring_statistics_leaves_the_module_as_it_was() -> None:
+def test_measuring_statistics_leaves_the_module_unchanged() -> None:
     module = GraphModule(seed_network("small28")).eval()
     before = to_weights(module)
     mean, _ = channel_statistics(module, torch.randn(4, 1, 28, 28), "c1_relu")

@@ -1,4 +1,4 @@
-"""Distances, the process over them, and the searchers."""
+"""Distances between networks, the Gaussian process over them, and the searchers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def relative(steps: int, seed: int) -> Network:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 10_000))
-def test_a_distance_is_zero_to_oneself_symmetric_and_the_same_alone_or_in_company(
+def test_distances_are_zero_to_oneself_symmetric_and_equal_alone_or_in_a_batch(
     left: int, right: int, seed: int
 ) -> None:
     one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
@@ -39,20 +39,20 @@ def test_a_distance_is_zero_to_oneself_symmetric_and_the_same_alone_or_in_compan
     assert (together >= 0).all()
 
 
-def test_every_morph_moves_a_network_away_from_its_parent() -> None:
+def test_every_morph_gives_a_distance_to_the_parent() -> None:
     generator = np.random.default_rng(0)
     for kind in ("deepen", "widen", "add-skip", "concat-skip", "kernel-grow"):
         _, child = random_morph(SEED, generator, kinds=[kind])
         assert distances(sketch(SEED), [sketch(child)])[0] > 0.05
 
 
-def test_relatives_are_nearer_than_strangers() -> None:
+def test_related_networks_are_nearer_than_unrelated_ones() -> None:
     _, child = random_morph(resnet50(), np.random.default_rng(1))
     near, far = distances(sketch(resnet50()), [sketch(child), sketch(SEED)])
     assert near < 3 < far
 
 
-def test_the_process_passes_through_what_it_saw_and_is_unsure_elsewhere() -> None:
+def test_the_process_interpolates_observations_and_is_uncertain_elsewhere() -> None:
     places = np.array([0.0, 1.0, 2.0, 4.0, 6.0])
     values = np.sin(places)
     model = GaussianProcess.fitted(np.abs(places[:, None] - places[None, :]), values)
@@ -62,7 +62,7 @@ def test_the_process_passes_through_what_it_saw_and_is_unsure_elsewhere() -> Non
     assert far[1] > 3 * at_seen[1]
 
 
-def test_a_distance_that_is_no_valid_kernel_is_survived() -> None:
+def test_distances_that_give_no_valid_kernel_are_fitted() -> None:
     generator = np.random.default_rng(3)
     table = generator.uniform(0, 1, (12, 12))
     table = table + table.T
@@ -89,7 +89,7 @@ def searched(name: SearchName, seed: int, steps: int = 14) -> Population:
 
 
 @pytest.mark.parametrize("name", SEARCH_NAMES)
-def test_a_search_repeats_itself_by_seed_and_goes_on_from_its_json(name: SearchName) -> None:
+def test_a_search_is_reproducible_by_seed_and_continues_from_its_json(name: SearchName) -> None:
     population = searched(name, 7, steps=5)
     again = Population.model_validate_json(population.model_dump_json())
     assert again == population
@@ -108,7 +108,7 @@ def test_every_network_can_be_rebuilt_from_its_parent_and_morphs(name: SearchNam
         assert network == one.network
 
 
-def test_bayesian_search_finds_what_is_good_sooner_than_random_morphs() -> None:
+def test_bayesian_search_reaches_better_networks_than_random_morphs() -> None:
     def mean_best(name: SearchName) -> float:
         return float(np.mean([searched(name, seed).best.value or 0 for seed in range(3)]))  # type: ignore[union-attr]
 
@@ -146,13 +146,13 @@ def test_limits_hold_for_every_network_proposed() -> None:
     assert all(count(one.network, "accelmark").parameters <= bound for one in population.individuals)
 
 
-def test_no_search_trains_the_seed_on() -> None:
+def test_no_search_continues_training_the_seed() -> None:
     population = searched("none", 0, steps=3)
     assert [one.parent for one in population.individuals] == [None, 0, 1, 2]
     assert all(one.network == SEED for one in population.individuals)
 
 
-def test_a_walk_that_ends_at_networks_without_room_is_no_end_of_the_search() -> None:
+def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:
     seed = small((1, 8, 8), 2, filters=(4,), name="seed")
     morph, grown = random_morph(seed, np.random.default_rng(0), kinds=["widen"])
     limits = MorphLimits(max_forward_operations=count(grown, "accelmark").matrix_forward)

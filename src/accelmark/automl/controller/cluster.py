@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
-import selectors
-import shlex
 import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from pathlib import Path
-from typing import IO, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
+from accelmark.run.launchers.host import HostError
+from accelmark.run.launchers.ssh.connection import SshConnection
+from accelmark.run.launchers.ssh.deliver import deliver
+from accelmark.run.launchers.ssh.options import Options
+from accelmark.run.launchers.ssh.wheel import wheel
+from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
 _END_S: Final = 30.0
 _MODULE: Final = "accelmark.automl.workers.ray_node"
-_SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 
 
 @contextmanager
@@ -97,25 +100,43 @@ def _check_port(address: str) -> None:
 def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     """Start Ray's head here and a node on every host; give the head's address; end all at the end.
 
-    Each runs ``ray_node``, which ends Ray when its input closes: at the end, when the connection breaks, or when this
-    process is killed. The token travels on that input.
+    AccelMark is delivered to the hosts. Each runs ``ray_node``, which ends Ray when its input closes: at the end, when
+    the connection breaks, or when this process is killed. The token is sent on that input.
 
     Raises:
         RunError: a host cannot be reached or Ray does not start there; the host is named.
     """
     head_ip = cluster.head_address or _route_address(cluster.hosts[0])
     address = f"{head_ip}:{cluster.port}"
-    config = () if cluster.ssh_config is None else ("-F", str(cluster.ssh_config))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="ssh cluster", daemon=True)
+    nodes: list[_Node] = []
+
+    def call(coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    async def start(node: _Node, request: Mapping[str, object]) -> None:
+        nodes.append(node)
+        await node.start(request)
+
+    thread.start()
     with ExitStack() as stack:
         token = stack.enter_context(own_token())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True))
-        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
-        stack.enter_context(_node("this machine", [sys.executable, "-m", _MODULE], head))
-        for host in cluster.hosts:
-            remote = shlex.join([cluster.python, "-m", _MODULE])  # ssh passes one line to the host's shell
-            node = {"role": "node", "address": address, "token": token}
-            stack.enter_context(_node(host, [*_SSH, *config, host, "--", remote], node))
-        yield address
+        try:
+            head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
+            call(start(_Node("this machine", cluster), head))
+            for host in cluster.hosts:
+                user, _, name = host.rpartition("@")
+                spec = HostSpec(address=name, user=user or None)
+                call(start(_Node(host, cluster, spec), {"role": "node", "address": address, "token": token}))
+            yield address
+        finally:
+            for node in reversed(nodes):
+                call(node.end())
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
 
 def _route_address(host: str) -> str:
@@ -129,42 +150,49 @@ def _route_address(host: str) -> str:
         raise RunError(f"{name}: there is no route to this host ({error}); give cluster.head_address") from error
 
 
-@contextmanager
-def _node(name: str, command: list[str], request: Mapping[str, object]) -> Iterator[None]:
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1
-        )
-        assert process.stdin is not None  # noqa: S101
-        assert process.stdout is not None  # noqa: S101
+class _Node:
+    """A ``ray_node`` on a host, or without one on this machine."""
+
+    def __init__(self, name: str, cluster: SshCluster, host: HostSpec | None = None) -> None:
+        self._name: Final = name
+        self._python: Final = cluster.python
+        self._work: Final = PurePosixPath(cluster.work_directory)
+        options = Options(work_directory=cluster.work_directory, ssh_config=cluster.ssh_config)
+        self._connection: Final = None if host is None else SshConnection(host, options)
+        self._process: Any = None
+
+    async def start(self, request: Mapping[str, object]) -> None:
+        """Start Ray; raises RunError where it does not run in time."""
         try:
-            with suppress(BrokenPipeError):  # the reason is read from its errors
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-            if not _is_up(process.stdout):
-                errors.seek(0)
-                lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
-                raise RunError(f"{name}: Ray cannot be started: {lines[-1] if lines else 'no answer in time'}")
-            yield
-        finally:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
+            self._process = await self._open()
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            line = await asyncio.wait_for(self._process.stdout.readline(), _START_S)
+        except HostError as error:
+            raise RunError(f"{self._name}: Ray cannot be started: {error.what}") from error
+        except TimeoutError as error:
+            raise RunError(f"{self._name}: Ray cannot be started: no answer within {_START_S:g} s") from error
+        if line.strip() != b"up":
+            errors = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+            raise RunError(f"{self._name}: Ray cannot be started: {errors[-1] if errors else 'no error output'}")
 
+    async def _open(self) -> Any:
+        if self._connection is None:
+            pipe = asyncio.subprocess.PIPE
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", _MODULE, stdin=pipe, stdout=pipe, stderr=pipe
+            )
+        code = self._work / "code" / wheel().directory
+        await deliver(self._connection, self._python, wheel(), code)
+        return await self._connection.open(["env", f"PYTHONPATH={code}", self._python, "-m", _MODULE])
 
-def _is_up(stream: IO[str]) -> bool:
-    """Wait for the line ``up``."""
-    deadline = time.monotonic() + _START_S
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while time.monotonic() < deadline:
-            if selector.select(timeout=1.0):
-                line = stream.readline()
-                if line.strip() == "up" or not line:
-                    return bool(line)
-    return False
+    async def end(self) -> None:
+        """Close the input of ``ray_node`` and wait until it has ended Ray."""
+        if self._process is not None:
+            with suppress(OSError, TimeoutError):
+                self._process.stdin.write_eof()
+                await asyncio.wait_for(self._process.wait(), _END_S)
+            if self._connection is None and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+        if self._connection is not None:
+            await self._connection.close()

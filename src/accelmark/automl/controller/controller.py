@@ -11,19 +11,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from accelmark.automl.config import AutomlConfig
+from accelmark.automl.controller import journal
 from accelmark.automl.controller.directory import SearchDirectory, WeightStore
-from accelmark.automl.controller.journal import (
-    EpochEvent,
-    Event,
-    Heartbeat,
-    Journal,
-    Note,
-    Proposed,
-    SessionBegan,
-    SessionEnded,
-    TrialEvent,
-    Valued,
-)
 from accelmark.automl.controller.proposals import Proposals
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.dataset import read_weights
@@ -42,16 +31,8 @@ from accelmark.automl.search.population import Individual
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
-from accelmark.automl.workers.messages import (
-    EpochEnded,
-    Progress,
-    TrainedWeights,
-    TrialEnded,
-    TrialOrder,
-    WorkerLost,
-    WorkerPool,
-    WorkerReady,
-)
+from accelmark.automl.workers import messages
+from accelmark.automl.workers.pool import WorkerPool
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -68,7 +49,7 @@ class _Running:
     """A trial that runs on a worker."""
 
     record: TrialRecord
-    order: TrialOrder
+    order: messages.TrialOrder
     proposed: Hyperparameters
     """What TPE proposed; what is executed may differ within the search's limits."""
     last_progress_s: float
@@ -92,7 +73,7 @@ class SearchController:
         self._workers: Final = workers
         self._observer: Final = observer
         self._state: Final = directory.state()
-        self._journal: Final = Journal(directory.path)
+        self._journal: Final = journal.Journal(directory.path)
         self._store: Final = WeightStore(directory.weights)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
@@ -108,7 +89,7 @@ class SearchController:
         """End the session as soon as running trials have been cut."""
         self._scheduler.asked_to_stop = True
 
-    def run(self) -> SessionEnded:
+    def run(self) -> journal.SessionEnded:
         """Run the search until it ends or is asked to stop; return how the session ended."""
         try:
             self._begin()
@@ -116,7 +97,7 @@ class SearchController:
                 self._step()
             now = self._now()
             reason = self._scheduler.stop_reason(now) or "asked"
-            ended = SessionEnded(clock_s=now, reason=reason, over=reason != "asked")
+            ended = journal.SessionEnded(clock_s=now, reason=reason, over=reason != "asked")
             self._write(ended)
             return ended
         finally:
@@ -142,12 +123,12 @@ class SearchController:
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: journal.Event) -> None:
         self._journal.write(event)
         self._state.apply(event)
 
     def _note(self, text: str) -> None:
-        self._write(Note(clock_s=self._now(), text=text))
+        self._write(journal.Note(clock_s=self._now(), text=text))
 
     def _begin(self) -> None:
         if self._tuner is not None:
@@ -159,7 +140,7 @@ class SearchController:
         reports = list(self._workers.reports.values())
         self._began = time.monotonic()
         self._write(
-            SessionBegan(
+            journal.SessionBegan(
                 at=datetime.now(UTC).isoformat(timespec="seconds"),
                 clock_s=self._base_s,
                 monotonic_s=self._began,
@@ -175,7 +156,9 @@ class SearchController:
         for record in self._state.trials.values():
             if record.status == "running":
                 reason = "the run was interrupted"
-                self._write(TrialEvent(trial=record.updated(status="lost", reason=reason, ended_s=self._base_s)))
+                self._write(
+                    journal.TrialEvent(trial=record.updated(status="lost", reason=reason, ended_s=self._base_s))
+                )
 
     def _step(self) -> None:
         now = self._now()
@@ -187,21 +170,21 @@ class SearchController:
             self._cut_all(now)
         for message in self._workers.listen(_LISTEN_S):
             match message:
-                case Progress(worker, images):
+                case messages.Progress(worker, images):
                     if worker in self._running and images > self._running[worker].images:
                         running = self._running[worker]
                         running.images, running.last_progress_s = images, self._now()
-                case EpochEnded(worker, report):
+                case messages.EpochEnded(worker, report):
                     self._record_epoch(worker, report)
-                case TrialEnded():
+                case messages.TrialEnded():
                     self._end_trial(message)
-                case WorkerLost(worker, status, reason):
+                case messages.WorkerLost(worker, status, reason):
                     self._note(f"worker {worker} was lost: {reason}")
                     if worker in self._running:
                         self._fail(worker, status, reason, self._now())
                     else:
                         self._replace(worker)
-                case WorkerReady(worker):
+                case messages.WorkerReady(worker):
                     self._idle.add(worker)
                     self._replaced.pop(worker, None)
         replacing = any(times <= _MAX_REPLACEMENTS for times in self._replaced.values())
@@ -213,7 +196,7 @@ class SearchController:
                 self._fail(worker, "stalled", f"no image was processed for {stall_s:.0f} s", self._now())
         if now - self._last_heartbeat_s >= _HEARTBEAT_S:
             self._last_heartbeat_s = now
-            self._write(Heartbeat(clock_s=now))
+            self._write(journal.Heartbeat(clock_s=now))
             if self._observer is not None:
                 self._observer(self._state, self._scheduler)
 
@@ -231,7 +214,7 @@ class SearchController:
         proposed, hyper, network = self._hyperparameters(assignment, one.network)
         weights, parent_network = self._initial_weights(one, network)
         now = self._now()
-        order = TrialOrder(
+        order = messages.TrialOrder(
             round=assignment.round,
             network=network,
             parent_network=parent_network,
@@ -261,10 +244,10 @@ class SearchController:
             started_s=now,
         )
         # The trial first: a kill between the two lines leaves no network with hyperparameters that no trial explains.
-        self._write(TrialEvent(trial=record))
+        self._write(journal.TrialEvent(trial=record))
         if network != one.network:
             updated = one.model_copy(update={"network": network})
-            self._write(Proposed(individual=updated, searcher="hyperparameters"))
+            self._write(journal.Proposed(individual=updated, searcher="hyperparameters"))
         if hyper.kernel != proposed.kernel:
             instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
             limits = f"kernel {proposed.kernel} exceeds the limits of the search"
@@ -283,7 +266,7 @@ class SearchController:
         proposed = self._tuner.ask(assignment.trial)
         return proposed, *within_limits(self._config, network, proposed)
 
-    def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
+    def _initial_weights(self, one: Individual, network: Network) -> tuple[messages.TrainedWeights, Network | None]:
         """Return the weights that a trial starts from, and the network that they are of; None: from scratch."""
         search = self._config.search
         if one.parent is None:
@@ -298,10 +281,10 @@ class SearchController:
         record, values = running.record, report.model_dump()
         times = {name: record.started_s + values[name] for name in ("begun_s", "ended_s")}
         epoch = values | times | {"trial": record.trial, "attempt": record.attempt}
-        self._write(EpochEvent(epoch=EpochRecord.model_validate(epoch)))
+        self._write(journal.EpochEvent(epoch=EpochRecord.model_validate(epoch)))
         running.last_progress_s = self._now()
 
-    def _end_trial(self, message: TrialEnded) -> None:
+    def _end_trial(self, message: messages.TrialEnded) -> None:
         running, result = self._running[message.worker], message.result
         status: TrialStatus = result.status
         outcome = {name: getattr(result, name) for name in TrialOutcome.model_fields}
@@ -341,14 +324,14 @@ class SearchController:
         if done.status in ("finished", "cut") and curve:
             value = predicted_accuracy(curve, max(self._config.schedule.round_epochs))
             done = done.updated(predicted_accuracy=value)
-        self._write(TrialEvent(trial=done))
+        self._write(journal.TrialEvent(trial=done))
         if self._tuner is not None:
             self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if value is not None:
-            self._write(Valued(individual=done.individual, status="observed", value=value))
+            self._write(journal.Valued(individual=done.individual, status="observed", value=value))
         elif not retried:
-            self._write(Valued(individual=done.individual, status="lost", value=None))
+            self._write(journal.Valued(individual=done.individual, status="lost", value=None))
         if done.reason:
             again = "; it will be tried again" if retried else ""
             self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")

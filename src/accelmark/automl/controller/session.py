@@ -19,7 +19,7 @@ from accelmark.automl.controller.journal import SessionEnded
 from accelmark.automl.controller.request import check_batches, check_request, resolve_network
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.network import Network
-from accelmark.automl.workers.pool import RayPool
+from accelmark.automl.workers.ray_pool import RayPool
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from accelmark.automl.controller.journal import (
-    EpochEvent,
-    Event,
-    Heartbeat,
-    JournalError,
-    Note,
-    Proposed,
-    SessionBegan,
-    SessionEnded,
-    TrialEvent,
-    Valued,
-)
+from accelmark.automl.controller import journal
 from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
-from accelmark.automl.scoring.score import Scoreboard, Utilisation, utilisation
+from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
+from accelmark.results.rounds.search import SearchUtilisation
 
 
 @dataclass
@@ -31,62 +21,64 @@ class SearchState:
     """By trial and attempt."""
     epochs: list[EpochRecord] = field(default_factory=list)
     individuals: list[Individual] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[journal.Note] = field(default_factory=list)
     clock_s: float = 0.0
-    sessions: list[SessionBegan] = field(default_factory=list)
-    ended: SessionEnded | None = None
+    sessions: list[journal.SessionBegan] = field(default_factory=list)
+    ended: journal.SessionEnded | None = None
     best_individual: int | None = None
     """The individual whose trial reached the best validation accuracy, of those that gave a result."""
     _best: tuple[float, int] = (-1.0, 0)
     _peaks: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @staticmethod
-    def of(events: Iterable[Event]) -> SearchState:
+    def of(events: Iterable[journal.Event]) -> SearchState:
         """Return the state after all events; raises JournalError with the line of one that contradicts earlier ones."""
         state = SearchState()
         for line, event in enumerate(events, start=1):
             try:
                 state.apply(event)
-            except JournalError as error:
-                raise JournalError(f"line {line} of the journal is about {error}") from error
+            except journal.JournalError as error:
+                raise journal.JournalError(f"line {line} of the journal is about {error}") from error
         return state
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: journal.Event) -> None:
         """Apply one event; raises JournalError where it refers to an unknown network or trial."""
         known, clock_s = len(self.individuals), 0.0
         match event:
-            case SessionBegan(clock_s=clock_s):
+            case journal.SessionBegan(clock_s=clock_s):
                 self.sessions.append(event)
                 self.ended = None
-            case Proposed(individual=one):
+            case journal.Proposed(individual=one):
                 if not 0 <= one.id <= known:
-                    raise JournalError(f"network {one.id}, but only {known} networks were proposed before")
+                    raise journal.JournalError(f"network {one.id}, but only {known} networks were proposed before")
                 self.individuals[one.id : one.id + 1] = [one]
-            case Valued(individual=number):
+            case journal.Valued(individual=number):
                 if not 0 <= number < known:
-                    raise JournalError(f"the value of network {number}, which was not proposed before")
+                    raise journal.JournalError(f"the value of network {number}, which was not proposed before")
                 changes = {"status": event.status, "value": event.value}
                 self.individuals[number] = self.individuals[number].model_copy(update=changes)
-            case TrialEvent(trial=record):
+            case journal.TrialEvent(trial=record):
                 if record.individual >= known:
-                    raise JournalError(
+                    raise journal.JournalError(
                         f"trial {record.trial} of network {record.individual}, which was not proposed before"
                     )
                 self.attempts[record.trial, record.attempt] = record
                 clock_s = record.ended_s or record.started_s
                 self._update_best(record)
-            case EpochEvent(epoch=epoch):
+            case journal.EpochEvent(epoch=epoch):
                 key, clock_s = (epoch.trial, epoch.attempt), epoch.ended_s
                 if key not in self.attempts:
-                    raise JournalError(f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before")
+                    raise journal.JournalError(
+                        f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before"
+                    )
                 self.epochs.append(epoch)
                 self._peaks[key] = max(self._peaks.get(key, -1.0), epoch.validation_accuracy or -1.0)
-            case Note(clock_s=noted_s):
+            case journal.Note(clock_s=noted_s):
                 del noted_s  # notes never moved the run's clock
                 self.notes.append(event)
-            case Heartbeat(clock_s=clock_s):
+            case journal.Heartbeat(clock_s=clock_s):
                 pass
-            case SessionEnded(clock_s=clock_s):
+            case journal.SessionEnded(clock_s=clock_s):
                 self.ended = event
         self.clock_s = max(self.clock_s, clock_s)
 
@@ -129,7 +121,7 @@ class SearchState:
             failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
         )
 
-    def utilisation(self) -> Utilisation:
+    def utilisation(self) -> SearchUtilisation:
         """Return the use of the workers' time until the last trial ended, all attempts included."""
         records = list(self.attempts.values())
         ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in self.epochs)]

@@ -10,19 +10,8 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, Final, Literal, get_args
 
-from accelmark.automl.model.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Convolution,
-    Dense,
-    Dropout,
-    GlobalPool,
-    MaxPool,
-    ReLU,
-    Shape,
-    Softmax,
-)
+from accelmark.automl.model import layers
+from accelmark.automl.model.layers import Shape
 from accelmark.automl.model.network import INPUT, Network, Node, infer_shapes
 
 Mode = Literal["aiperf-v1", "accelmark"]
@@ -108,19 +97,19 @@ def count(network: Network, mode: Mode) -> NetworkCount:
 def _matrix(node: Node, source: Shape, result: Shape) -> tuple[int, int]:
     """Return multiply-accumulate operations of the forward pass, and weights without biases."""
     match node.layer:
-        case Convolution(kernel=kernel, filters=filters):
+        case layers.Convolution(kernel=kernel, filters=filters):
             weights = kernel**2 * source[0] * filters
             return 2 * result[1] * result[2] * weights, weights
-        case Dense(units=units):
+        case layers.Dense(units=units):
             return 2 * source[0] * units, source[0] * units
     return 0, 0
 
 
 def _parameters(node: Node, result: Shape, weights: int) -> int:
     match node.layer:
-        case Convolution(bias=bias) | Dense(bias=bias):
+        case layers.Convolution(bias=bias) | layers.Dense(bias=bias):
             return weights + (result[0] if bias else 0)
-        case BatchNorm():
+        case layers.BatchNorm():
             return 2 * result[0]
     return 0
 
@@ -136,21 +125,21 @@ def _aiperf_v1(node: Node, source: Shape, result: Shape, *, input_gradient: bool
     matrix_backward = (2 if input_gradient else 1) * matrix
     backward, update = matrix_backward, 0
     match layer:
-        case Convolution():
+        case layers.Convolution():
             update = 2 * weights
-        case Dense():
+        case layers.Dense():
             backward, update = 2 * matrix, 2 * (source[0] + 1) * layer.units
-        case BatchNorm():
+        case layers.BatchNorm():
             forward, backward = 7 * values, _AIPERF_BATCH_NORM_BACKWARD
-        case ReLU() | Add():
+        case layers.ReLU() | layers.Add():
             forward = values
-        case MaxPool():
+        case layers.MaxPool():
             forward = prod(source) * layer.kernel**2 // layer.stride**2
-        case AveragePool():
+        case layers.AveragePool():
             forward = values * (layer.kernel**2 - 1 + 4)
-        case GlobalPool():
+        case layers.GlobalPool():
             forward = (source[1] * source[2] - 1 + 4) * source[0]
-        case Softmax():
+        case layers.Softmax():
             forward = (8 + 1 + 4) * source[0] - 1
     return {
         "forward": forward,
@@ -173,28 +162,28 @@ def _accelmark(node: Node, source: Shape, result: Shape, *, input_gradient: bool
     forward = backward = 0
     evaluation: int | None = None
     match layer:
-        case Convolution(bias=True) | Dense(bias=True):
+        case layers.Convolution(bias=True) | layers.Dense(bias=True):
             forward = backward = values
-        case BatchNorm():
+        case layers.BatchNorm():
             # Training: mean 1, variance 3, normalize 2, scale and shift 2. Backward: normalized value again 2,
             # gradients of shift 1, of scale 2, of the input 4.
             forward, evaluation, backward = 8 * values, 2 * values, 9 * values
-        case ReLU():
+        case layers.ReLU():
             forward = backward = values
-        case Add():
+        case layers.Add():
             forward = (len(node.inputs) - 1) * values
-        case MaxPool():
+        case layers.MaxPool():
             forward, backward = (layer.kernel**2 - 1) * values, values
-        case AveragePool():
+        case layers.AveragePool():
             forward, backward = (layer.kernel**2 - 1 + 4) * values, (layer.kernel**2 + 4) * values
-        case GlobalPool():
+        case layers.GlobalPool():
             forward, backward = (source[1] * source[2] - 1 + 4) * source[0], 4 * source[0]
-        case Dropout():
+        case layers.Dropout():
             forward, evaluation, backward = (2 * values, 0, values) if layer.rate > 0 else (0, 0, 0)
-        case Softmax():
+        case layers.Softmax():
             forward, backward = 15 * source[0] - 2, source[0]
     if not input_gradient and not matrix:  # before the first weighted layer only a batch norm has gradients, its own
-        backward = 5 * values if isinstance(layer, BatchNorm) else 0
+        backward = 5 * values if isinstance(layer, layers.BatchNorm) else 0
     if input_gradient or parameters:
         backward += max(readers - 1, 0) * values
     matrix_backward = (2 if input_gradient else 1) * matrix

@@ -9,19 +9,8 @@ from typing import Annotated, Final, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from accelmark.automl.model import layers
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.layers import (
-    Add,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dense,
-    Dropout,
-    Flatten,
-    Layer,
-    ReLU,
-    Shape,
-)
 from accelmark.automl.model.network import (
     INPUT,
     Network,
@@ -86,14 +75,14 @@ def apply_morph(network: Network, morph: Morph) -> Network:
     return child
 
 
-def _convolution_at(network: Network, morph: Morph) -> Convolution:
+def _convolution_at(network: Network, morph: Morph) -> layers.Convolution:
     layer = network.by_name[morph.at].layer
-    if not isinstance(layer, Convolution):
+    if not isinstance(layer, layers.Convolution):
         raise MorphError(f"{morph}: {morph.at!r} is a {layer.kind}, not a convolution")
     return layer
 
 
-def _chain(morph: Morph, source: str, *layers: tuple[str, Layer]) -> tuple[Node, ...]:
+def _chain(morph: Morph, source: str, *layers: tuple[str, layers.Layer]) -> tuple[Node, ...]:
     """Return new nodes named after the morph, each reading the one before it and the first one ``source``."""
     names = [f"{morph.label}_{suffix}" for suffix, _ in layers]
     sources = [source, *names]
@@ -104,11 +93,11 @@ def _chain(morph: Morph, source: str, *layers: tuple[str, Layer]) -> tuple[Node,
 
 
 def _deepen(network: Network, morph: Morph) -> Network:
-    if not isinstance(network.by_name[morph.at].layer, ReLU) or morph.size % 2 == 0:
+    if not isinstance(network.by_name[morph.at].layer, layers.ReLU) or morph.size % 2 == 0:
         raise MorphError(f"{morph}: deepening needs a ReLU and an odd kernel")
     channels = infer_shapes(network)[morph.at][0]
-    convolution = Convolution(filters=channels, kernel=morph.size, padding=morph.size // 2)
-    added = _chain(morph, morph.at, ("conv", convolution), ("bn", BatchNorm()), ("relu", ReLU()))
+    convolution = layers.Convolution(filters=channels, kernel=morph.size, padding=morph.size // 2)
+    added = _chain(morph, morph.at, ("conv", convolution), ("bn", layers.BatchNorm()), ("relu", layers.ReLU()))
     return network.inserted_after(morph.at, added, reads=added[-1].name)
 
 
@@ -129,7 +118,7 @@ def _grow_kernel(network: Network, morph: Morph) -> Network:
     return network.with_layers({morph.at: changed})
 
 
-def skip_stride(start: Shape, end: Shape) -> int | None:
+def skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
     """Return the stride of a 1x1 convolution from ``start``'s height and width to ``end``'s; None: there is none."""
     if len(start) != 3 or len(end) != 3:
         return None
@@ -138,7 +127,7 @@ def skip_stride(start: Shape, end: Shape) -> int | None:
     return stride if fits else None
 
 
-def _skip_ends(network: Network, morph: Morph) -> tuple[str, Shape, Shape, int]:
+def _skip_ends(network: Network, morph: Morph) -> tuple[str, layers.Shape, layers.Shape, int]:
     if morph.to is None or morph.to not in network.by_name:
         raise MorphError(f"{morph}: there is no node {morph.to!r} to skip to")
     if network.position[morph.at] >= network.position[morph.to]:
@@ -153,27 +142,31 @@ def _skip_ends(network: Network, morph: Morph) -> tuple[str, Shape, Shape, int]:
 
 def _add_skip(network: Network, morph: Morph) -> Network:
     to, start, end, stride = _skip_ends(network, morph)
-    convolution = [] if start == end else [("conv", Convolution(filters=end[0], kernel=1, stride=stride))]
-    branch = _chain(morph, morph.at, *convolution, ("bn", BatchNorm()))
-    total = Node(name=f"{morph.label}_add", layer=Add(), inputs=(to, branch[-1].name))
+    convolution = [] if start == end else [("conv", layers.Convolution(filters=end[0], kernel=1, stride=stride))]
+    branch = _chain(morph, morph.at, *convolution, ("bn", layers.BatchNorm()))
+    total = Node(name=f"{morph.label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))
     return network.inserted_after(to, (*branch, total), reads=total.name)
 
 
 def _concat_skip(network: Network, morph: Morph) -> Network:
     to, start, end, stride = _skip_ends(network, morph)
-    if not isinstance(network.by_name[to].layer, ReLU):
+    if not isinstance(network.by_name[to].layer, layers.ReLU):
         raise MorphError(f"{morph}: a concat skip must join after a ReLU")
-    convolution = [("conv", Convolution(filters=start[0], kernel=1, stride=stride))] if stride > 1 else []
+    convolution = [("conv", layers.Convolution(filters=start[0], kernel=1, stride=stride))] if stride > 1 else []
     branch = _chain(morph, morph.at, *convolution)
-    joined = Node(name=f"{morph.label}_concat", layer=Concat(), inputs=(to, branch[-1].name if branch else morph.at))
-    fuse = Convolution(filters=end[0], kernel=1, bias=True)
-    fused = _chain(morph, joined.name, ("fuse", fuse), ("relu", ReLU()))
+    joined = Node(
+        name=f"{morph.label}_concat", layer=layers.Concat(), inputs=(to, branch[-1].name if branch else morph.at)
+    )
+    fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
+    fused = _chain(morph, joined.name, ("fuse", fuse), ("relu", layers.ReLU()))
     return network.inserted_after(to, (*branch, joined, *fused), reads=fused[-1].name)
 
 
 def _makes_channels(network: Network, name: str) -> bool:
     """Return whether a node has its own number of output channels instead of its input's."""
-    return name == INPUT or isinstance(network.by_name[name].layer, Convolution | Dense | Concat | Flatten)
+    return name == INPUT or isinstance(
+        network.by_name[name].layer, layers.Convolution | layers.Dense | layers.Concat | layers.Flatten
+    )
 
 
 def channel_leaders(network: Network) -> Mapping[str, str]:
@@ -190,7 +183,7 @@ def channel_leaders(network: Network) -> Mapping[str, str]:
             leader[node.name] = node.name
             continue
         leader[node.name] = find(node.inputs[0])
-        if isinstance(node.layer, Add):
+        if isinstance(node.layer, layers.Add):
             for source in node.inputs[1:]:
                 leader[find(source)] = find(node.inputs[0])
     return {name: find(name) for name in leader}
@@ -205,7 +198,7 @@ def channel_group(network: Network, name: str, leaders: Mapping[str, str] | None
     groups = leaders or channel_leaders(network)
     members = [other for other in groups if groups[other] == groups[name] and _makes_channels(network, other)]
     for member in members:
-        if member == INPUT or not isinstance(network.by_name[member].layer, Convolution):
+        if member == INPUT or not isinstance(network.by_name[member].layer, layers.Convolution):
             raise MorphError(f"{name!r} cannot be widened: it is added to {member!r}, whose channels are fixed")
     return tuple(members)
 
@@ -288,14 +281,16 @@ class MorphChoices:
             return (Morph(kind=kind, at=name, size=_DEEPEN_KERNEL) for name in self._relus())
         return self._skips(kind)
 
-    def _convolutions(self) -> Iterator[tuple[str, Convolution]]:
+    def _convolutions(self) -> Iterator[tuple[str, layers.Convolution]]:
         for name in self._main:
-            if isinstance(layer := self.network.by_name[name].layer, Convolution):
+            if isinstance(layer := self.network.by_name[name].layer, layers.Convolution):
                 yield name, layer
 
     def _relus(self) -> list[str]:
         nodes = self.network.by_name
-        return [name for name in self._main if isinstance(nodes[name].layer, ReLU) and len(self._shapes[name]) == 3]
+        return [
+            name for name in self._main if isinstance(nodes[name].layer, layers.ReLU) and len(self._shapes[name]) == 3
+        ]
 
     def _widenings(self) -> Iterator[Morph]:
         leaders = channel_leaders(self.network)
@@ -309,7 +304,7 @@ class MorphChoices:
 
     def _skips(self, kind: MorphKind) -> Iterator[Morph]:
         relus, shapes = self._relus(), self._shapes
-        fits: dict[tuple[Shape, Shape], bool] = {}
+        fits: dict[tuple[layers.Shape, layers.Shape], bool] = {}
         for index, start in enumerate(relus):
             for end in relus[index + 1 :]:
                 pair = (shapes[start], shapes[end])
@@ -343,10 +338,10 @@ def with_kernel(network: Network, kernel: int) -> Network:
 
     A convolution is spatial if its kernel is above 1 and its padding ``kernel // 2``; no shape changes.
     """
-    changes: dict[str, Layer] = {}
+    changes: dict[str, layers.Layer] = {}
     for node in network.nodes:
         layer = node.layer
-        if not isinstance(layer, Convolution) or layer.kernel == 1 or INPUT in node.inputs:
+        if not isinstance(layer, layers.Convolution) or layer.kernel == 1 or INPUT in node.inputs:
             continue
         if layer.padding == layer.kernel // 2:
             changes[node.name] = layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
@@ -357,14 +352,14 @@ def with_kernel(network: Network, kernel: int) -> Network:
 
 def with_dropout(network: Network, rate: float) -> Network:
     """Return the network with all dropout at ``rate``; where there is none, one is put before the last dense layer."""
-    dropouts = [node.name for node in network.nodes if isinstance(node.layer, Dropout)]
+    dropouts = [node.name for node in network.nodes if isinstance(node.layer, layers.Dropout)]
     if dropouts:
-        return network.with_layers(dict.fromkeys(dropouts, Dropout(rate=rate)))
-    last = next((node for node in reversed(network.nodes) if isinstance(node.layer, Dense)), None)
+        return network.with_layers(dict.fromkeys(dropouts, layers.Dropout(rate=rate)))
+    last = next((node for node in reversed(network.nodes) if isinstance(node.layer, layers.Dense)), None)
     nodes: list[Node] = []
     for node in network.nodes:
         if node is last:
-            nodes.append(Node(name="searched_dropout", layer=Dropout(rate=rate), inputs=node.inputs))
+            nodes.append(Node(name="searched_dropout", layer=layers.Dropout(rate=rate), inputs=node.inputs))
             node = node.model_copy(update={"inputs": ("searched_dropout",)})
         nodes.append(node)
     return network.with_nodes(nodes)

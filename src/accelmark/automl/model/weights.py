@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.automl.model.layers import BatchNorm, Concat, Convolution, Dense, Flatten, Shape
+from accelmark.automl.model import layers
 from accelmark.automl.model.morphs import Morph, channel_group
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 
@@ -56,7 +56,7 @@ def fitted_weights(network: Network, weights: Weights) -> dict[str, Array]:
     fitted = dict(weights)
     for node in network.nodes:
         key = f"{node.name}.weight"
-        if isinstance(node.layer, Convolution) and weights[key].shape[-1] != node.layer.kernel:
+        if isinstance(node.layer, layers.Convolution) and weights[key].shape[-1] != node.layer.kernel:
             fitted[key] = resized_kernel(weights[key], node.layer.kernel)
     return fitted
 
@@ -105,7 +105,7 @@ def _widened(
     for key, array in weights.items():
         name, _, part = key.partition(".")
         node, out = child.by_name[name], channels[name].original
-        if part == "weight" and isinstance(node.layer, Convolution | Dense):
+        if part == "weight" and isinstance(node.layer, layers.Convolution | layers.Dense):
             source = channels[node.inputs[0]]
             share = source.share.reshape(-1, *[1] * (array.ndim - 2))
             carried[key] = (array[out][:, source.original] * share).astype(np.float32)
@@ -115,21 +115,21 @@ def _widened(
 
 
 def _channels_of_all(
-    network: Network, shapes: Mapping[str, Shape], group: tuple[str, ...], widened: _Channels
+    network: Network, shapes: Mapping[str, layers.Shape], group: tuple[str, ...], widened: _Channels
 ) -> Mapping[str, _Channels]:
     """Return where the output channels of every node come from when the convolutions of ``group`` are widened."""
     found: dict[str, _Channels] = {INPUT: _unchanged(network.input_shape[0])}
     for node in network.nodes:
         sources = [found[source] for source in node.inputs]
         match node.layer:
-            case Convolution() | Dense():
+            case layers.Convolution() | layers.Dense():
                 found[node.name] = widened if node.name in group else _unchanged(shapes[node.name][0])
-            case Concat():
+            case layers.Concat():
                 starts = np.cumsum([0, *(shapes[source][0] for source in node.inputs[:-1])])
                 originals = [source.original + start for source, start in zip(sources, starts, strict=True)]
                 shares = np.concatenate([source.share for source in sources])
                 found[node.name] = _Channels(np.concatenate(originals), shares)
-            case Flatten():
+            case layers.Flatten():
                 pixels = int(np.prod(shapes[node.inputs[0]][1:], dtype=np.int64))
                 original = sources[0].original[:, None] * pixels + np.arange(pixels)[None, :]
                 found[node.name] = _Channels(original.reshape(-1), np.repeat(sources[0].share, pixels))
@@ -146,7 +146,7 @@ def _identity_block(child: Network, morph: Morph, statistics: tuple[Array, Array
     weight[np.arange(filters), np.arange(filters), morph.size // 2, morph.size // 2] = 1
     mean, variance = statistics or (np.zeros(filters, np.float32), np.ones(filters, np.float32))
     norm = child.by_name[f"{name}_bn"].layer
-    epsilon = norm.epsilon if isinstance(norm, BatchNorm) else 0.0
+    epsilon = norm.epsilon if isinstance(norm, layers.BatchNorm) else 0.0
     scale = np.sqrt(variance.astype(np.float64) + epsilon)
     return {f"{name}_conv.weight": weight} | _batch_norm(f"{name}_bn", scale, mean, mean, variance)
 
@@ -182,18 +182,18 @@ def _identity_fusion(child: Network, morph: Morph, generator: np.random.Generato
     return _branch_convolution(child, morph, generator) | fusion
 
 
-def weight_shapes(network: Network) -> dict[str, Shape]:
+def weight_shapes(network: Network) -> dict[str, layers.Shape]:
     """Return the shapes of a network's parameters and running statistics."""
-    shapes, found = infer_shapes(network), dict[str, Shape]()
+    shapes, found = infer_shapes(network), dict[str, layers.Shape]()
     for node in network.nodes:
         channels, name = shapes[node.inputs[0]][0], node.name
         match node.layer:
-            case BatchNorm():
+            case layers.BatchNorm():
                 found |= dict.fromkeys((f"{name}.{part}" for part in _BATCH_NORM_PARTS), (channels,))
-            case Convolution(filters=out, kernel=kernel, bias=bias):
+            case layers.Convolution(filters=out, kernel=kernel, bias=bias):
                 found |= {f"{name}.weight": (out, channels, kernel, kernel)} | (
                     {f"{name}.bias": (out,)} if bias else {}
                 )
-            case Dense(units=out, bias=bias):
+            case layers.Dense(units=out, bias=bias):
                 found |= {f"{name}.weight": (out, channels)} | ({f"{name}.bias": (out,)} if bias else {})
     return found

@@ -7,16 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller.journal import (
-    EpochEvent,
-    Event,
-    Heartbeat,
-    Note,
-    Proposed,
-    SessionBegan,
-    SessionEnded,
-    TrialEvent,
-)
+from accelmark.automl.controller import journal
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.dataset import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 from accelmark.automl.model.counting import count
@@ -42,7 +33,7 @@ _COUNT_SLACK: Final = 1e-6
 """Rounding error of an accuracy times its number of images: correct predictions are summed in double precision."""
 
 
-def contradictions(config: AutomlConfig, events: Sequence[Event], state: SearchState) -> Iterator[Finding]:
+def contradictions(config: AutomlConfig, events: Sequence[journal.Event], state: SearchState) -> Iterator[Finding]:
     """Yield every contradiction of a journal."""
     epochs: dict[tuple[int, int], list[EpochRecord]] = {key: [] for key in state.attempts}
     for epoch in state.epochs:
@@ -249,7 +240,7 @@ def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator
         yield violation("clock", f"at most the {trained_s:.1f} s of training", actual)
 
 
-def _clock(events: Sequence[Event], delay_s: float) -> Iterator[Finding]:
+def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Finding]:
     """Compare every time with the controller's clock in the events before and after it.
 
     The journal is written in order, so an event lies between the heartbeats around it. A worker's times (ends of epochs
@@ -259,15 +250,15 @@ def _clock(events: Sequence[Event], delay_s: float) -> Iterator[Finding]:
     started: set[tuple[int, int]] = set()
     for event, bound_s in zip(events, _upper_bounds(events), strict=True):
         match event:
-            case SessionBegan():
+            case journal.SessionBegan():
                 if abs(event.clock_s - latest_s) > _SLACK_S:
                     actual = f"a session began at {event.clock_s:.1f} s"
                     yield violation("clock", f"{latest_s:.1f} s, where the run's clock stopped", actual)
                 clock_s, latest_s = event.clock_s, max(latest_s, event.clock_s)
-            case Heartbeat() | Note() | SessionEnded():
+            case journal.Heartbeat() | journal.Note() | journal.SessionEnded():
                 clock_s = max(clock_s, event.clock_s)
                 latest_s = max(latest_s, event.clock_s)
-            case TrialEvent(trial=record):
+            case journal.TrialEvent(trial=record):
                 where = f"trial {record.trial}, attempt {record.attempt}"
                 if (record.trial, record.attempt) not in started:
                     started.add((record.trial, record.attempt))
@@ -279,7 +270,7 @@ def _clock(events: Sequence[Event], delay_s: float) -> Iterator[Finding]:
                     earliest_s = 0.0 if record.status in FAILURES else clock_s - delay_s - drift_s
                     yield from _outside(f"{where}: its end", record.ended_s, earliest_s, bound_s + drift_s)
                 latest_s = max(latest_s, record.started_s if record.ended_s is None else record.ended_s)
-            case EpochEvent(epoch=epoch):
+            case journal.EpochEvent(epoch=epoch):
                 drift_s = _CLOCK_DRIFT * epoch.ended_s
                 where = f"trial {epoch.trial}, epoch {epoch.epoch}: its end"
                 yield from _outside(where, epoch.ended_s, clock_s - delay_s - drift_s, bound_s + drift_s)
@@ -292,7 +283,7 @@ def _outside(what: str, time_s: float, earliest_s: float, latest_s: float) -> It
         yield violation("clock", expected, f"{what} is at {time_s:.1f} s")
 
 
-def _upper_bounds(events: Sequence[Event]) -> list[float]:
+def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
     """Return for each event the latest time at which it can have been written; infinite before a kill.
 
     Of the next two clocks of the session one is later: a heartbeat has the time at which its step began, notes and ends
@@ -303,11 +294,11 @@ def _upper_bounds(events: Sequence[Event]) -> list[float]:
     for event in reversed(events):
         bounds.append(max(first_s, second_s))
         match event:
-            case SessionBegan():
+            case journal.SessionBegan():
                 first_s = second_s = float("inf")
-            case SessionEnded():
+            case journal.SessionEnded():
                 first_s = second_s = event.clock_s
-            case Heartbeat() | Note():
+            case journal.Heartbeat() | journal.Note():
                 first_s, second_s = event.clock_s, first_s
     return bounds[::-1]
 
@@ -324,7 +315,7 @@ def _overlaps(records: Iterable[TrialRecord]) -> Iterator[Finding]:
                 yield violation("clock", "one trial at a time per worker", actual)
 
 
-def broken_lineage(events: Iterable[Event], state: SearchState) -> Iterator[Finding]:
+def broken_lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Finding]:
     """Rebuild every network from its parent's morphs and from hyperparameters that were written into it.
 
     A child may be proposed before its parent's hyperparameters are written, so it may stem from any earlier form of the
@@ -335,7 +326,7 @@ def broken_lineage(events: Iterable[Event], state: SearchState) -> Iterator[Find
     for record in state.attempts.values():
         tuned.setdefault(record.individual, []).append(record.hyperparameters)
     for event in events:
-        if not isinstance(event, Proposed):
+        if not isinstance(event, journal.Proposed):
             continue
         one = event.individual
         earlier = forms.setdefault(one.id, [])

@@ -12,6 +12,7 @@ from math import log
 from typing import Final, final
 
 from accelmark.automl.records import EpochRecord, TrialRecord
+from accelmark.results.rounds.search import SearchUtilisation
 
 SAMPLE_S: Final = 360.0
 
@@ -132,30 +133,19 @@ class Scoreboard:
         return (*(self.at(time) for time in times if self.ended_s - time > 1e-9), self.final())
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Utilisation:
-    """Use of the workers' time, in seconds over all workers."""
-
-    available_s: float
-    training_s: float
-    evaluating_s: float
-
-    @property
-    def idle_share(self) -> float | None:
-        """The share without training or evaluation; None before the first epoch."""
-        worked_s = self.training_s + self.evaluating_s
-        return max(0.0, 1 - worked_s / self.available_s) if worked_s > 0 and self.available_s > 0 else None
-
-
 def utilisation(
     trials: Iterable[TrialRecord], epochs: Iterable[EpochRecord], *, workers: int, until_s: float
-) -> Utilisation:
-    """Return the use of the time from the first trial's start to ``until_s``."""
+) -> SearchUtilisation:
+    """Return the use of the workers' time from the first trial's start to ``until_s``."""
     known, done = list(trials), list(epochs)
-    started = min((trial.started_s for trial in known), default=until_s)
-    return Utilisation(
-        available_s=workers * (until_s - started),
-        training_s=sum(epoch.training_s for epoch in done),
-        evaluating_s=sum(epoch.evaluating_s for epoch in done) + sum(trial.held_out_s for trial in known),
+    available_s = workers * (until_s - min((trial.started_s for trial in known), default=until_s))
+    training_s = sum(epoch.training_s for epoch in done)
+    evaluating_s = sum(epoch.evaluating_s for epoch in done) + sum(trial.held_out_s for trial in known)
+    worked_s = training_s + evaluating_s
+    return SearchUtilisation(
+        workers=workers,
+        available_s=available_s,
+        training_s=training_s,
+        evaluating_s=evaluating_s,
+        idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
     )

@@ -14,34 +14,24 @@ from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.consistency import contradictions
 from accelmark.automl.scoring.rules import Facts, Rules, disclosures, preset, violation, violations
 from accelmark.automl.scoring.score import ScorePoint
-from accelmark.results.figures.consumption import consumption_figures
-from accelmark.results.figures.definitions import FigureName
-from accelmark.results.read.telemetry import read_samples
 from accelmark.results.rounds.search import (
     SearchConsumption,
     SearchPoint,
     SearchSummary,
-    SearchUtilisation,
     SearchVerdict,
+    search_consumption,
 )
 from accelmark.results.schema import Finding
-from accelmark.spec.errors import AccelmarkError
 
 _STEP_S: Final = {"aiperf-v1": 360.0}
 _DEFAULT_STEP_S: Final = 30.0
-_CONSUMPTION: Final = {
-    "mean_power_w": FigureName.MEAN_POWER,
-    "energy_j": FigureName.ENERGY,
-    "device_utilisation": FigureName.DEVICE_UTILISATION,
-    "cpu_utilisation": FigureName.CPU_UTILISATION,
-}
 
 
 def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> SearchSummary:
     """Compute the figures of a search; raises RunError or JournalError where it cannot be read."""
     config = directory.config()
     known = state or directory.state()
-    board, used, epochs = known.scoreboard(), known.utilisation(), known.useful_epochs()
+    board, epochs = known.scoreboard(), known.useful_epochs()
     best = board.best_trial_at(known.clock_s + 1)
 
     def point(one: ScorePoint) -> SearchPoint:
@@ -64,14 +54,8 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
         trained_images=sum(epoch.trained_images for epoch in epochs),
         final=point(board.final()),
         series=tuple(point(one) for one in board.series(_STEP_S.get(config.rules, _DEFAULT_STEP_S))),
-        utilisation=SearchUtilisation(
-            workers=known.workers,
-            available_s=used.available_s,
-            training_s=used.training_s,
-            evaluating_s=used.evaluating_s,
-            idle_share=used.idle_share,
-        ),
-        consumption=consumption_of(directory, known),
+        utilisation=known.utilisation(),
+        consumption=_consumption(directory, known),
         best_trial=best.trial if best is not None else None,
         judgement=apply_rules(preset(config.rules), facts_of(config, known)),
         interruptions=known.interruptions,
@@ -164,31 +148,16 @@ def _unchecked(state: SearchState, chain: HashChain) -> list[str]:
     return lines
 
 
-def consumption_of(directory: SearchDirectory, state: SearchState) -> SearchConsumption:
+def _consumption(directory: SearchDirectory, state: SearchState) -> SearchConsumption:
     """Return power and utilization of the last session, from its first trial's start to its last epoch's end."""
-    session = state.sessions[-1] if state.sessions else None
-    path = directory.telemetry(len(state.sessions)) / "telemetry.jsonl"
-    if session is None or not path.is_file():
-        return _no_consumption("no telemetry was recorded; hosts of a cluster have their own monitoring")
-    board = state.scoreboard()
-    begun = session.monotonic_s + max(session.clock_s, board.started_s) - session.clock_s
-    ended = session.monotonic_s + board.ended_s - session.clock_s
-    if ended <= begun:
-        return _no_consumption("no trial ran in the last session")
-    try:
-        samples = read_samples(path)
-    except AccelmarkError as error:
-        return _no_consumption(str(error))
+    if not state.sessions:
+        return search_consumption(None, "", (0.0, 0.0), 0)
+    session, board = state.sessions[-1], state.scoreboard()
+    offset = session.monotonic_s - session.clock_s
+    window = (offset + max(session.clock_s, board.started_s), offset + board.ended_s)
     images = sum(epoch.trained_images for epoch in state.useful_epochs())
-    device_type = "accelerator" if samples.devices else "cpu"
-    figures, warnings = consumption_figures({session.host: (samples, [(begun, ended)])}, images, device_type, "")
-    reasons = {name: figures[figure].reason or "" for name, figure in _CONSUMPTION.items() if figures[figure].reason}
-    if warnings:
-        reasons["warnings"] = "; ".join(warnings)
-    if len(state.sessions) > 1:
-        reasons["sessions"] = "the search was resumed; the figures are of its last session"
-    return SearchConsumption(**{name: figures[one].value for name, one in _CONSUMPTION.items()}, reasons=reasons)
-
-
-def _no_consumption(reason: str) -> SearchConsumption:
-    return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, reason))
+    found = search_consumption(directory.telemetry(len(state.sessions)), session.host, window, images)
+    if len(state.sessions) == 1:
+        return found
+    remark = {"sessions": "the search was resumed; the figures are of its last session"}
+    return found.model_copy(update={"reasons": found.reasons | remark})

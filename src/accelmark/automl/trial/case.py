@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from accelmark.automl.dataset import Dataset, Images
+from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.network import Network
@@ -18,6 +18,7 @@ from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted
 from accelmark.automl.records import WeightMode
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
 from accelmark.automl.workers.messages import TrialListener, TrialOrder
+from accelmark.datasets.images import Images
 from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 

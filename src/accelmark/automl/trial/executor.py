@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from accelmark.automl.config import TrainingConfig
-from accelmark.automl.dataset import ArrayImages, Dataset
+from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import EpochReport, Hyperparameters
 from accelmark.automl.trial.case import TrialCase
 from accelmark.automl.trial.module import load_weights
 from accelmark.automl.trial.reports import TrialReports
 from accelmark.automl.workers.messages import TrainedWeights, TrialEnd, TrialListener, TrialOrder, TrialResult
+from accelmark.datasets.images import ArrayImages
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.errors import DataError

@@ -9,22 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accelmark.automl.model.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalPool,
-    Layer,
-    MaxPool,
-    ReLU,
-    Shape,
-    Softmax,
-)
+from accelmark.automl.model import layers
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.weights import Array, Weights
 
@@ -49,31 +34,31 @@ def _sum(*sources: Tensor) -> Tensor:
     return total
 
 
-def _build(layer: Layer, source: Shape) -> nn.Module:
+def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
     match layer:
-        case Convolution(filters=filters, kernel=kernel):
+        case layers.Convolution(filters=filters, kernel=kernel):
             return nn.Conv2d(source[0], filters, kernel, layer.stride, layer.padding, bias=layer.bias)
-        case BatchNorm():
+        case layers.BatchNorm():
             return (nn.BatchNorm2d if len(source) == 3 else nn.BatchNorm1d)(source[0], eps=layer.epsilon)
-        case ReLU():
+        case layers.ReLU():
             return nn.ReLU()
-        case Add():
+        case layers.Add():
             return _Apply(_sum)
-        case Concat():
+        case layers.Concat():
             return _Apply(lambda *sources: torch.cat(sources, dim=1))
-        case MaxPool():
+        case layers.MaxPool():
             return nn.MaxPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
-        case AveragePool():
+        case layers.AveragePool():
             return nn.AvgPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
-        case GlobalPool():
+        case layers.GlobalPool():
             return _Apply(lambda image: image.mean(dim=(2, 3)))
-        case Dense():
+        case layers.Dense():
             return nn.Linear(source[0], layer.units, bias=layer.bias)
-        case Dropout():
+        case layers.Dropout():
             return nn.Dropout(layer.rate)
-        case Flatten():
+        case layers.Flatten():
             return nn.Flatten()
-        case Softmax():
+        case layers.Softmax():
             return nn.Softmax(dim=1)
 
 

@@ -27,7 +27,7 @@ from accelmark.automl.dataset import Dataset, open_dataset, read_weights
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
 from accelmark.automl.trial.executor import RankContext, TorchExecutor, device_type, warm_up
-from accelmark.automl.workers.messages import TrainedWeights, TrialExecutor, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.workers.messages import TrainedWeights, TrialListener, TrialOrder, TrialResult
 from accelmark.spec.errors import RunError
 from accelmark.spec.framework import RankPlace
 
@@ -42,7 +42,7 @@ _Line = dict[str, Any] | None
 
 def make_executor(
     data: Dataset, dataset: DatasetConfig, network: Network, *, devices: int, threads: int
-) -> TrialExecutor:
+) -> TorchExecutor | RankGroup:
     """Return a warmed-up executor on this worker's devices; ``threads`` 0: each rank's share of the cores."""
     if devices == 1:
         place = RankContext(device_type(), threads=threads or None)

@@ -20,7 +20,7 @@ from accelmark.train.loop.ends import End
 
 @final
 class TrialReports:
-    """Event log and judge of a trial. All but the losses is equal on every rank.
+    """Receives the driver's events and decides on an early end. All but the losses is equal on every rank.
 
     ``began``: monotonic time of the trial's start, before the model is built.
     """

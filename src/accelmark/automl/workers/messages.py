@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, final
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -65,16 +63,6 @@ class TrialListener(Protocol):
         ...
 
 
-class TrialExecutor(Protocol):
-    """Trains one network on one set of devices."""
-
-    def run(
-        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
-    ) -> tuple[TrialResult, TrainedWeights]:
-        """Run a trial; return its end and the best epoch's weights. Raises only where the worker itself is broken."""
-        ...
-
-
 class WorkerReport(Record):
     """What a worker reports when it is ready: its process and the data that it opened."""
 
@@ -84,27 +72,21 @@ class WorkerReport(Record):
     splits: Splits
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Images of its trial that a worker has processed so far."""
 
     worker: int
     images: int
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochEnded(NamedTuple):
     """A worker finished an epoch."""
 
     worker: int
     report: EpochReport
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class TrialEnded:
+class TrialEnded(NamedTuple):
     """A trial ended on its worker, with the weights of its best epoch."""
 
     worker: int
@@ -112,9 +94,7 @@ class TrialEnded:
     weights: TrainedWeights
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker is gone with its trial."""
 
     worker: int
@@ -122,40 +102,10 @@ class WorkerLost:
     reason: str
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(NamedTuple):
     """A worker, or its replacement, is ready for a trial."""
 
     worker: int
 
 
 Message = Progress | EpochEnded | TrialEnded | WorkerLost | WorkerReady
-
-
-class WorkerPool(Protocol):
-    """Workers numbered from 0, each of which runs one trial at a time."""
-
-    reports: dict[int, WorkerReport]
-    """The report of each worker that has become ready."""
-    size: int
-
-    def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
-        """Give an idle worker a trial."""
-        ...
-
-    def cancel(self, worker: int) -> None:
-        """Ask a worker to cut its trial and report the part that was trained."""
-        ...
-
-    def replace(self, worker: int) -> None:
-        """Kill a worker and start a new one; its ``WorkerReady`` follows."""
-        ...
-
-    def listen(self, timeout_s: float) -> Sequence[Message]:
-        """Return messages; waits at most ``timeout_s`` for the first."""
-        ...
-
-    def close(self) -> None:
-        """End all workers."""
-        ...

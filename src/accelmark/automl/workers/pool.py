@@ -1,42 +1,22 @@
-"""Pools of workers: the protocol with a worker over futures, and its two transports: threads and Ray actors."""
+"""A pool of workers: the protocol between controller and workers, over futures of method calls."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
-from accelmark.automl.config import AutomlConfig, DatasetConfig, check_capacity
-from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
-from accelmark.automl.workers.messages import (
-    EpochEnded,
-    Message,
-    Progress,
-    TrainedWeights,
-    TrialEnded,
-    TrialOrder,
-    TrialResult,
-    WorkerLost,
-    WorkerReady,
-    WorkerReport,
-)
-from accelmark.automl.workers.worker import TrialWorker
+from accelmark.automl.workers import messages
 from accelmark.spec.errors import RunError
 
 _DRAIN_S: Final = 0.5
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0
 _IDLE_S: Final = 0.02
-_RAY_VARIABLES: Final = {
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 class _Call(NamedTuple):
@@ -44,13 +24,14 @@ class _Call(NamedTuple):
     method: Literal["report", "drain", "run"]
 
 
-class FuturesPool(ABC):
+class WorkerPool(ABC):
     """Runs trials on workers whose methods are called through futures."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.reports: dict[int, WorkerReport] = {}
+        self.reports: dict[int, messages.WorkerReport] = {}
         self._pending: dict[Future[Any], _Call] = {}
+        self._training: set[int] = set()
 
     @abstractmethod
     def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
@@ -73,11 +54,12 @@ class FuturesPool(ABC):
             self.replace(worker)
         while len(self.reports) < self.size:
             for message in self.listen(_START_S):
-                if isinstance(message, WorkerLost):
+                if isinstance(message, messages.WorkerLost):
                     raise RunError(f"worker {message.worker} cannot start: {message.reason}")
 
-    def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
+    def start(self, worker: int, order: messages.TrialOrder, weights: messages.TrainedWeights) -> None:
         """Give an idle worker a trial."""
+        self._training.add(worker)
         self._call(worker, "run", order.model_dump_json(), weights)
         self._call(worker, "drain", _DRAIN_S)
 
@@ -89,10 +71,11 @@ class FuturesPool(ABC):
         """Kill a worker and start a new one."""
         for future in [future for future, call in self._pending.items() if call.worker == worker]:
             del self._pending[future]
+        self._training.discard(worker)
         self._restart(worker)
         self._call(worker, "report")
 
-    def listen(self, timeout_s: float) -> Sequence[Message]:
+    def listen(self, timeout_s: float) -> Sequence[messages.Message]:
         """Return messages; waits at most ``timeout_s`` for the first."""
         if not self._pending:
             time.sleep(min(timeout_s, _IDLE_S))  # leaves the processor to the search for the next network
@@ -101,44 +84,44 @@ class FuturesPool(ABC):
         ordered = sorted(done, key=lambda future: self._pending[future].method == "run")
         return [message for future in ordered for message in self._messages(future)]
 
-    def _messages(self, future: Future[Any]) -> list[Message]:
+    def _messages(self, future: Future[Any]) -> list[messages.Message]:
         call = self._pending.pop(future, None)
         if call is None:
             return []
         worker = call.worker
+        if call.method == "run":
+            self._training.discard(worker)
         try:
             value = future.result()
         except Exception as error:  # noqa: BLE001 - any failure means that the worker is lost
-            if call.method == "drain" and _Call(worker, "run") in self._pending.values():
+            if call.method == "drain" and worker in self._training:
                 return []  # the result's future fails too and is reported
             status: Literal["lost", "out-of-memory"] = (
                 "out-of-memory" if type(error).__name__ == "OutOfMemoryError" else "lost"
             )
-            return [WorkerLost(worker, status, _last_line(str(error)))]
+            return [messages.WorkerLost(worker, status, _last_line(str(error)))]
         match call.method:
             case "report":
-                self.reports[worker] = WorkerReport.model_validate_json(value)
-                return [WorkerReady(worker)]
+                self.reports[worker] = messages.WorkerReport.model_validate_json(value)
+                return [messages.WorkerReady(worker)]
             case "drain":
-                if _Call(worker, "run") in self._pending.values():
+                if worker in self._training:
                     self._call(worker, "drain", _DRAIN_S)
                 return _progress(worker, value)
-        last = [one for one, call in self._pending.items() if call == _Call(worker, "drain")]
-        for one in last:
+        drains = [one for one, other in self._pending.items() if other == _Call(worker, "drain")]
+        for one in drains:
             del self._pending[one]
-        messages: list[Message] = []
-        try:
-            for one in (*last, self._submit(worker, "drain", _DRAIN_S)):
-                messages += _progress(worker, one.result(_LAST_DRAIN_S))
-        except Exception:  # noqa: BLE001 - the worker was lost after its trial; the result is known
-            messages = list(messages)
-        return [*messages, TrialEnded(worker, TrialResult.model_validate_json(value[0]), value[1])]
+        found: list[messages.Message] = []
+        with suppress(Exception):  # the worker may be lost after its trial; the result is known
+            for one in (*drains, self._submit(worker, "drain", _DRAIN_S)):
+                found += _progress(worker, one.result(_LAST_DRAIN_S))
+        return [*found, messages.TrialEnded(worker, messages.TrialResult.model_validate_json(value[0]), value[1])]
 
 
-def _progress(worker: int, value: tuple[int, list[str]]) -> list[Message]:
+def _progress(worker: int, value: tuple[int, list[str]]) -> list[messages.Message]:
     images, reports = value
-    epochs = [EpochEnded(worker, EpochReport.model_validate_json(report)) for report in reports]
-    return [Progress(worker, images), *epochs]
+    epochs = [messages.EpochEnded(worker, EpochReport.model_validate_json(report)) for report in reports]
+    return [messages.Progress(worker, images), *epochs]
 
 
 def _last_line(text: str) -> str:
@@ -146,99 +129,3 @@ def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.split(":")[0]]
     return errors[-1] if errors else lines[0] if lines else "the worker is gone"
-
-
-class ThreadPool(FuturesPool):
-    """Workers as threads of this process, for benchmarks and tests. A worker that hangs cannot be replaced."""
-
-    def __init__(self, dataset: DatasetConfig, network: Network, size: int, *, threads: int = 1) -> None:
-        super().__init__(size)
-        self._arguments: Final = (dataset.model_dump_json(), network.model_dump_json(), 1, threads)
-        self._workers: dict[int, TrialWorker] = {}
-        self._pool: Final = ThreadPoolExecutor(max_workers=3 * size, thread_name_prefix="trial")
-        self._start_all()
-
-    def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
-        return self._pool.submit(getattr(self._workers[worker], method), *arguments)
-
-    def _restart(self, worker: int) -> None:
-        if worker in self._workers:
-            raise RunError(f"worker {worker} hangs or failed; a thread cannot be replaced")
-        self._workers[worker] = TrialWorker(*self._arguments)
-
-    def close(self) -> None:
-        """Cut all trials."""
-        for worker in self._workers.values():
-            worker.cancel()
-        self._pool.shutdown(wait=False)
-
-
-class RayPool(FuturesPool):
-    """Workers as Ray actors; accelerators and cores are reserved, so that no two trials share them.
-
-    ``address`` None starts Ray on this machine.
-    """
-
-    def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
-        import ray
-
-        super().__init__(config.schedule.concurrency)
-        os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
-        self._ray: Final = ray
-        self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
-        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
-        self._connect(address, {"address": address} if address else own)
-        self._actors: dict[int, Any] = {}
-        try:
-            self._class, self._arguments = self._actor_class(config, network)
-            self._start_all()
-        except BaseException:
-            self.close()
-            raise
-
-    def _connect(self, address: str | None, options: Mapping[str, Any]) -> None:
-        """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
-        ray = self._ray
-        for is_last in (False, True):
-            try:
-                ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
-            except Exception as error:
-                ray.shutdown()
-                if address is not None:
-                    raise RunError(
-                        f"cannot connect to Ray at {address}: {error}. Check that it runs there, that it is Ray"
-                        f" {ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
-                        " ~/.ray/auth_token"
-                    ) from error
-                # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
-                if is_last or "timed out during startup" not in str(error):
-                    raise RunError(f"Ray cannot be started: {error}") from error
-            else:
-                return
-
-    def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
-        resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
-        devices = config.training.devices_per_trial
-        cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
-        check_capacity(config, cores=cores, accelerators=accelerators)
-        threads = 0 if accelerators else max(1, cores // (self.size * devices))
-        reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
-        # Several threads let the actor answer while it trains.
-        actor = self._ray.remote(TrialWorker).options(max_concurrency=4, max_restarts=0, **reserved)
-        return actor, (config.dataset.model_dump_json(), network.model_dump_json(), devices, threads)
-
-    def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
-        future: Future[Any] = getattr(self._actors[worker], method).remote(*arguments).future()
-        return future
-
-    def _restart(self, worker: int) -> None:
-        if worker in self._actors:
-            self._ray.kill(self._actors[worker], no_restart=True)
-        self._actors[worker] = self._class.remote(*self._arguments)
-
-    def close(self) -> None:
-        """End all workers; a Ray that this process started ends too."""
-        for actor in self._actors.values():
-            self._ray.kill(actor, no_restart=True)
-        self._ray.shutdown()
-        self._folder.cleanup()

@@ -15,8 +15,8 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from accelmark.frameworks.pytorch.blocks import CompileCounter, wrap_blocks
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
@@ -54,7 +54,7 @@ from accelmark.frameworks.pytorch.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import Compiled, EndReason, Event, Inspected, Started
 from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
@@ -87,6 +87,7 @@ class PyTorchBackend:
         self._probes = Probes(reason="no code of a vendor's runs")
         self._feed: Ahead[Batch] | None = None
         self._eval_batches: Batches | None = None
+        self._compiled: CompileCounter | None = None
         self.world_size = ranks.world_size
         self.immediate = True
         self.clock: StepClock | None = HostClock()
@@ -129,7 +130,7 @@ class PyTorchBackend:
             seen.hooks, seen.case, seen.hooks_class = hooks, case, hooks_class
         self._batches = self._open_data(case)
         seed_everything(shared_seed)
-        model = case.build_model()
+        model = self._build_model(case, hooks)
         weights = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         if ranks.rank == 0:
@@ -195,6 +196,23 @@ class PyTorchBackend:
             )
         return batches
 
+    def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
+        """Build the model with its weights; without them where FSDP2 will take them from rank 0.
+
+        A vendor's hooks may read weights, so that with them every rank builds all of the model.
+        """
+        hooks.scatters_weights = self._settings.parallelism == "fsdp2" and self.world_size > 1 and type(hooks) is Hooks
+        if hooks.scatters_weights and self._ranks.rank != 0:
+            try:
+                with torch.device("meta"):
+                    return case.build_model()
+            except (RuntimeError, NotImplementedError) as error:
+                message = (
+                    f"the model cannot be built on the meta device ({_first_line(error)}): this rank builds all of it"
+                )
+                self._log.event(Event.WARNING, {"message": message})
+        return case.build_model()
+
     def _build(self, hooks: Hooks, model: nn.Module, standard: Standard, *, is_changed: bool) -> Started:
         """Carry the model through the hooks in their order; the events tell how long each took."""
         settings = self._settings
@@ -202,11 +220,8 @@ class PyTorchBackend:
         model.train()
         self.num_parameters = num_parameters(model)
         class_name = type(model).__name__
-        if settings.activation_checkpointing:
-            self._checkpoint_activations(model)
         inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
-        if settings.compile != "off":
-            self._compile(inner)
+        self._wrap(inner)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))
         standard_class, changes = optimizer_facts(
@@ -259,26 +274,45 @@ class PyTorchBackend:
         self._log.event(event, {"duration_s": round(time.monotonic() - start, 6)})
         return built
 
-    def _blocks(self, model: nn.Module, setting: str) -> list[nn.Module]:
+    def _wrap(self, model: nn.Module) -> None:
+        """Checkpoint activations and compile, in place, before any wrapper of data parallelism.
+
+        Compiled are the blocks where activations are checkpointed or FSDP2 shards block by block, else the model.
+        """
+        settings = self._settings
+        mode = self._compile_mode()
+        checkpointing = settings.activation_checkpointing
         blocks = self._case.checkpointed_blocks(model)
-        if not blocks:
-            raise RequestError(f"{setting}: case {self._job.case.name!r} names no repeated blocks for it; leave it off")
-        return blocks
+        if checkpointing != "off" and not blocks:
+            raise RequestError(
+                f"activation_checkpointing: case {self._job.case.name!r} names no repeated blocks for it; leave it off"
+            )
+        if checkpointing != "off" or (mode is not None and blocks and settings.parallelism == "fsdp2"):
+            wrap_blocks(blocks, checkpointing, mode)
+        elif mode is not None:
+            model.compile(mode=mode)
 
-    def _checkpoint_activations(self, model: nn.Module) -> None:
-        for block in self._blocks(model, "activation_checkpointing"):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-    def _compile(self, model: nn.Module) -> None:
-        """Compile in place, before any wrapper: block by block under FSDP2, whose hooks stand between the blocks."""
+    def _compile_mode(self) -> str | None:
+        """Return the mode to compile in; None where nothing is compiled."""
         mode = self._settings.compile
+        if mode == "off":
+            return None
         if (why := uncompilable(self._device)) is not None:
             message = f"compile: {mode}: this host cannot compile, so the model is trained as it is ({why})"
             self._log.event(Event.WARNING, {"message": message})
+            return None
+        self._compiled = CompileCounter()
+        return mode
+
+    def _log_compilation(self) -> None:
+        """Log the number of compiled graphs; warn where nothing was compiled although it was asked for."""
+        if self._compiled is None:
             return
-        blocks = self._case.checkpointed_blocks(model) if self._settings.parallelism == "fsdp2" else []
-        for module in blocks or [model]:
-            module.compile(mode=mode)
+        graphs, breaks = self._compiled.read()
+        self._log.event(Event.COMPILED, Compiled(graphs=graphs, graph_breaks=breaks))
+        if not graphs:
+            message = f"compile: {self._settings.compile}: nothing of the model was compiled"
+            self._log.event(Event.WARNING, {"message": message})
 
     def _schedule_length(self) -> int:
         settings = self._settings
@@ -384,6 +418,7 @@ class PyTorchBackend:
 
     def inspected(self) -> Inspected | None:
         """Look once more at what a vendor's code replaced, now that it has done its work."""
+        self._log_compilation()
         return self._inspection.ended() if self._inspection is not None else None
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:

@@ -157,7 +157,8 @@ class Checkpoints:
                 optim_state_dict=state["optimizer"],
             )
             return
-        state = torch.load(newest / "weights.pt", weights_only=True, map_location=self._device)
+        # Memory-mapped on the CPU: the device never holds two copies, and step counters stay on the device of before.
+        state = torch.load(newest / "weights.pt", weights_only=True, map_location="cpu", mmap=True)
         plain(training.model).load_state_dict(state["model"])
         training.optimizer.load_state_dict(state["optimizer"])
 

@@ -8,8 +8,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -53,6 +54,9 @@ def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
     configs: dict[str, int | str] = {"timeout": given.timeout_s}
     if not alone:
         configs["rank"] = given.node_rank
+    # torch 2.11 has a fixed timeout of 30 s.
+    has_timeout = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
+    shutdown: dict[str, Any] = {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S} if has_timeout else {}
     return LaunchConfig(
         min_nodes=given.nnodes,
         max_nodes=given.nnodes,
@@ -66,7 +70,7 @@ def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
         start_method="spawn",
         local_addr=given.local_addr or (_LOOPBACK if alone else None),
         logs_specs=DefaultLogsSpecs(log_dir=log_dir),
-        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        **shutdown,
     )
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from accelmark.frameworks.pytorch.sharding import shard
+
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
@@ -44,13 +46,13 @@ class Training:
     autocast: Autocast
 
     def sync_gradients(self, wanted: bool) -> None:
-        """Say whether the next backward pass exchanges gradients between ranks (the last of a step does)."""
+        """Set whether the next backward pass exchanges gradients between ranks (the last of a step does).
+
+        Only ``DistributedDataParallel`` can leave it out. FSDP2 reduces gradients in every backward pass: otherwise
+        each rank would keep unsharded fp32 gradients, 4 bytes a parameter of the whole model.
+        """
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = wanted
-            return
-        exchange: Callable[[bool], None] | None = getattr(self.model, "set_requires_gradient_sync", None)
-        if exchange is not None:
-            exchange(wanted)
 
 
 class Hooks:
@@ -67,9 +69,16 @@ class Hooks:
         self.settings = case.settings
         self.place = case.place
         self.device = case.place.device
+        self.scatters_weights = False
+        """Whether FSDP2 has to take the weights from rank 0: on the other ranks the model is on the meta device."""
 
     def convert_model(self, model: nn.Module) -> nn.Module:
-        """Return the model on its device, in the memory format that the settings ask for."""
+        """Return the model on its device, in the memory format that the settings ask for.
+
+        With FSDP2 it stays where it is: ``model_to_ddp`` moves it block by block, so that no device holds all of it.
+        """
+        if self.settings.parallelism == "fsdp2":
+            return model
         model = model.to(self.device)
         if self.settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -93,17 +102,8 @@ class Hooks:
         return DistributedDataParallel(model, device_ids=indices, gradient_as_bucket_view=True)
 
     def _shard(self, model: nn.Module) -> nn.Module:
-        # Imported here: they cost every process most of a second, and most runs shard nothing.
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
-        dtype = AUTOCAST_DTYPES.get(self.settings.precision)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-        for block in self.case.checkpointed_blocks(model):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        return model
+        blocks, dtype = self.case.checkpointed_blocks(model), AUTOCAST_DTYPES.get(self.settings.precision)
+        return shard(model, blocks, self.device, self.place.world_size, dtype, scatter=self.scatters_weights)
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer over the parameters of ``model``, the case's own by default."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from accelmark.results.read.train_log import Attempt, TrainLog, read_train_log
-from accelmark.spec.events import Evaluation, Finished, Inspected, Started
+from accelmark.spec.events import Compiled, Evaluation, Finished, Inspected, Started
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ class RankEnd:
     started: Started | None
     finished: Finished | None
     inspected: Inspected | None
+    compiled: Compiled | None
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
     malformed: int
@@ -198,6 +199,7 @@ def _end_of(log: TrainLog) -> RankEnd:
         log.started,
         log.finished,
         log.inspected,
+        log.compiled,
         tuple(log.warnings),
         tuple(log.errors),
         log.report.malformed + log.invalid,

@@ -9,7 +9,7 @@ from typing import final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Evaluation, Event, Finished, Inspected, Started, StepWindow
+from accelmark.spec.events import Compiled, Evaluation, Event, Finished, Inspected, Started, StepWindow
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
 
 
@@ -70,6 +70,7 @@ class TrainLog:
     started: Started | None = None
     finished: Finished | None = None
     inspected: Inspected | None = None
+    compiled: Compiled | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     invalid: int = 0
@@ -116,6 +117,8 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
             log.finished = record.value_as(Finished)
         case Event.INSPECTED:
             log.inspected = record.value_as(Inspected)
+        case Event.COMPILED:
+            log.compiled = record.value_as(Compiled)
         case Event.WARNING:
             log.warnings.append(str(record.value.get("message", dict(record.value))))
         case Event.ERROR:

@@ -14,16 +14,19 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.figures.aggregate import spread
+from accelmark.results.figures.consumption import consumption_figures
 from accelmark.results.figures.definitions import FigureName
+from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
 _JOURNAL: Final = "journal.jsonl"
+_RECORD: Final = "telemetry.jsonl"
 _VERSION: Final = 1
 _ROUND: Final = "search"
 _STATES: Final[dict[str, JobState]] = {
@@ -32,6 +35,12 @@ _STATES: Final[dict[str, JobState]] = {
 _OF_THIS_MACHINE: Final = frozenset({"dataset.directory", "dataset.train_directory", "dataset.held_out_directory"})
 
 F = FigureName
+_CONSUMPTION: Final = {
+    "mean_power_w": F.MEAN_POWER,
+    "energy_j": F.ENERGY,
+    "device_utilisation": F.DEVICE_UTILISATION,
+    "cpu_utilisation": F.CPU_UTILISATION,
+}
 
 
 class _Part(BaseModel):
@@ -115,6 +124,30 @@ class SearchSummary(_Part):
         return self.model_dump_json(indent=2, by_alias=True)
 
 
+def search_consumption(
+    telemetry: Path | None, host: str, window: tuple[float, float], images: int
+) -> SearchConsumption:
+    """Compute power and utilization from a telemetry directory within a ``window`` of the host's monotonic clock."""
+    reason = None
+    if telemetry is None or not (telemetry / _RECORD).is_file():
+        reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
+    elif window[1] <= window[0]:
+        reason = "no trial ran in the last session"
+    else:
+        try:
+            samples = read_samples(telemetry / _RECORD)
+        except AccelmarkError as error:
+            reason = str(error)
+        else:
+            device_type = "accelerator" if samples.devices else "cpu"
+            figures, warnings = consumption_figures({host: (samples, [window])}, images, device_type, "")
+            reasons = {name: str(figures[one].reason) for name, one in _CONSUMPTION.items() if figures[one].reason}
+            values = {name: figures[one].value for name, one in _CONSUMPTION.items()}
+            remarks = {"warnings": "; ".join(warnings)} if warnings else {}
+            return SearchConsumption.model_validate({**values, "reasons": reasons | remarks})
+    return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, reason))
+
+
 def is_search(path: Path) -> bool:
     """Return whether a directory is that of an AutoML search."""
     return (path / CONFIG_FILE).is_file()
@@ -160,7 +193,7 @@ def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
     """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
     limit = (config.get("dataset") or {}).get("limit")
     parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
-    parts += [f"counted by {report.counting}", *([f"{limit:,} pictures"] if isinstance(limit, int) else [])]
+    parts += [f"counted by {report.counting}", *([f"{limit:,} images"] if isinstance(limit, int) else [])]
     return ", ".join(parts)
 
 
@@ -217,7 +250,6 @@ def _round(
 def _hardware(vendor: str, device: str | None) -> str:
     """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
     from accelmark.spec.catalog import load_vendor
-    from accelmark.spec.errors import AccelmarkError
 
     try:
         chip = load_vendor(vendor).chip_of(device, None) if device else None

@@ -156,9 +156,11 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
     started = timeline.lead_end.started if timeline else None
     hosts = [{"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes]
     inspected = merged_inspection(timeline.ranks) if timeline else None
+    compiled = timeline.lead_end.compiled if timeline else None
     return Environment(
         hosts=tuple(hosts),
         started=started.model_dump() if started else {},
+        compiled=compiled.model_dump() if compiled else {},
         inspected=inspected.model_dump() if inspected else {},
     )
 

@@ -23,10 +23,12 @@ from accelmark.run.preflight.facts import (
     cluster_problems,
     device_problems,
     host_problems,
+    requirement_problems,
 )
 from accelmark.run.preflight.host_checks import check_images, devices_command, has_devices, pulled_images, read_devices
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.requirements import Need, distributions
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """Packages that the node agent imports."""
@@ -94,6 +96,8 @@ class Preflight:
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
             problems = host_problems(name, facts, self._cluster, offset, host.work_directory, host.visible_file)
+            installed = [package for job in self._jobs_on(host) for package in job.installs]
+            problems += requirement_problems(name, facts, self._needs(host), installed)
             if self._cluster.container is not None and facts.engine_problem is None:
                 problems += await check_images(host, self._directory.plan, self._jobs_on(host))
             if all(problem.severity == "warning" for problem in problems):
@@ -114,8 +118,15 @@ class Preflight:
             "directories": [str(path) for path in self._given_data],
             "files": files + ([str(host.visible_file)] if host.visible_file is not None else []),
             "modules": list(NEEDED_MODULES),
+            "distributions": distributions(self._needs(host)),
             "engine": container.engine if container is not None else None,
         }
+
+    def _needs(self, host: PreflightHost) -> list[Need]:
+        """Return what the host's jobs need in its own Python; a container's is not checked."""
+        if self._cluster.container is not None:
+            return []
+        return [need for job in self._jobs_on(host) for need in job.requires]
 
     def _ports(self, host: HostSpec) -> list[int]:
         is_master = any(len(job.nodes) > 1 and job.nodes[0].host == host.name for job in self._jobs)

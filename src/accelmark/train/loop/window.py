@@ -74,8 +74,10 @@ class Window:
         """Return the figures of a closed window, waiting for its last step where it is not computed yet."""
         losses = closed.losses()
         step_ms: tuple[float, ...] = ()
+        span_ms: float | None = None
         if self._clock is not None:
             step_ms = tuple(round(self._clock.elapsed_ms(start, end), 4) for start, end in closed.marks)
+            span_ms = round(self._clock.elapsed_ms(closed.marks[0][0], closed.marks[-1][1]), 4)
             self._clock.release([mark for pair in closed.marks for mark in pair])
         position = closed.position
         # Without validation: every value is a number made here, and a window is read between two steps.
@@ -89,6 +91,7 @@ class Window:
             step_ms=step_ms,
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
             wall_ms=round(closed.wall_ms, 4),
+            span_ms=span_ms,
         )
 
 

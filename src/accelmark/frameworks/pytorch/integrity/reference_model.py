@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Self, final
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
+from accelmark.frameworks.pytorch.blocks import has_foreign_forward
 from accelmark.frameworks.pytorch.hooks import Autocast
 from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
 
@@ -109,8 +108,7 @@ def _description(module: nn.Module) -> str:
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
     said = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")
-    own = vars(module).get("forward")
-    if own is not None and not (isinstance(own, partial) and own.func is checkpoint):
+    if has_foreign_forward(module):
         said += " with a forward of its own"
     num_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
     return said if is_sharded or not num_hooks else f"{said} with {num_hooks} forward hooks"

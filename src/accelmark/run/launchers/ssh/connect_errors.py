@@ -18,7 +18,7 @@ def explain(error: Exception, host: HostSpec, options: Options) -> str:
     import asyncssh
 
     port = options.port_of(host)
-    at = f"{host.address} port {port}"
+    at = host.address if options.ssh_config is not None else f"{host.address} port {port}"
     scan = f"ssh-keyscan -p {port} {host.address}"
     if isinstance(error, asyncssh.HostKeyNotVerifiable):
         return (

@@ -57,10 +57,12 @@ class SshConnection:
             options["known_hosts"] = str(settings.known_hosts.expanduser())
         if (user := settings.user_of(self.host)) is not None:
             options["username"] = user
+        if settings.ssh_config is not None:
+            options["config"] = [str(settings.ssh_config.expanduser())]
         try:
             return await ssh.connect(  # type: ignore[no-any-return]
                 self.host.address,
-                settings.port_of(self.host),
+                self._port(),
                 connect_timeout=min(CONNECT_TIMEOUT_S, settings.reconnect_s),
                 login_timeout=CONNECT_TIMEOUT_S,
                 keepalive_interval=min(_KEEPALIVE_S, settings.reconnect_s / _KEEPALIVES),
@@ -69,6 +71,12 @@ class SshConnection:
             )
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
             raise UnreachableError(self.name, explain(error, self.host, settings)) from error
+
+    def _port(self) -> int | tuple[()]:
+        """Return the port; an empty tuple leaves it to the configuration file that was given."""
+        settings = self._options
+        is_default = self.host.port is None and "ssh_port" not in settings.model_fields_set
+        return () if settings.ssh_config is not None and is_default else settings.port_of(self.host)
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end; a non-zero exit code is no error.
@@ -112,7 +120,8 @@ class SshConnection:
         """Return the command of OpenSSH's client that does what :meth:`run` does."""
         settings = self._options
         key, known, user = settings.key_of(self.host), settings.known_hosts, settings.user_of(self.host)
-        options = ["-p", str(settings.port_of(self.host))]
+        options = ["-F", str(settings.ssh_config.expanduser())] if settings.ssh_config is not None else []
+        options += ["-p", str(port)] if isinstance(port := self._port(), int) else []
         options += ["-i", str(key)] if key is not None else []
         options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
         return ["ssh", *options, f"{user}@{self.host.address}" if user else self.host.address, shlex.join(argv)]

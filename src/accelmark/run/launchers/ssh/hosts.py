@@ -71,7 +71,7 @@ class SshHosts:
     def sandbox(self, node: NodeJob) -> JobSandbox:
         """Return the sandbox of a job."""
         folder, code = find("vendors", self.plan.vendor).path, self.layout.code
-        return job_sandbox(self.plan, node.job, code, path_on_host(folder, "vendors", code))
+        return job_sandbox(self.plan, node.job, code, path_on_host(folder, code))
 
     def agent(self, node: NodeJob) -> ModuleCommand:
         """Return the agent of a job as a command for its sandbox."""

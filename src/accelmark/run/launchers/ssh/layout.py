@@ -11,11 +11,11 @@ from typing import final
 from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.agent.task import AgentTask, NodeJob, TelemetryTask
+from accelmark.run.agent.task import AgentTask, NodeJob
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.wheel import PLUGINS, on_host, path_on_host, wheel
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.catalog import PLUGINS_VARIABLE, Kind
+from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
@@ -74,27 +74,22 @@ class Layout:
         checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
         return job.model_copy(
             update={
-                "case": on_host(job.case, "cases", self.code),
-                "extern": on_host(job.extern, "vendors", self.code) if job.extern is not None else None,
+                "case": on_host(job.case, self.code),
+                "extern": on_host(job.extern, self.code) if job.extern is not None else None,
                 "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
             }
         )
 
     def task(self, node: NodeJob) -> AgentTask:
         """Return the agent's task with the paths of a host."""
-        task = node.task
-        telemetry = task.telemetry
+        task, telemetry = node.task, node.task.telemetry
         if telemetry is not None:
-            folder = path_on_host(telemetry.vendor_folder, "vendors", self.code)
-            telemetry = TelemetryTask(vendor=telemetry.vendor, vendor_folder=folder, interval_s=telemetry.interval_s)
-        adaptation, requirements = task.adaptation, task.requirements
-        if requirements is not None:
-            kind: Kind = "cases" if requirements.is_relative_to(node.job.case.path) else "vendors"
-            requirements = path_on_host(requirements, kind, self.code)
+            folder = path_on_host(telemetry.vendor_folder, self.code)
+            telemetry = telemetry.model_copy(update={"vendor_folder": folder})
+        folders = {"adaptation": task.adaptation, "requirements": task.requirements}
         changed = {
+            **{name: path_on_host(path, self.code) for name, path in folders.items() if path is not None},
             "run": self.run_id,
-            "adaptation": path_on_host(adaptation, "vendors", self.code) if adaptation is not None else None,
-            "requirements": requirements,
             "job_file": Path(self.job_file(node)),
             "telemetry": telemetry,
             "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),

@@ -21,6 +21,8 @@ class Options(LauncherOptions):
     """Private key file; null: the keys that ``ssh`` would use."""
     known_hosts: Path | None = None
     """File of known host keys; ``~/.ssh/known_hosts`` when null. Keys are always checked."""
+    ssh_config: Path | None = None
+    """Configuration file of OpenSSH's client; null: ``~/.ssh/config``."""
     work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108  preflight refuses one of another user
     """Where AccelMark keeps its files on each host."""
     shared_directory: Path | None = None

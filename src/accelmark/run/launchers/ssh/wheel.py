@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import JOB_KINDS, Kind, folders
+from accelmark.spec.catalog import JOB_KINDS, folders
 from accelmark.spec.job import FolderRef
 
 PLUGINS: Final = "plugins"
@@ -70,21 +70,22 @@ def wheel() -> Wheel:
     return Wheel(content, hashlib.sha256(content).hexdigest())
 
 
-def on_host(ref: FolderRef, kind: Kind, code: PurePosixPath) -> FolderRef:
-    """Return a case's or vendor's folder (or one inside it) with its path in the wheel unpacked at ``code``."""
-    place = path_on_host(ref.path, kind, code)
+def on_host(ref: FolderRef, code: PurePosixPath) -> FolderRef:
+    """Return a plug-in's folder, or one inside it, with its path in the wheel unpacked at ``code``."""
     is_ours = ref.path.is_relative_to(Path(accelmark.__file__).parent)
-    return ref.model_copy(update={"path": place} if is_ours else {"path": place, "package": None})
+    changed = {"path": path_on_host(ref.path, code)} | ({} if is_ours else {"package": None})
+    return ref.model_copy(update=changed)
 
 
-def path_on_host(path: Path, kind: Kind, code: PurePosixPath) -> Path:
-    """Return the path of a case's or vendor's folder, or of a file inside, in the wheel unpacked at ``code``."""
+def path_on_host(path: Path, code: PurePosixPath) -> Path:
+    """Return the path of a plug-in's folder, or of a file inside it, in the wheel unpacked at ``code``."""
     root = Path(accelmark.__file__).parent
     if path.is_relative_to(root):
         return Path(code / "accelmark" / path.relative_to(root))
-    for folder in folders(kind).values():
-        if path.is_relative_to(folder.path):
-            return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
+    for kind in JOB_KINDS:
+        for folder in folders(kind).values():
+            if path.is_relative_to(folder.path):
+                return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
     return path
 
 

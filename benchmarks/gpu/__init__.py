@@ -1,0 +1,1 @@
+"""Measurements on an accelerator, in calls of at most eight minutes; see README.md beside this file."""

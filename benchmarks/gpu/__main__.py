@@ -1,0 +1,115 @@
+"""``bash benchmarks/gpu.sh CALL``: measure the items of one call on the accelerator here, within eight minutes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+BUDGET_S: Final = 460.0
+"""Less than eight minutes by what the end of an item and the bundle of logs take."""
+REQUIRED: Final = (
+    "jinja2",
+    "numpy",
+    "plotly",
+    "psutil",
+    "pydantic",
+    "rich",
+    "scipy",
+    "torch",
+    "transformers",
+    "typer",
+    "yaml",
+)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
+    parser.add_argument("call", type=int, choices=(1, 2, 3), help="which items to measure")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/gpu"), help="files to keep, and what earlier calls left"
+    )
+    parser.add_argument("--data", type=Path, help="directory with fashion_mnist/ and shakespeare/")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds that the call may take")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these items only")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the script on any machine")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure what fits into the budget; return 0 unless an item failed."""
+    began = time.monotonic()
+    options = parse_arguments()
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    if missing:
+        print(
+            f"{sys.executable} lacks {', '.join(missing)}: pass --wheels DIR (benchmarks/gpu/README.md)",
+            file=sys.stderr,
+        )
+        return 2
+    # Imported here: they need the packages above.
+    from benchmarks.gpu.device import device_here
+    from benchmarks.gpu.items import CALLS
+    from benchmarks.gpu.session import CallFile, Session, bundle_logs
+
+    device = device_here()
+    if not device.is_accelerator and not options.tiny:
+        print("No accelerator was found here. `--tiny` tries the script on the CPU.")
+        return 2
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    root = output / f"work{options.call}"
+    session = Session(device, output, root, began + options.budget_s, options.tiny, options.data)
+    record = CallFile(session, options.call)
+    items = [item for item in CALLS[options.call] if not options.only or item.name in options.only]
+    for item in items:
+        if record.is_done(item.name):
+            continue
+        record.items[item.name] = measured(session, item)
+        record.write()
+        print(line_of(item.name, record.items[item.name]), flush=True)
+    print(f"Written to {record.path} and {bundle_logs(session, options.call)}")
+    return 1 if any(entry["state"] == "failed" for entry in record.items.values()) else 0
+
+
+def measured(session: Any, item: Any) -> dict[str, Any]:
+    """Measure one item, and return its entry; an item that does not fit is left out with the reason."""
+    from benchmarks.gpu.session import ItemError, LeftOutError
+
+    if item.memory_gib > session.device.memory_gib and not session.tiny:
+        reason = f"needs {item.memory_gib:g} GiB of device memory, there are {session.device.memory_gib:.0f}"
+        return {"state": "left out", "reason": reason}
+    about_s = min(item.about_s, 5.0) if session.tiny else item.about_s
+    if session.left_s() < about_s:
+        return {
+            "state": "left out",
+            "reason": f"takes about {about_s:.0f} s, {session.left_s():.0f} are left: call again",
+        }
+    began = time.monotonic()
+    session.begin(item.name)
+    try:
+        entry = {"state": "succeeded", **item.measure(session, item.name)}
+    except LeftOutError as error:
+        entry = {"state": "left out", "reason": str(error)}
+    except (ItemError, OSError, ValueError, KeyError, TypeError) as error:
+        entry = {"state": "failed", "reason": f"{type(error).__name__}: {error}"[:1500]}
+    return {**entry, "commands": list(session.commands), "took_s": round(time.monotonic() - began, 1)}
+
+
+def line_of(name: str, entry: dict[str, Any]) -> str:
+    """Return one line about an item."""
+    parts = [f"{name}: {entry['state']}", entry.get("verdict", ""), entry.get("reason", "")]
+    for one in entry.get("rounds", ()):
+        steady = one["steady"]
+        if steady is not None:
+            mfu = "" if steady["mfu"] is None else f", MFU {steady['mfu']:.1%}"
+            parts.append(f"{steady['units_per_s']:,.0f} {entry['unit']}/s, {steady['step_ms']:.1f} ms a step{mfu}")
+    return "; ".join(part for part in parts if part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

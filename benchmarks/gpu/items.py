@@ -1,0 +1,203 @@
+"""The items of each call, in order of value."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, final
+
+from benchmarks.gpu import recovery
+from benchmarks.gpu.images import make_images
+from benchmarks.gpu.session import ItemError, LeftOutError, Session
+from benchmarks.gpu.training import LLAMA, LLAMA_1B, LLAMA_3B, RESNET, TINY_RESNET, Workload, train
+
+Measure = Callable[[Session, str], dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One measurement."""
+
+    name: str
+    measure: Measure
+    about_s: float
+    """Seconds that it takes on a Hopper GPU, process starts included. It is left out where less is left."""
+    memory_gib: float = 0.0
+    """Device memory that it needs."""
+
+
+def trained(case: str, settings: Mapping[str, Any], **more: Any) -> Measure:
+    """Return the measurement that carries out one training workload."""
+    return lambda session, name: train(session, name, Workload(case, settings, **more))
+
+
+def probe(session: Session, name: str) -> dict[str, Any]:
+    """Measure the ceilings: matrix products per precision, memory, copies, collectives."""
+    budget = "2" if session.tiny else "30"
+    found: dict[str, Any] = json.loads(session.python(name, "accelmark", "probe", "--json", "--budget", budget))
+    return found
+
+
+def mini(case: str, data: str) -> Measure:
+    """Return the measurement of a mini case: three audited rounds on real data, made-up data with ``--tiny``."""
+
+    def measure(session: Session, name: str) -> dict[str, Any]:
+        if session.tiny:
+            return train(
+                session, name, Workload(case, {"end.max_epochs": None, "end.max_steps": 6, "log_every_steps": 2})
+            )
+        if session.data is not None and not (session.data / data).is_dir():
+            raise LeftOutError(f"{session.data / data} does not exist; see benchmarks/gpu/README.md")
+        named = data if session.data is not None else None
+        real = Workload(case, {"loader.synthetic": False}, rounds=3, data=named, is_open=False)
+        return train(session, name, real)
+
+    return measure
+
+
+def with_bare_loop(case: str, settings: Mapping[str, Any]) -> Measure:
+    """Return the measurement that runs the driver and a bare PyTorch loop of the same job in turns, twice each."""
+
+    def measure(session: Session, name: str) -> dict[str, Any]:
+        driver, bare = [], []
+        for turn in (1, 2):
+            run = f"{name}_{turn}"
+            entry = train(session, run, Workload(case, settings))
+            (job,) = (session.work / run).glob("*/round1/job.json")
+            steady = entry["rounds"][0]["steady"]
+            steps = str(json.loads(job.read_text(encoding="utf-8"))["work"]["settings"]["end"]["max_steps"])
+            text = session.python(f"{run}_bare", "benchmarks.bare_loop", str(job), steps)
+            driver.append(steady["step_ms"])
+            bare.append(float(json.loads(text.splitlines()[-1])["step_ms"]))
+        ratio = statistics.mean(driver) / statistics.mean(bare) - 1
+        return {**entry, "overhead": {"ratio": ratio, "driver_step_ms": driver, "bare_step_ms": bare}}
+
+    return measure
+
+
+def from_jpegs(num_workers: int) -> Measure:
+    """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes."""
+
+    def measure(session: Session, name: str) -> dict[str, Any]:
+        made = make_images(session.root / "imagenet", images_per_class=8 if session.tiny else 320)
+        size = {**TINY_RESNET, "loader.num_workers": 1} if session.tiny else {"batch_size": 256}
+        changed = {"end.max_epochs": None, "end.max_steps": 9 if session.tiny else 80, "model.num_classes": 8}
+        settings = {**RESNET, "loader.num_workers": num_workers, **size, **changed, "evaluate.every_epochs": None}
+        return train(session, name, Workload("resnet50", settings, data="imagenet"), data=made)
+
+    return measure
+
+
+def inference(compiler: str, batch_size: int) -> Measure:
+    """Return the measurement of an engine on ResNet-50 with made-up images."""
+
+    def measure(session: Session, name: str) -> dict[str, Any]:
+        if compiler == "tensorrt" and importlib.util.find_spec("tensorrt") is None:
+            raise LeftOutError("tensorrt is not installed here")
+        case, precision = ("resnet_mini", "fp32") if session.tiny else ("resnet50", "bf16")
+        batches = 3 if session.tiny else 64
+        changed = {"max_batches": batches, "warmup_batches": 2, "repeat": 1}
+        out = session.work / name
+        arguments = ["accelmark", "infer", f"{case}:pytorch", "--synthetic", "--compiler", compiler, "--out", str(out)]
+        arguments += ["--precision", precision, "--batch-size", str(min(batch_size, 4) if session.tiny else batch_size)]
+        for key, value in changed.items():
+            arguments += ["--set", f"{key}={value}"]
+        session.python(name, *arguments, "--timeout", f"{max(20.0, session.left_s() - 30):.0f}", expect=(0, 1))
+        results = sorted(out.glob("*/round*/result.json"))
+        if not results:
+            raise ItemError(f"{out} has no result.json")
+        result = json.loads(results[0].read_text(encoding="utf-8"))
+        if result["state"] != "succeeded":
+            raise ItemError(str(result["reason"]))
+        return {"precision": result["precision"], "figures": result["figures"]}
+
+    return measure
+
+
+def program(module: str, *arguments: str) -> Measure:
+    """Return the measurement that a program of this folder makes and prints as one line of JSON."""
+
+    def measure(session: Session, name: str) -> dict[str, Any]:
+        size = ["--tiny"] if session.tiny else []
+        text = session.python(name, f"benchmarks.gpu.{module}", *arguments, *size)
+        found: dict[str, Any] = json.loads(text.splitlines()[-1])
+        return found
+
+    return measure
+
+
+def jax_mini(session: Session, name: str) -> dict[str, Any]:
+    """Carry out resnet_mini in JAX."""
+    from accelmark.spec.catalog import find
+
+    if importlib.util.find_spec("jax") is None:
+        raise LeftOutError("jax is not installed here")
+    if not (find("cases", "resnet_mini", "benchmarks").path / "jax.py").is_file():
+        raise LeftOutError("the case resnet_mini has no framework jax")
+    return train(session, name, Workload("resnet_mini", {"end.max_epochs": None, "end.max_steps": 60}, framework="jax"))
+
+
+RESNET_EAGER: Final = {**RESNET, "batch_size": 256, "end.max_steps": 120}
+SHARDED: Final = {"parallelism": "fsdp2", "compile": "default"}
+NO_CHECKPOINTING: Final = {"activation_checkpointing": "off"}
+SELECTIVE: Final = {"activation_checkpointing": "selective"}
+LLAMA_7B: Final = {**LLAMA, "end.max_steps": 20}
+
+CALLS: Final[dict[int, tuple[Item, ...]]] = {
+    1: (
+        Item("probe", probe, 60),
+        Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 110),
+        Item("llama_mini", mini("llama_mini", "shakespeare"), 110),
+        Item("resnet50_eager", with_bare_loop("resnet50", RESNET_EAGER), 120, 24),
+        Item("resnet50_compiled", trained("resnet50", {**RESNET, "batch_size": 256, "compile": "default"}), 90, 24),
+        Item(
+            "llama_1b_compiled",
+            trained("llama2_7b", {**LLAMA_1B, **SHARDED, **NO_CHECKPOINTING, "batch_size": 4}),
+            90,
+            70,
+        ),
+        Item("llama_7b", trained("llama2_7b", LLAMA_7B), 150, 128),
+        Item("llama_7b_compiled", trained("llama2_7b", {**LLAMA_7B, "compile": "default", "batch_size": 4}), 180, 135),
+        Item("resnet_mini_jax", jax_mini, 60),
+    ),
+    2: (
+        *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 90, 24) for count in (8, 12, 16)),
+        *(
+            Item(f"infer_{engine}_{size}", inference(engine, size), 50 if engine == "eager" else 80, 8)
+            for engine in ("eager", "inductor", "tensorrt")
+            for size in (1, 32, 256)
+        ),
+        Item("llama_7b_decode", program("decode"), 120, 40),
+    ),
+    3: (),
+}
+"""Call -> its items."""
+
+
+def ablation(name: str, case: str, base: Mapping[str, Any], change: Mapping[str, Any], memory_gib: float) -> Item:
+    """Return the item that measures a workload with one change taken back."""
+    return Item(f"without_{name}", trained(case, {**base, **change}), 80, memory_gib)
+
+
+_1B: Final = {**LLAMA_1B, **SHARDED, **NO_CHECKPOINTING, "batch_size": 4, "end.max_steps": 40}
+_3B: Final = {**LLAMA_3B, **SHARDED, **SELECTIVE, "batch_size": 4, "end.max_steps": 30}
+_RESNET: Final = {**RESNET, "batch_size": 256, "compile": "default", "end.max_steps": 200}
+
+CALLS[3] = (
+    Item("llama_1b_best", trained("llama2_7b", _1B), 80, 70),
+    ablation("llama_1b_compile", "llama2_7b", _1B, {"compile": "off"}, 70),
+    ablation("llama_1b_bf16_weights", "llama2_7b", _1B, {"parallelism": "ddp"}, 70),
+    Item("llama_3b_best", trained("llama2_7b", _3B), 100, 80),
+    ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 80),
+    ablation("resnet50_channels_last", "resnet50", _RESNET, {"channels_last": False}, 24),
+    Item("energy", program("energy"), 60),
+    Item("resume", partial(recovery.resume, parallelism="ddp"), 60),
+    Item("resume_fsdp2", partial(recovery.resume, parallelism="fsdp2"), 60),
+    Item("fp16_scaler", recovery.fp16, 40),
+    Item("out_of_memory", recovery.out_of_memory, 40),
+)

@@ -1,0 +1,257 @@
+"""Read labeled images: Fashion-MNIST's IDX files, CIFAR-10's binary files, ImageNet's folders, arrays in .npz files."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accelmark.spec.errors import DataError
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+
+_NPZ_MAGIC: Final = (b"PK", b"\x93NUMPY")
+"""First bytes of .npz and .npy files."""
+_IDX_BYTES: Final = 8
+_CIFAR_RECORD: Final = 1 + 3 * 32 * 32
+_SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
+_DECODERS: Final = 8
+_ARRAY_NAMES: Final = ("train_images", "train_labels", "held_out_images", "held_out_labels")
+
+
+class Images(Protocol):
+    """Labeled images of one shape; ``labels`` are classes from 0."""
+
+    @property
+    def labels(self) -> Labels:
+        """The class of every image."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
+        """Return images (batch, channels, height, width); with a generator augmented for training."""
+        ...
+
+    def subset(self, indices: Indices) -> Images:
+        """Return the images at ``indices``."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images in memory; ``flip`` mirrors half of them while training."""
+
+    pixels: Pixels
+    labels: Labels
+    flip: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        return (self.pixels.shape[1], self.pixels.shape[2], self.pixels.shape[3])
+
+    def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
+        """Return images, randomly mirrored with a generator and ``flip``."""
+        chosen = self.pixels[indices]
+        if generator is not None and self.flip:
+            mirrored = generator.random(len(indices)) < 0.5
+            chosen[mirrored] = chosen[mirrored][..., ::-1]
+        return chosen
+
+    def subset(self, indices: Indices) -> ArrayImages:
+        """Return the images at ``indices``."""
+        return ArrayImages(self.pixels[indices], self.labels[indices], self.flip)
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """JPEG or PNG files in one folder per class, decoded to ``side`` x ``side`` pixels on demand."""
+
+    files: Sequence[Path]
+    labels: Labels
+    side: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        return (3, self.side, self.side)
+
+    def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
+        """Return random crops, randomly mirrored, for training; else center crops."""
+        draws = [None] * len(indices) if generator is None else list(generator.random((len(indices), 4)))
+        with ThreadPoolExecutor(_DECODERS) as pool:
+            return np.stack(list(pool.map(self._decoded, map(int, indices), draws)))
+
+    def _decoded(self, index: int, draw: NDArray[np.float64] | None) -> Pixels:
+        from PIL import Image
+
+        try:
+            with Image.open(self.files[index]) as opened:
+                image = opened.convert("RGB")
+        except OSError as error:
+            raise DataError(f"{self.files[index]}: cannot be read as an image: {error}") from error
+        width, height = image.size
+        share = 0.766 if draw is None else 0.08 + 0.92 * float(draw[0])  # area: a 224 crop of 256 is 0.766
+        edge = max(1, min(width, height, round((share * width * height) ** 0.5)))
+        place = (0.5, 0.5) if draw is None else (float(draw[1]), float(draw[2]))
+        left, top = round((width - edge) * place[0]), round((height - edge) * place[1])
+        image = image.resize((self.side, self.side), box=(left, top, left + edge, top + edge))
+        array = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+        return array[..., ::-1] if draw is not None and draw[3] < 0.5 else array
+
+    def subset(self, indices: Indices) -> FolderImages:
+        """Return the images at ``indices``."""
+        return FolderImages([self.files[int(index)] for index in indices], self.labels[indices], self.side)
+
+
+def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
+    """Read all arrays of an .npz file, never pickled objects.
+
+    Raises:
+        DataError: it is missing, damaged or another kind of file.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(max(map(len, _NPZ_MAGIC)))
+            file.seek(0)
+            if not magic.startswith(_NPZ_MAGIC):  # numpy would assume a pickle and advise to load it unsafely
+                raise DataError(f"{path}: cannot be read as {what}: it is not an .npz file")
+            opened = np.load(file, allow_pickle=False)
+            if isinstance(opened, np.ndarray):
+                raise DataError(f"{path}: cannot be read as {what}: it is one array, expected an .npz file")
+            with opened:
+                arrays = {name: opened[name] for name in opened.files}
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as {what}: {error or type(error).__name__}") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{path}: cannot be read as {what}: {name} is not an array")
+    return arrays
+
+
+def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> ArrayImages:
+    """Check arrays of images and labels; ``images_at`` and ``labels_at`` name them in errors."""
+    if images.ndim != 4:
+        raise DataError(f"{images_at}: has shape {images.shape}; expected four axes (number, channels, height, width)")
+    if images.dtype != np.uint8:
+        raise DataError(f"{images_at}: holds {images.dtype}; expected bytes (uint8) from 0 to 255")
+    if labels.ndim != 1:
+        raise DataError(f"{labels_at}: has shape {labels.shape}; expected one axis, the class of each image")
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{labels_at}: holds {labels.dtype}; expected integers, the classes from 0")
+    if len(images) != len(labels):
+        raise DataError(f"{labels_at}: has {len(labels)} labels, but {images_at} has {len(images)} images")
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) > np.iinfo(np.int64).max):
+        raise DataError(f"{labels_at}: has labels from {labels.min()} to {labels.max()}; expected classes from 0")
+    return ArrayImages(images, labels.astype(np.int64))
+
+
+def read_fashion_mnist(directory: Path) -> tuple[Images, Images]:
+    """Read four IDX files, plain or gzipped: training and held-out images."""
+
+    def split(name: str) -> ArrayImages:
+        images, labels = f"{name}-images-idx3-ubyte", f"{name}-labels-idx1-ubyte"
+        arrays = _idx(directory, images, 3)[:, None], _idx(directory, labels, 1)
+        return _labeled(*arrays, str(directory / images), str(directory / labels))
+
+    return split("train"), split("t10k")
+
+
+def _idx(directory: Path, name: str, axes: int) -> Pixels:
+    packed, plain = directory / f"{name}.gz", directory / name
+    try:
+        raw = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{directory}: a split is missing: there is neither {name} nor {name}.gz") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{packed}: cannot be unpacked: {error}") from error
+    header = 4 * (1 + axes)
+    if len(raw) < header or raw[:4] != bytes((0, 0, _IDX_BYTES, axes)):
+        raise DataError(f"{plain}: is not an IDX file of bytes with {axes} axes")
+    shape = np.frombuffer(raw, ">i4", axes, offset=4)
+    if (shape < 0).any() or int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
+        raise DataError(f"{plain}: its header says {shape.tolist()}, it holds {len(raw) - header} values")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def read_cifar10(directory: Path) -> tuple[Images, Images]:
+    """Read CIFAR-10's binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin."""
+    train = [_cifar(directory / f"data_batch_{number}.bin") for number in range(1, 6)]
+    pixels, labels = (np.concatenate([part[index] for part in train]) for index in (0, 1))
+    return ArrayImages(pixels, labels, flip=True), ArrayImages(*_cifar(directory / "test_batch.bin"))
+
+
+def _cifar(path: Path) -> tuple[Pixels, Labels]:
+    try:
+        raw = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise DataError(f"{path}: a split is missing ({error.strerror}); the binary version is needed") from error
+    if raw.size == 0 or raw.size % _CIFAR_RECORD:
+        raise DataError(f"{path}: {raw.size} bytes are not a whole number of {_CIFAR_RECORD}-byte records")
+    records = raw.reshape(-1, _CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+def read_imagenet(train: Path, held_out: Path, side: int) -> tuple[Images, Images]:
+    """Read two directories with one folder per class; both must have the same classes."""
+    names = [_classes(folder) for folder in (train, held_out)]
+    if names[0] != names[1]:
+        differing = ", ".join(sorted(set(names[0]) ^ set(names[1]))[:3])
+        raise DataError(f"{train} and {held_out} have different classes, for example {differing}")
+    return _folder(train, names[0], side), _folder(held_out, names[0], side)
+
+
+def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: a split is missing: there is no such directory")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if not names:
+        raise DataError(f"{folder}: has no class folders")
+    return names
+
+
+def _folder(folder: Path, names: list[str], side: int) -> Images:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in _SUFFIXES)
+        if not found:
+            raise DataError(f"{folder / name}: has no images")
+        files.extend(found)
+        labels.extend([label] * len(found))
+    return FolderImages(files, np.array(labels, dtype=np.int64), side)
+
+
+def read_arrays(path: Path) -> tuple[Images, Images]:
+    """Read an .npz file with train_images, train_labels, held_out_images and held_out_labels; images are uint8."""
+    arrays = read_npz(path, "images")
+    missing = sorted(set(_ARRAY_NAMES) - set(arrays))
+    if missing:
+        raise DataError(f"{path}: a split is missing: no {', '.join(missing)}")
+
+    def split(images: str, labels: str) -> ArrayImages:
+        return _labeled(arrays[images], arrays[labels], f"{path}: {images}", f"{path}: {labels}")
+
+    return split(*_ARRAY_NAMES[:2]), split(*_ARRAY_NAMES[2:])

@@ -1,0 +1,158 @@
+"""Packages that cases, frameworks, engines, trainers and verbs need, checked without importing them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import shlex
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, final
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.model import Spec
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_OWN: Final = "accelmark"
+_PYPROJECT: Final = Path(__file__).parents[3] / "pyproject.toml"
+"""Of a checkout; installed packages have none there."""
+
+
+class Need(Spec):
+    """A requirement, and what has it."""
+
+    requirement: str
+    """As for pip, ``accelmark[<extra>]`` included. Alternatives are separated by ``|``; the first is recommended."""
+    needed_by: str
+    """``case bert``, ``framework pytorch``, ``accelmark view``."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A need that is not met."""
+
+    need: Need
+    what: str
+    """``torch>=2.6 is not installed``."""
+
+    def __str__(self) -> str:
+        return f"{self.need.needed_by} needs {self.what}"
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a package in this Python, None where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def distributions(needs: Iterable[Need]) -> list[str]:
+    """Return the names of all packages that decide whether ``needs`` are met."""
+    return sorted({one.name for need in needs for group in _groups(need.requirement) for one in group})
+
+
+def missing(
+    needs: Iterable[Need], version_of: Callable[[str], str | None] = installed_version, given: Sequence[str] = ()
+) -> list[Missing]:
+    """Return the needs that are not met.
+
+    Args:
+        needs: requirements.
+        version_of: returns the installed version of a package.
+        given: names of packages that are installed for the ranks before they start.
+    """
+    found: dict[str, Missing] = {}
+    brought = {_normalised(name) for name in given}
+    for need in dict.fromkeys(needs):
+        for group in _groups(need.requirement):
+            if any(_normalised(one.name) in brought or _is_met(one, version_of(one.name)) for one in group):
+                continue
+            version = version_of(group[0].name)
+            what = f"{group[0]}, " + ("which is not installed" if version is None else f"but {version} is installed")
+            found.setdefault(what, Missing(need, what))
+    return list(found.values())
+
+
+def install_command(found: Iterable[Missing], python: str | None = None) -> str:
+    """Return the ``pip install`` command for what is missing."""
+    wanted = dict.fromkeys(one.need.requirement.partition("|")[0].strip() for one in found)
+    return shlex.join([*([python, "-m"] if python else []), "pip", "install", *wanted])
+
+
+def require(needed_by: str, *requirements: str) -> None:
+    """Check that this Python has what a verb needs.
+
+    Raises:
+        RequestError: with all that is missing and the command that installs it.
+    """
+    found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
+    if found:
+        raise RequestError(f"{'; '.join(map(str, found))}: run {install_command(found)}")
+
+
+def engine_requirements(file: Path) -> tuple[str, ...]:
+    """Return ``Engine.requires`` of an engine's file, without importing it."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ()  # importing the engine reports the error
+    for engine in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Engine"):
+        for statement in engine.body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "requires":
+                return tuple(str(one) for one in ast.literal_eval(statement.value))
+    return ()
+
+
+def requirement_names(file: Path) -> Iterator[str]:
+    """Yield the package names in a ``requirements.txt``."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            yield Requirement(line.partition("#")[0].strip()).name
+        except InvalidRequirement:
+            continue  # an option of pip or an empty line
+
+
+def _groups(requirement: str) -> Iterator[list[Requirement]]:
+    """Yield groups of alternatives, one of each of which is needed; an extra of AccelMark is expanded."""
+    from packaging.requirements import Requirement
+
+    alternatives = [Requirement(part) for part in requirement.split("|")]
+    if alternatives[0].name != _OWN:
+        yield alternatives
+        return
+    for extra in alternatives[0].extras:
+        yield from ([one] for one in _own_extra(extra))
+
+
+def _own_extra(extra: str) -> Iterator[Requirement]:
+    """Yield the packages of an extra of AccelMark: by the checkout's ``pyproject.toml``, else as installed."""
+    from packaging.requirements import Requirement
+
+    try:
+        project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
+    except (OSError, KeyError, ValueError):
+        for one in map(Requirement, importlib.metadata.requires(_OWN) or ()):
+            marker = one.marker
+            if marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra}):
+                one.marker = None
+                yield one
+        return
+    for text in project["optional-dependencies"].get(extra, ()):
+        for group in _groups(text):
+            yield from group
+
+
+def _is_met(requirement: Requirement, version: str | None) -> bool:
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _normalised(name: str) -> str:
+    return name.lower().replace("_", "-")

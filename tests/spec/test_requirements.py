@@ -1,0 +1,73 @@
+"""Requirements are checked by the metadata of installed packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelmark.infer import engines
+from accelmark.spec.errors import RequestError
+from accelmark.spec.requirements import (
+    Need,
+    distributions,
+    engine_requirements,
+    install_command,
+    missing,
+    require,
+    requirement_names,
+)
+
+CASE = Need(requirement="transformers>=5.0", needed_by="case bert")
+ENGINE = Need(requirement="onnxruntime>=1.20 | onnxruntime-gpu>=1.20", needed_by="engine onnxruntime")
+VERSIONS: dict[str, str] = {"transformers": "4.1", "onnxruntime-gpu": "1.22"}
+
+
+def version_of(distribution: str) -> str | None:
+    return VERSIONS.get(distribution)
+
+
+def no_version(distribution: str) -> str | None:
+    return None
+
+
+def test_what_is_missing_names_who_needs_it_and_the_version_that_is_there() -> None:
+    (found,) = missing([CASE, ENGINE], version_of)
+    assert str(found) == "case bert needs transformers>=5.0, but 4.1 is installed"
+    assert install_command([found]) == "pip install 'transformers>=5.0'"
+    assert install_command([found], "/opt/python") == "/opt/python -m pip install 'transformers>=5.0'"
+
+
+def test_one_alternative_is_enough_and_the_first_is_recommended() -> None:
+    assert missing([ENGINE], version_of) == []
+    (found,) = missing([ENGINE], no_version)
+    assert str(found) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
+    assert distributions([CASE, ENGINE]) == ["onnxruntime", "onnxruntime-gpu", "transformers"]
+
+
+def test_what_is_installed_for_the_ranks_is_not_missing(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("--prefer-binary\ntransformers==5.1  # for this case\n\n")
+    assert missing([CASE], no_version, given=list(requirement_names(tmp_path / "requirements.txt"))) == []
+
+
+def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
+    need = Need(requirement="accelmark[torch]", needed_by="framework pytorch")
+    assert "torch" in distributions([need])
+    found = missing([need], no_version)
+    assert install_command(found) == "pip install 'accelmark[torch]'"
+    assert missing([need]) == []
+
+
+def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
+    require("accelmark view", "pydantic>=2")
+    with pytest.raises(RequestError) as caught:
+        require("accelmark view", "pydantic>=2", "no-such-package>=3")
+    assert str(caught.value) == (
+        "accelmark view needs no-such-package>=3, which is not installed: run pip install 'no-such-package>=3'"
+    )
+
+
+def test_engines_state_their_requirements_without_being_imported() -> None:
+    folder = Path(str(engines.__file__)).parent
+    assert engine_requirements(folder / "onnxruntime.py")[0].startswith("onnxruntime")
+    assert engine_requirements(folder / "eager.py") == ()
