@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.work import InferJob
 

@@ -23,7 +23,7 @@ def view(
 ) -> None:
     """Show the runs below a directory in a browser: read-only, by default to this machine only."""
     from accelmark.spec.errors import RequestError
-    from accelmark.spec.requirements import require
+    from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
     from accelmark.report.view.access import Access, is_loopback, read_or_create_token

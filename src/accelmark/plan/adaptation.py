@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.catalog import tree_hash
-from accelmark.spec.evidence import AdaptationFiles
+from accelmark.spec.records import AdaptationFiles
 from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"

@@ -16,16 +16,16 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
 from accelmark.plan.training import plan_training
 from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_framework, load_vendor, tree_hash
-from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.inference.engines import engine_file, known_engines
 from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
-from accelmark.spec.launcher import LauncherSpec, load_launcher
-from accelmark.spec.requirements import Need, engine_requirements, requirement_names
+from accelmark.spec.plugins.launcher import LauncherSpec, load_launcher
+from accelmark.spec.plugins.requirements import Need, engine_requirements, requirement_names
+from accelmark.spec.plugins.vendor import Chip, VendorSpec
+from accelmark.spec.records import Ceilings
 from accelmark.spec.runfile import CaseRequest, RunSpec
-from accelmark.spec.vendor import Chip, VendorSpec
 
 
 @final

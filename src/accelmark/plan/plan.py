@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
-from accelmark.spec.requirements import Need
+from accelmark.spec.plugins.requirements import Need
 
 
 class PlannedNode(Spec):

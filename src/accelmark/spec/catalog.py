@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal, cast, final
 
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
-from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
-from accelmark.spec.trainer import TrainerSpec
-from accelmark.spec.vendor import FrameworkDevice, VendorSpec
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
+from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
 Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from accelmark.spec.ceilings import Ceilings
-from accelmark.spec.evidence import AdaptationFiles
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
-from accelmark.spec.vendor import Chip
+from accelmark.spec.plugins.vendor import Chip
+from accelmark.spec.records import AdaptationFiles, Ceilings
 from accelmark.spec.work import ExternalJob, Work
 
 

@@ -26,9 +26,9 @@ from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Event, Started
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account

@@ -11,7 +11,7 @@ from typing import Final, final
 from accelmark.compat.flagperf.given import Given, Values, text
 from accelmark.spec.catalog import folders, load_vendor
 from accelmark.spec.errors import Problem
-from accelmark.spec.vendor import ContainerDefaults
+from accelmark.spec.plugins.vendor import ContainerDefaults
 
 _LONG: Final = {
     "-v": "--volume",

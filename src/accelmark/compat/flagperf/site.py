@@ -10,8 +10,8 @@ from accelmark.compat.flagperf.given import IGNORED, Given, Values, flag, settin
 from accelmark.compat.flagperf.parse import Parsed
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.key import CaseKey
-from accelmark.spec.launcher import parse_cluster
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.launcher import parse_cluster
 from accelmark.spec.runfile import RunSpec
 
 _PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {

@@ -55,9 +55,9 @@ from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import Compiled, EndReason, Event, Inspected, Started
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import Precision, TrainSettings
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")

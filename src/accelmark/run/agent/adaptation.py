@@ -24,8 +24,8 @@ from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.environment import keep_ours_first
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.spec.errors import RunError
-from accelmark.spec.evidence import ADAPTATION_FILE, AdaptationRecord
-from accelmark.spec.framework import RANK_VARIABLES, FrameworkSpec
+from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
+from accelmark.spec.records import ADAPTATION_FILE, AdaptationRecord
 from accelmark.spec.secret import told
 
 LOG_FILE: Final = "adaptation.log"

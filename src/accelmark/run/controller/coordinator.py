@@ -23,8 +23,8 @@ from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.record.source import source_record
 from accelmark.run.record.states import EventLog
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.evidence import DATA_FILE, SOURCE_FILE, DataRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.records import DATA_FILE, SOURCE_FILE, DataRecord
 
 FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
 """Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.

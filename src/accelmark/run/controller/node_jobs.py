@@ -12,9 +12,9 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.catalog import find, load_framework, load_vendor
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
-from accelmark.spec.launcher import load_launcher
+from accelmark.spec.plugins.framework import Server
+from accelmark.spec.plugins.launcher import load_launcher
 
 JOB_FILE: Final = "job.json"
 REQUIREMENTS_FILE: Final = "requirements.txt"
