@@ -215,10 +215,12 @@ class _Planner:
         """Return the first round of a key."""
         adaptation, key = asked.adaptation, asked.key
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
-        device = framework_device(self.vendor, framework_of(planned.work, key))
+        name = framework_of(planned.work, key)
+        device = framework_device(self.vendor, name)
         return JobSpec(
             work=planned.work,
             key=key,
+            ranks_per_host=load_framework(name).ranks_per_host(key.nproc),
             round=1,
             case=asked.folder.ref(),
             case_version=asked.case.version,

@@ -47,6 +47,8 @@ class JobSpec(Spec):
     schema_version: Literal[2] = 2
     work: Work
     key: CaseKey
+    ranks_per_host: int | None = Field(default=None, ge=1)
+    """Ranks that the framework runs on each host; null: one per device."""
     round: int = Field(ge=1)
     case: FolderRef
     case_version: int
@@ -73,6 +75,11 @@ class JobSpec(Spec):
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     provenance: dict[str, Provenance] = Field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.key.nnodes * (self.ranks_per_host or self.key.nproc)
 
     @property
     def framework(self) -> str:

@@ -15,9 +15,9 @@ _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
 class CaseKey(Spec):
-    """A case on a scale: which model in which framework, on which chip, on how many hosts and ranks, how often.
+    """A case on a scale: which model in which framework, on which chip, on how many hosts and devices, how often.
 
-    ``nproc`` counts ranks per host. An inference key (``model:framework[_version]``) runs one rank on one host.
+    ``nproc`` counts devices per host. An inference key (``model:framework[_version]``) runs one rank on one host.
     """
 
     model: str
@@ -30,7 +30,7 @@ class CaseKey(Spec):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks over all hosts."""
+        """Number of devices over all hosts."""
         return self.nnodes * self.nproc
 
     @property
