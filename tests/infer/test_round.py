@@ -91,7 +91,7 @@ def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:
     (case,) = measure_run(path).cases
     assert case.state == "succeeded"
     assert case.verdict == "INVALID"
-    assert any("NaN or infinity" in reason for reason in case.reasons)
+    assert any("NaN or infinite outputs" in reason for reason in case.reasons)
 
 
 def test_a_failed_run_keeps_what_was_measured_before(run_dir: Any) -> None:
