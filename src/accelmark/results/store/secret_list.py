@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.model import Spec
-from accelmark.spec.secret import LEFT_OUT, is_secret, is_searchable, passwords
+from accelmark.spec.secret import LEFT_OUT, is_searchable, is_secret, passwords
 
 SECRETS_FILE: Final = "secrets.json"
 MIN_SECRET_LENGTH: Final = 6
