@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.initialize import initialize_normal
 from accelmark.frameworks.pytorch.token_shards import TokenShards
 from accelmark.train.formulas import attention_flops, dense_flops
@@ -57,16 +58,19 @@ AttentionInterface.register(_CAUSAL, causal_attention)
 
 
 class CausalLm(nn.Module):
-    """transformers' Llama with random weights; takes tokens, gives logits."""
+    """transformers' Llama with random weights; takes tokens, gives logits, or the loss where it is given labels."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.net = LlamaForCausalLM(config)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, length, vocabulary)."""
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        logits: Tensor = self.net(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        hidden: Tensor = self.net.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        if labels is not None:
+            return chunked_cross_entropy(hidden.flatten(0, 1), self.net.lm_head.weight, labels.flatten())
+        logits: Tensor = self.net.lm_head(hidden)
         return logits
 
 
@@ -136,7 +140,13 @@ class Case(TrainCase):
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["tokens"][:, 1:].flatten(), reduction=reduction)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of a token, in nats."""
+        """Mean cross entropy of a token, in nats; in training without all logits in memory.
+
+        fp16 computes them all: its gradients need the scale of the loss, which chunks do not know.
+        """
+        if model.training and self.settings.precision != "fp16":
+            loss: Tensor = model(batch["tokens"][:, :-1], batch["tokens"][:, 1:])
+            return loss
         return self._token_losses(model, batch, "mean")
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
