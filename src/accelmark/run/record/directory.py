@@ -133,7 +133,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 
 
 @contextmanager
-def lock_directory(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
     Raises:
@@ -148,7 +148,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = holder_of(directory)
             who = f"process {holder.pid}" if holder else "another process"
-            advice = f"see 'accelmark status {directory}', or stop it with 'accelmark stop {directory}'"
+            advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
         identity = ProcessId.of(os.getpid())
         assert identity is not None  # noqa: S101  a process can always see itself
