@@ -110,7 +110,7 @@ def test_everything_wrong_with_every_key_comes_at_once(plugins: Path) -> None:
 
 
 def test_one_scale_of_a_case_may_stand_only_once(plugins: Path) -> None:
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="is requested twice"):
         plan({"cases": [{"key": "toy"}, {"key": "toy:pytorch:X1:1:1:2"}]})
 
 

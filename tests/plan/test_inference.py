@@ -101,7 +101,7 @@ def test_hosts_may_have_an_engine_that_is_not_known_here(toy: Path) -> None:
 
 
 def test_the_same_run_twice_is_refused(toy: Path) -> None:
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="is requested twice"):
         _plan({"key": "toy"}, {"key": "toy"})
 
 

@@ -169,7 +169,7 @@ def test_a_resumed_round_counts_the_time_of_all_its_attempts(tmp_path: Path) -> 
     assert times == sorted(times)
 
 
-def test_the_start_of_the_process_is_taken_where_it_is_told(round_dir: Path) -> None:
+def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:
     log = node(round_dir) / "rank0.out.log"
     lines = log.read_text().splitlines(keepends=True)
     lines[0] = perflog("INIT_START", {"process_start_mono_ms": BOOT_MS - 500}, BOOT_MS, 0)

@@ -1,4 +1,4 @@
-"""Building the plan: keys x rounds, layered settings, every check that needs no host."""
+"""Build the plan: keys x rounds, merged settings, every check that needs no host."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def build_plan(
 @final
 @dataclass(slots=True)
 class _Planner:
-    """Plans one key after another; what is wrong with one never hides what is wrong with the next."""
+    """Plans one key after another, and collects the problems of all."""
 
     is_open: bool
     cluster: ClusterSpec
@@ -266,7 +266,7 @@ class _Planner:
             what = f"asks for {key.nproc} devices a host, this one has {devices}"
             problems.append(Problem(self.where, written, what))
         if directory in self.planned:
-            what = f"stands twice (also as {self.planned[directory]!r})"
+            what = f"is requested twice (also as {self.planned[directory]!r})"
             problems.append(Problem(self.where, written, what, "raise its repeat instead"))
         if problems:
             raise SpecError(problems)

@@ -91,7 +91,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def is_hashed(file: str) -> bool:
-    """Tell whether a file of this name counts for :func:`tree_hash`."""
+    """Return whether :func:`tree_hash` includes a file of this name."""
     return not file.endswith(".pyc") and file != "README.md"
 
 
@@ -99,7 +99,7 @@ def folders(kind: Kind) -> dict[str, Folder]:
     """Return all folders of ``kind`` by name.
 
     Raises:
-        SpecError: two folders bear one name; both places are named.
+        SpecError: two folders have the same name; both paths are named.
     """
     return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
 

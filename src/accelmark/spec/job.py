@@ -63,7 +63,7 @@ class JobSpec(Spec):
     extern: FolderRef | None = None
     """The vendor's folder for this case, where it overrides hooks."""
     adaptation: AdaptationFiles | None = None
-    """What the vendor's folder for this case holds, where there is one."""
+    """Contents of the vendor's folder for this case; null where it has none."""
     ceilings: Ceilings | None = None
     """What ``accelmark probe`` measured of this device; null where it was not probed."""
     chip: Chip | None = None
@@ -119,7 +119,7 @@ class RankExit(Spec):
     exit_code: int | None
     signal: str | None = None
     reason: str | None = None
-    """One line a person can act on: the exception, the signal, the limit."""
+    """One line with the cause: the exception, the signal, the limit."""
     last_lines: tuple[str, ...] = ()
 
 
@@ -136,6 +136,6 @@ class NodeExit(Spec):
     duration_s: float
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
-    """What went wrong without ending the job (a telemetry recorder that died, say)."""
+    """Problems that did not end the job, for example a telemetry recorder that died."""
     others_cpu_s: float | None = None
-    """CPU time that other work took on this host meanwhile; null where the kernel does not tell."""
+    """CPU time of other processes on this host meanwhile; null where the kernel does not report it."""

@@ -54,10 +54,10 @@ class CaseKey(Spec):
         """Read a key; parts left out at the end take their defaults (``resnet_mini`` alone is a key).
 
         Args:
-            text: the key as a person wrote it.
+            text: the key as the user wrote it.
             hardware: the chip that is meant when the key names none (usually the one detected).
             framework: the framework that is meant when the key names none.
-            where: the file or ``command line`` that the key stands in, for the error.
+            where: the file that contains the key, or ``command line``, for the error.
 
         Raises:
             SpecError: with one problem for each part that is wrong.

@@ -1,4 +1,4 @@
-"""What a run writes down about itself so that others can judge it: data, source, a vendor's adaptation."""
+"""Records of a run for its audit: data, source, a vendor's adaptation, measured rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataRecord(Spec):
     fingerprint: str
     """SHA-256 over the sorted (path, sha256) of the files found; of a tree, over (path, size)."""
     declared: str | None
-    """The same as the case declares it; null for a directory whose exact content is anybody's own."""
+    """The same as the case declares it; null for a directory whose content the case does not fix."""
 
 
 class SourceRecord(Spec):
@@ -40,7 +40,7 @@ class SourceRecord(Spec):
     modified: tuple[str, ...] = ()
     """Files that differ from the wheel's record or from the commit."""
     reason: str | None = None
-    """Why it cannot be told what was modified."""
+    """Why the modified files are unknown."""
 
 
 class AdaptationFiles(Spec):
@@ -110,4 +110,4 @@ class Ceilings(Spec):
     collectives: dict[str, Rate] = Field(default_factory=dict)
     """``all_reduce`` as bus bandwidth (algorithm bandwidth x 2(n-1)/n), ``point_to_point``."""
     disturbed: tuple[str, ...] = ()
-    """What else the host had to do, before the probe or beside it: such rates are lower than what the device can do."""
+    """Other load on the host before or during the probe, which makes the rates lower than the device's."""

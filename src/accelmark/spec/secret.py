@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 LEFT_OUT: Final = "(left out)"
 LEAST_LENGTH: Final = 4
-"""Shorter values would be found in words that have nothing to do with them."""
+"""Shorter values would match parts of unrelated words."""
 
 _NAME: Final = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _ASSIGNED: Final = re.compile(r"(?:-\S*=)?([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
@@ -20,12 +20,12 @@ _PLAIN: Final = frozenset({"true", "false", "none", "null", "auto", "default", "
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a variable's name says that its value is a secret."""
+    """Return whether a variable's name marks its value as a secret."""
     return _NAME.search(name) is not None
 
 
 def without_userinfo(text: str) -> str:
-    """Return ``text`` with what stands between ``://`` and ``@`` in its addresses left out."""
+    """Return ``text`` without the part between ``://`` and ``@`` of its addresses."""
     return _USERINFO.sub(rf"\g<1>{LEFT_OUT}@", text) if "://" in text else text
 
 
@@ -35,7 +35,7 @@ def told(name: str, value: str) -> str:
 
 
 def passwords(text: str) -> Iterator[str]:
-    """Yield the passwords of the addresses in ``text``, as they stand there and decoded."""
+    """Yield the passwords of the addresses in ``text``, as written and decoded."""
     for found in _USERINFO.finditer(text):
         password = found[2].partition(":")[2]
         if is_telling(password):
@@ -43,7 +43,7 @@ def passwords(text: str) -> Iterator[str]:
 
 
 def is_telling(value: str) -> bool:
-    """Tell whether a value can be searched for: not a switch, a small number, or a few letters."""
+    """Return whether a value is long enough to be searched for: no switch, small number or short word."""
     return len(value) >= LEAST_LENGTH and value.lower() not in _PLAIN and not (value.isdigit() and len(value) < 8)
 
 
@@ -74,7 +74,7 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def shown(value: Any, secrets: Iterable[str]) -> Any:
-    """Return parsed JSON with its ``secrets`` and the values of secret variables left out, as a person may see it."""
+    """Return parsed JSON with its ``secrets`` and the values of secret variables replaced, fit for display."""
     known = tuple(secrets)
     if isinstance(value, str):
         return without(value, known)

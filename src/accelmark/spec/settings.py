@@ -1,4 +1,4 @@
-"""The settings of a training run that the driver understands, the same for every case."""
+"""Settings of a training run, the same for every case."""
 
 from __future__ import annotations
 

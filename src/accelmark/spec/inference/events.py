@@ -69,7 +69,7 @@ class ForwardWindow(Spec):
     latency_ms: tuple[float, ...]
     """Computation including copies to and from the device, without what the engine reports as not inference."""
     not_inference_ms: tuple[float, ...]
-    """What the engine itself says was no inference (a compilation in the first call, say)."""
+    """Time that the engine declares as not inference, for example a compilation in the first call."""
     wall_ms: float
     """From the window's opening to its closing: loading, computation and evaluation."""
     nonfinite_batches: int
@@ -89,7 +89,7 @@ class RepeatCheck(Spec):
     """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
 
     fresh_ms: float | None
-    """Median latency of batches never seen before."""
+    """Median latency of new batches."""
     same_ms: float | None
     """Median latency of the same batches as they come for the third to the fifth time."""
     speedup: float | None
@@ -109,7 +109,7 @@ class ScenarioResult(Spec):
 
     scenario: ScenarioName
     valid: bool
-    """What LoadGen itself said of the run."""
+    """LoadGen's own verdict."""
     functional: bool
     """True where the run was shorter than MLPerf asks, so that it shows function and not a submission's figure."""
     figure: float | None

@@ -138,7 +138,7 @@ class InferCaseSpec(Spec):
 
 
 class Note(Spec):
-    """What a person should know about how settings came about."""
+    """A note for the user about how a setting was resolved."""
 
     severity: Literal["info", "warning"]
     where: str
