@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="automl",
-    help="Search networks, and score the machine by the operations of the search.",
+    help="Search networks, and score the operations of the search.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -18,7 +18,7 @@ def probe(
     budget: Annotated[float, typer.Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure matmul, memory, copy and collective rates; later runs also report MFU against the measured rate."""
+    """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
     from typing import cast, get_args
 
     from accelmark.cli.execute import detect_devices
