@@ -63,7 +63,7 @@ timing: window
 """
 
 LAUNCH = """
-from accelmark.spec.framework import Launch, RankPlace
+from accelmark.spec.plugins.framework import Launch, RankPlace
 
 
 def launch(place):

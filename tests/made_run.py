@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Evaluation, Finished, Started, StepWindow
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit, Provenance, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import flatten
 from accelmark.spec.perflog import encode_line
+from accelmark.spec.plugins.case import ReferenceLoss, Target
+from accelmark.spec.plugins.vendor import Chip, Peaks
 from accelmark.spec.settings import EndSettings, LoaderSettings, TrainSettings
-from accelmark.spec.vendor import Chip, Peaks
 from accelmark.spec.work import TrainJob
 
 BOOT_MS = 5_000_000.0

@@ -19,7 +19,7 @@ from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
 from accelmark.run.preflight.facts import HostFacts, host_problems
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.launcher import options_of
+from accelmark.spec.plugins.launcher import options_of
 from tests.cluster.bed import WORK
 
 REQUEST = {

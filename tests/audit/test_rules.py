@@ -17,9 +17,9 @@ from accelmark.audit import source_hash
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.catalog import tree_hash
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.plugins.case import ReferenceLoss
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"
@@ -85,7 +85,7 @@ def test_what_the_hooks_changed_makes_a_run_invalid(run: Path, told: dict[str, A
     assert all(finding.expected and finding.actual for finding in found)
 
 
-def test_in_a_run_that_is_declared_open_the_same_change_is_told_and_open(tmp_path: Path) -> None:
+def test_the_same_change_is_open_in_a_run_started_with_open(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(is_open=True))
     change_started(run, 1, standard_parameter_hash="ef" * 32, standard_num_parameters=7)
     case = judged(run)
@@ -107,7 +107,7 @@ def test_a_model_whose_outputs_are_the_cases_up_to_rounding_stays_valid(run: Pat
     assert judged(run).verdict == "VALID"
 
 
-def test_another_implementation_of_the_same_optimizer_is_only_told(run: Path) -> None:
+def test_another_implementation_of_the_same_optimizer_is_a_warning(run: Path) -> None:
     change_started(run, 1, standard_optimizer_class="SGD", optimizer_class="NpuFusedSGD")
     case = judged(run)
     assert case.verdict == "VALID"
@@ -115,7 +115,7 @@ def test_another_implementation_of_the_same_optimizer_is_only_told(run: Path) ->
 
 
 @pytest.mark.parametrize(("name", "kind"), [("FusedAdam", "adam"), ("AdamW", "adamw"), ("Prodigy", "prodigy")])
-def test_optimizers_are_told_apart_by_kind(name: str, kind: str) -> None:
+def test_optimizers_are_distinguished_by_algorithm(name: str, kind: str) -> None:
     assert optimizer_kind(name) == kind
 
 
@@ -194,7 +194,7 @@ def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("rate", "is_told"), [(80.0, False), (3.0, True)])
-def test_a_probe_that_was_disturbed_is_told(run: Path, rate: float, is_told: bool) -> None:
+def test_a_disturbed_probe_is_a_warning(run: Path, rate: float, is_told: bool) -> None:
     def probed(job: dict[str, Any]) -> None:
         job["ceilings"] = {
             "device_type": "acme", "device_name": "X1", "world_size": 1, "framework": "pytorch", "measured_at": "",
@@ -260,7 +260,7 @@ def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
     assert (verdict, "the commit is not in this checkout" in found) == ("OPEN", True)
 
 
-def test_sources_that_cannot_be_compared_are_only_told(run: Path) -> None:
+def test_sources_that_cannot_be_compared_are_an_info(run: Path) -> None:
     head()
     for source in ({"kind": "wheel"}, {"kind": "folder", "version": "0.0.0"}):
         verdict, (found,) = source_findings(run, **source)
@@ -284,7 +284,7 @@ def with_files(sha256: str, job: dict[str, Any]) -> None:
     job["case"]["sha256"] = sha256
 
 
-def test_a_case_whose_files_are_others_than_those_known_here_is_out_of_comparison(run: Path, plugins: Path) -> None:
+def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
     known = tree_hash(plugins / "cases" / "toy")
     for sha256, severity in ((known, None), ("ab" * 32, "open")):
         for number in (1, 2):
@@ -379,7 +379,7 @@ def test_a_train_step_of_the_vendors_of_which_nothing_was_told_is_open(run: Path
     assert any("[samples-trained]" in reason for reason in case.reasons)
 
 
-def test_how_a_shipped_chip_joins_pytorch_is_only_told(run: Path) -> None:
+def test_a_shipped_framework_module_is_an_info(run: Path) -> None:
     def ascend(job: dict[str, Any]) -> None:
         job |= {"vendor": "ascend", "framework_module": "torch_npu"}
 

@@ -169,7 +169,7 @@ def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "bad.tar", tmp_path / "there")
 
 
-def test_what_is_no_bundle_or_no_run_is_told(tmp_path: Path) -> None:
+def test_what_is_not_a_bundle_or_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(b"\x00\x01" * 5000)
     with pytest.raises(RequestError, match="is not a bundle"):
         unpack(tmp_path / "noise", tmp_path / "there")

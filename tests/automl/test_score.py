@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
 from accelmark.automl.scoring.rules import PRESETS, Facts, preset
-from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation
+from accelmark.automl.scoring.score import Scoreboard, regulated, time_used
 from accelmark.automl.scoring.summary import apply_rules
 from accelmark.spec.errors import RequestError
 
@@ -107,11 +107,11 @@ def test_the_series_is_sampled_and_ends_with_the_final_figures() -> None:
 
 
 def test_idle_time_is_without_training_and_evaluation() -> None:
-    used = utilisation(BOARD.trials.values(), BOARD.epochs, workers=2, until_s=141.0)
+    used = time_used(BOARD.trials.values(), BOARD.epochs, workers=2, until_s=141.0)
     assert used.available_s == pytest.approx(82)
     assert used.idle_share == pytest.approx(1 - 42 / 82)
-    assert utilisation([], [], workers=2, until_s=0).idle_share is None
-    assert utilisation(BOARD.trials.values(), [], workers=2, until_s=1.0).idle_share is None, "no epoch has ended yet"
+    assert time_used([], [], workers=2, until_s=0).idle_share is None
+    assert time_used(BOARD.trials.values(), [], workers=2, until_s=1.0).idle_share is None, "no epoch has ended yet"
 
 
 GOOD = Facts(

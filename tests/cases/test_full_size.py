@@ -97,6 +97,7 @@ def test_a_decoder_calls_causal_attention_without_a_mask_and_never_reads_a_tenso
     assert operators.names == ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * len(attention.calls)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_compiled_decoder_calls_causal_attention_without_a_mask() -> None:
     case = case_of("llama2_7b", SMALL["llama2_7b"])
     model, batch = case.build_model(), case.synthetic_batch(2)

@@ -11,7 +11,7 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
 from accelmark.spec.catalog import PLUGINS_VARIABLE, load_case
 from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.scaffold import new_folder
+from accelmark.spec.plugins.scaffold import new_folder
 
 
 @pytest.fixture

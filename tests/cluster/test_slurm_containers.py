@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ def fakes_on(hosts: tuple[str, ...], *cases: tuple[str, ...]) -> Plan:
 
 
 def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path, tmp_path: Path) -> None:
+    shutil.copytree(recipe, recipe.with_name("bare"))  # jobs of several hosts use the framework "bare"
     run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=fakes_on(("n1", "n2"), (), ("steps=100000", "1:die"))), 200)
     first, second = status_of(run)

@@ -65,7 +65,7 @@ def main() -> int:
         loss = -np.mean(np.log(np.where(labels, chance, 1 - chance) + 1e-9))
         weights -= given.eta * mean(inputs.T @ (chance - labels) / given.bs, rank, peers)
         time.sleep(0.01)
-        if given.fault == "crashes" and step == 5 and rank == world_size - 1:
+        if given.fault == "crashes" and step == 5:
             print("RuntimeError: the optimizer exploded", file=sys.stderr, flush=True)
             return 3
         if rank or step % given.every or given.fault == "silent":

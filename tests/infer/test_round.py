@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.report.inference import latency_plot
+from accelmark.report.charts import latency_chart
 from accelmark.report.run_page import render_page
 from accelmark.results.figures.definitions import INFER_FIGURES, FigureName
 from accelmark.results.rounds.result import round_result
@@ -15,7 +15,7 @@ from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.inference import Note
 from accelmark.spec.job import JobSpec, NodeExit, RankExit
-from accelmark.spec.vendor import Chip, Peaks
+from accelmark.spec.plugins.vendor import Chip, Peaks
 from accelmark.spec.work import InferJob
 
 
@@ -70,9 +70,8 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     page = render_page(load_run(path))
     assert "Inference engine" in page
     assert "<polyline" in page
-    assert latency_plot([("eager", result)]) is not None
-    nothing = result.inference.model_copy(update={"latency_curve": ((0.5, 0.0), (1.0, -0.1))})
-    assert latency_plot([("eager", result.model_copy(update={"inference": nothing}))]) is None
+    assert latency_chart([("eager", result.inference.latency_curve)]) is not None
+    assert latency_chart([("eager", ((0.5, 0.0), (1.0, -0.1)))]) is None
 
 
 def test_what_a_vendor_set_is_told_and_only_an_unknown_name_warns(run_dir: Any) -> None:
@@ -91,7 +90,7 @@ def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:
     (case,) = measure_run(path).cases
     assert case.state == "succeeded"
     assert case.verdict == "INVALID"
-    assert any("NaN or infinity" in reason for reason in case.reasons)
+    assert any("NaN or infinite outputs" in reason for reason in case.reasons)
 
 
 def test_a_failed_run_keeps_what_was_measured_before(run_dir: Any) -> None:

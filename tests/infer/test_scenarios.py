@@ -97,5 +97,5 @@ def test_a_file_that_is_no_loadgen_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a log of LoadGen"):
         read_log(tmp_path / "mlperf_log_detail.txt")
     (tmp_path / "mlperf_log_detail.txt").write_text(':::MLLOG {"key": "x", "value": 1}\n')
-    with pytest.raises(RunError, match="gave no result"):
+    with pytest.raises(RunError, match="no result from LoadGen"):
         read_log(tmp_path / "mlperf_log_detail.txt")

@@ -115,7 +115,7 @@ def test_an_accuracy_outside_the_tolerance_makes_the_run_invalid(take: Any, make
     job = make_job(compiler="onnxruntime", exist_onnx_path=str(_other_model(tiny_onnx)))
     finished = take(job).finished
     assert not finished.valid
-    assert "differ by more than 0.02" in finished.invalid_reasons[0]
+    assert "difference of more than 0.02" in finished.invalid_reasons[0]
 
 
 def _other_model(path: Path) -> Path:

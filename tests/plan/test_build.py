@@ -10,11 +10,11 @@ import pytest
 from accelmark.plan import Detected, Plan, build_plan
 from accelmark.plan.cluster import is_localhost
 from accelmark.plan.request import DataDirs
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.work import TrainJob
 
@@ -110,7 +110,7 @@ def test_everything_wrong_with_every_key_comes_at_once(plugins: Path) -> None:
 
 
 def test_one_scale_of_a_case_may_stand_only_once(plugins: Path) -> None:
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="is requested twice"):
         plan({"cases": [{"key": "toy"}, {"key": "toy:pytorch:X1:1:1:2"}]})
 
 
@@ -163,3 +163,23 @@ def test_data_that_is_missing_hides_no_other_problem(plugins: Path) -> None:
         plan(run, data_dirs=lacking)
     assert [problem.key for problem in found.value.problems] == ["toy:pytorch:X1:1:1", "toi:pytorch:X1:1:1"]
     assert "data: DIRECTORY" in str(found.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "hint"),
+    [
+        ({"parallelism": "fsdp2", "channels_last": True}, "channels_last", "parallelism=ddp"),
+        ({"compile": "reduce-overhead", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
+        ({"compile": "max-autotune", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
+    ],
+)
+def test_settings_that_pytorch_cannot_combine_are_refused(
+    plugins: Path, settings: dict[str, Any], key: str, hint: str
+) -> None:
+    run = {"open": True, "cases": [{"key": "toy", "settings": settings}]}
+    with pytest.raises(SpecError) as refused:
+        plan(run)
+    problems = {problem.key: problem for problem in refused.value.problems}
+    assert hint in (problems[key].hint or "")
+    alone = {name: value for name, value in settings.items() if name != key}
+    assert plan({"open": True, "cases": [{"key": "toy", "settings": alone}]}).jobs

@@ -274,9 +274,9 @@ def test_a_case_that_stands_twice_is_listed_with_both(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:2": "/b"}\nSHM_SIZE = "2G"\n')
     converted = convert([tmp_path / "a.py", tmp_path / "b.py"])
     assert converted.run["cases"] == [{"key": "resnet_mini:pytorch:A100:1:8:1", "data": "/a"}]
-    assert "stands twice, also as resnet_mini:pytorch:A100:1:8:1 with /a" in left_in(converted)["CASES"]
+    assert "is given twice, also as resnet_mini:pytorch:A100:1:8:1 with /a" in left_in(converted)["CASES"]
     assert converted.cluster["container"]["shm_size"] == "2G"
-    assert left_in(converted)["SHM_SIZE"] == f"{tmp_path / 'b.py'} says otherwise, and is read later"
+    assert left_in(converted)["SHM_SIZE"] == f"{tmp_path / 'b.py'} has another value and is read later"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.work import InferJob
 
@@ -101,7 +101,7 @@ def test_hosts_may_have_an_engine_that_is_not_known_here(toy: Path) -> None:
 
 
 def test_the_same_run_twice_is_refused(toy: Path) -> None:
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="is requested twice"):
         _plan({"key": "toy"}, {"key": "toy"})
 
 

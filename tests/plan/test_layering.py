@@ -9,7 +9,7 @@ import pytest
 from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
 from accelmark.spec.catalog import load_vendor
 from accelmark.spec.key import CaseKey
-from accelmark.spec.vendor import CapabilityFile
+from accelmark.spec.plugins.vendor import CapabilityFile
 
 KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)
 HERE = Capabilities({"fp8": "vendor.yaml, chip X1", "amx_bf16": "/proc/cpuinfo"})

@@ -13,7 +13,7 @@ from accelmark.results.figures.definitions import FigureName
 from accelmark.results.rounds.result import round_result
 from accelmark.run.controller.probe import probe, remembered
 from accelmark.spec.catalog import load_vendor
-from accelmark.spec.ceilings import Ceilings, Rate
+from accelmark.spec.records import Ceilings, Rate
 from tests.made_run import Made, make_round
 
 

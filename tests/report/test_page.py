@@ -58,7 +58,7 @@ def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
 def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run", Made(chip=None))))
     assert "Not measured" in text
-    assert "is no chip that vendor acme describes" in text
+    assert "vendor acme does not describe this chip" in text
 
 
 def test_settings_stand_with_their_provenance(tmp_path: Path) -> None:

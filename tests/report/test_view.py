@@ -329,12 +329,16 @@ def test_a_signal_ends_the_server_after_its_open_responses(tmp_path: Path, numbe
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['accelmark', 'view', '.'];"
+        "import sys; from accelmark.spec.plugins import requirements; sys.argv = ['accelmark', 'view', '.'];"
+        "found = requirements.installed_version;"
+        "requirements.missing.__defaults__ = (lambda name: None if name == 'uvicorn' else found(name), ());"
         "from accelmark.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: the web pages need uvicorn: pip install 'accelmark[view]'\n"
+    assert "accelmark view needs uvicorn" in done.stderr
+    assert "pip install" in done.stderr
+    assert "accelmark[view]" in done.stderr
 
 
 def test_serve_names_the_new_verb(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     assert {"result.json", "summary.json", "plan.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
 
 
-def test_an_unreachable_store_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("mlflow.tracking")
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="MLflow at"):

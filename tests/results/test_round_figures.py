@@ -15,7 +15,7 @@ from accelmark.results.figures.definitions import TRAIN_FIGURES
 from accelmark.results.figures.definitions import FigureName as F
 from accelmark.results.rounds.result import round_result
 from accelmark.results.schema import RoundResult
-from accelmark.spec.case import Target
+from accelmark.spec.plugins.case import Target
 from tests.made_run import Made, make_run
 
 RECORDED = Path(__file__).parent / "recorded"

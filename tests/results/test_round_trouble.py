@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelmark.results.figures.definitions import FigureName as F
+from accelmark.results.rounds.host_telemetry import device_indices
 from accelmark.results.rounds.result import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
@@ -167,7 +169,7 @@ def test_a_resumed_round_counts_the_time_of_all_its_attempts(tmp_path: Path) -> 
     assert times == sorted(times)
 
 
-def test_the_start_of_the_process_is_taken_where_it_is_told(round_dir: Path) -> None:
+def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) -> None:
     log = node(round_dir) / "rank0.out.log"
     lines = log.read_text().splitlines(keepends=True)
     lines[0] = perflog("INIT_START", {"process_start_mono_ms": BOOT_MS - 500}, BOOT_MS, 0)
@@ -212,3 +214,43 @@ def test_a_bad_job_file_is_named(tmp_path: Path, content: str | None) -> None:
         (tmp_path / "round1" / "job.json").write_text(content)
     with pytest.raises(RunError, match=r"round1/job\.json"):
         round_result(tmp_path / "round1")
+
+
+def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
+    infos: dict[int, dict[str, Any]] = {
+        0: {"uuid": "GPU-aa11"},
+        1: {"uuid": "GPU-bb22-c3"},
+        2: {"uuid": "GPU-bb44"},
+        3: {"uuid": None},
+    }
+    assert device_indices(["GPU-bb22-c3", "gpu-aa"], infos) == [1, 0]
+    assert device_indices(["3", "1"], infos) == [3, 1]
+    assert device_indices(["GPU-bb"], infos) == []  # not unique
+    assert device_indices(["0", "MIG-1234"], infos) == []
+    made = Made()
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    path = node(round_dir)
+    lines = [json.loads(line) for line in (path / "telemetry.jsonl").read_text().splitlines()]
+    (path / "telemetry.jsonl").write_text("".join(json.dumps(_with_second_device(line)) + "\n" for line in lines))
+    task = {"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}
+    (path / "agent.json").write_text(json.dumps(task))
+    energies: dict[str, float | None] = {}
+    for uuid in ("GPU-0000", "GPU-1111", "GPU-2222"):
+        info = json.loads((path / "sys_info.json").read_text())
+        (path / "sys_info.json").write_text(json.dumps(info | {"environment": {"ACME_VISIBLE_DEVICES": uuid}}))
+        energies[uuid] = round_result(round_dir).figures[F.ENERGY].value
+    assert energies["GPU-0000"] is not None
+    assert energies["GPU-1111"] == pytest.approx(2 * energies["GPU-0000"])
+    assert energies["GPU-2222"] is None
+
+
+def _with_second_device(line: dict[str, Any]) -> dict[str, Any]:
+    """Add a second device to a line of telemetry that draws twice the power of the first."""
+    if "header" in line:
+        first = line["header"]["devices"][0]
+        both = [first | {"uuid": "GPU-0000"}, first | {"index": 1, "uuid": "GPU-1111"}]
+        return {"header": line["header"] | {"devices": both}}
+    if "t" in line:
+        first = line["devices"][0]
+        return line | {"devices": [first, first | {"index": 1, "power_w": 2 * first["power_w"]}]}
+    return line

@@ -95,7 +95,7 @@ def search(place: Path, *, report: dict[str, object] | None = None, config: dict
     return place
 
 
-def test_searches_are_compared_and_what_differs_is_told(tmp_path: Path) -> None:
+def test_searches_are_compared_with_their_context(tmp_path: Path) -> None:
     runs, _ = open_sources([RECORDED, search(tmp_path / "other", config={"seed": 7})])
     [pair] = compare(runs).pairs
     assert {found.figure for found in pair.differences} >= {F.SEARCH_SCORE, F.SEARCH_REGULATED_SCORE, F.SEARCH_TIME}

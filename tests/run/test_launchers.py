@@ -11,7 +11,7 @@ import yaml
 from accelmark.plan.cluster import host_problems
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
-from accelmark.spec.launcher import launcher_problems, load_launcher, parse_cluster
+from accelmark.spec.plugins.launcher import launcher_problems, load_launcher, parse_cluster
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses
@@ -22,14 +22,14 @@ is_localhost: true
 run_files: [nice.level]
 """
 OPTIONS = """\
-from accelmark.spec.launcher import LauncherOptions
+from accelmark.spec.plugins.launcher import LauncherOptions
 
 class Options(LauncherOptions):
     niceness: int = 10
 """
 LAUNCHER = """\
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
-from accelmark.spec.launcher import options_model, options_of
+from accelmark.spec.plugins.launcher import options_model, options_of
 
 class NiceLauncher(SharedFilesystemLauncher):
     def prefix(self, host):

@@ -21,7 +21,7 @@ from accelmark.run.preflight.facts import (
 )
 from accelmark.run.preflight.report import require_ready
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.requirements import Need
+from accelmark.spec.plugins.requirements import Need
 from tests.run.fakes import make_plan
 
 WORK = "/var/tmp/accelmark"

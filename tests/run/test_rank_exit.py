@@ -18,9 +18,9 @@ from accelmark.run.agent.rank_exit import (
     first_cause,
     read_log_end,
 )
-from accelmark.spec.framework import LaunchRecord
 from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.perflog import encode_line
+from accelmark.spec.plugins.framework import LaunchRecord
 
 ASKED = Termination("cancelled", "cancelled", "was asked to end")
 

@@ -12,7 +12,7 @@ from accelmark.run.launchers.host import UnreachableError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.launcher import options_of
+from accelmark.spec.plugins.launcher import options_of
 
 asyncssh = pytest.importorskip("asyncssh")
 

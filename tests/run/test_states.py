@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.schema import JobState
-from accelmark.run.record.states import EventLog, read_events, statuses
+from accelmark.run.record.states import RunEventLog, read_events, statuses
 from accelmark.spec.errors import RunError
 
 
 def test_an_incomplete_line_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    ledger = EventLog(path, ["a"])
+    ledger = RunEventLog(path, ["a"])
     ledger.move("a", "preparing")
     ledger.close()
     with path.open("ab") as file:
         file.write(b'{"at":"2026-01-01T00:00:00Z","kind":"sta')
-    again = EventLog(path, ["a"])
+    again = RunEventLog(path, ["a"])
     assert again.jobs["a"].state == "preparing"
     again.note("run_resumed")
     again.move("a", "running")
@@ -28,7 +28,7 @@ def test_an_incomplete_line_of_a_killed_writer_is_ignored(tmp_path: Path) -> Non
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    ledger = EventLog(path, ["a"])
+    ledger = RunEventLog(path, ["a"])
     ledger.move("a", "preparing")
     ledger.move("a", "running")
     ledger.close()
@@ -39,14 +39,14 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_an_impossible_change_of_state_is_refused(tmp_path: Path) -> None:
-    ledger = EventLog(tmp_path / "events.jsonl", ["a"])
+    ledger = RunEventLog(tmp_path / "events.jsonl", ["a"])
     with pytest.raises(AssertionError, match="queued -> succeeded"):
         ledger.move("a", "succeeded")
     ledger.close()
 
 
 def test_a_job_that_is_queued_again_counts_its_attempts(tmp_path: Path) -> None:
-    ledger = EventLog(tmp_path / "events.jsonl", ["a", "b"])
+    ledger = RunEventLog(tmp_path / "events.jsonl", ["a", "b"])
     states: tuple[JobState, ...] = ("preparing", "running", "lost", "queued", "preparing")
     for state in states:
         ledger.move("a", state, None)

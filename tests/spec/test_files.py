@@ -18,7 +18,7 @@ from accelmark.spec.yaml_file import read_yaml
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("a: 1\na: 2\n", "line 2, column 1: is not valid YAML: the key 'a' stands twice"),
+        ("a: 1\na: 2\n", "line 2, column 1: is not valid YAML: duplicate key 'a'"),
         ("a: [1\n", "line 2, column 1"),
         ("- 1\n", "must be a mapping, found list"),
         ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),

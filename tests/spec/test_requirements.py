@@ -8,7 +8,7 @@ import pytest
 
 from accelmark.infer import engines
 from accelmark.spec.errors import RequestError
-from accelmark.spec.requirements import (
+from accelmark.spec.plugins.requirements import (
     Need,
     distributions,
     engine_requirements,

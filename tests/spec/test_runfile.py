@@ -14,7 +14,7 @@ from accelmark.spec.runfile import RunSpec
 HOST = {"address": "10.0.0.1"}
 
 
-def told(**values: Any) -> list[str]:
+def problems(**values: Any) -> list[str]:
     with pytest.raises(SpecError) as caught:
         parse(RunSpec, {"cases": ["resnet_mini"], **values}, "run.yaml")
     return [str(problem) for problem in caught.value.problems]
@@ -41,4 +41,4 @@ def test_a_word_alone_is_a_case_and_a_path_a_cluster() -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_its_key_and_nothing_else_is(values: dict[str, Any], problem: str) -> None:
-    assert told(**values) == [f"run.yaml: {problem}"]
+    assert problems(**values) == [f"run.yaml: {problem}"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
-from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Finished
-from accelmark.spec.framework import LaunchRecord
 from accelmark.spec.job import FolderRef, JobSpec, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
 from accelmark.spec.perflog import PERFLOG_PREFIX
+from accelmark.spec.plugins.case import ReferenceLoss, Target
+from accelmark.spec.plugins.framework import LaunchRecord
 from accelmark.spec.settings import TrainSettings
 from accelmark.spec.work import TrainJob
 

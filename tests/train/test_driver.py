@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.case import ReferenceLoss, Target
 from accelmark.spec.events import Event, Finished, StepWindow
+from accelmark.spec.plugins.case import ReferenceLoss, Target
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 

@@ -24,7 +24,7 @@ def test_fp16_trains_with_a_scaler_on_the_cpu(tmp_path: Path, run_here: RunHere)
 def test_tf32_on_a_cpu_computes_fp32_and_says_so(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"precision": "tf32"}))
     assert ran.values("INIT_END")[0]["precision"] == "fp32"
-    assert "tf32 is no mode of cpu" in ran.values("WARNING")[0]["message"]
+    assert "tf32 is not available on cpu" in ran.values("WARNING")[0]["message"]
 
 
 def test_checkpointed_activations_change_nothing_but_memory(tmp_path: Path, run_here: RunHere) -> None:
@@ -54,7 +54,9 @@ def test_a_host_without_a_compiler_trains_the_model_as_it_is_and_says_so(
     ran = run(make_job(tmp_path, {"compile": "default"}), tmp_path / "compiled")
     assert ran.losses() == plain
     message = ran.values("WARNING")[0]["message"]
-    assert message.startswith("compile: default: this host cannot compile, so the model is trained as it is (")
+    assert message.startswith(
+        "compile: default: this host cannot compile, so the model is trained without compilation ("
+    )
     assert "/nowhere/c++" in message
 
 

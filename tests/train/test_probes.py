@@ -134,6 +134,6 @@ def test_steps_through_which_nothing_passes_are_told_as_uncounted() -> None:
     for number, _ in enumerate(probes.over(iter([[{"x": torch.zeros(4, 2)}]] * 200))):
         if number == 0:
             model(torch.zeros(4, 2))
-    told = probes.told()
+    told = probes.result()
     assert told["samples_seen"] is None
-    assert "played again" in told["samples_reason"]
+    assert "replay of a recorded graph" in told["samples_reason"]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from accelmark.frameworks.pytorch.token_shards import TokenShards
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.spec.errors import DataError
 
 

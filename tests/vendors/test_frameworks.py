@@ -9,7 +9,7 @@ import pytest
 from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, framework_device, load_vendor, look_again
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.model import parse
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.plugins.vendor import VendorSpec
 
 HEAD = "name: acme\ntitle: Acme\nvisible_devices_env: null\nchips: []\n"
 FLAT = {"device_type": "npu", "framework_module": "torch_npu", "distributed_backend": "hccl"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from accelmark.spec.catalog import folders, load_vendor
-from accelmark.spec.vendor import Chip
+from accelmark.spec.plugins.vendor import Chip
 
 NVIDIA = [
     ("NVIDIA H100 80GB HBM3", "H100", "SXM", 989.4, 1978.9),

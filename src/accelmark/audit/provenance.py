@@ -11,8 +11,8 @@ from accelmark.audit import source_hash
 from accelmark.audit.evidence import Evidence
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity, finding
-from accelmark.spec.evidence import SourceRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.records import SourceRecord
 
 _MAX_LISTED: Final = 10
 _PRELOAD_VARIABLES: Final = frozenset({

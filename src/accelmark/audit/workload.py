@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, deviation
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.events import Started
 from accelmark.spec.layers import flatten, may_change
+from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 from accelmark.spec.work import ExternalJob, TrainingWork
 

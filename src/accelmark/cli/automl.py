@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="automl",
-    help="Search networks, and score the machine by the operations of the search.",
+    help="Search networks, and score the operations of the search.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Run a search until its time or trials are used up."""
     from accelmark.automl.controller.request import load_config
-    from accelmark.spec.requirements import require
+    from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")
     loaded = load_config(config)
@@ -66,7 +66,7 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     """Continue a search that was stopped or killed."""
     from accelmark.automl.controller.directory import find_search
     from accelmark.automl.controller.session import resume_search
-    from accelmark.spec.requirements import require
+    from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl resume", "accelmark[automl]")
     found = find_search(name, runs)

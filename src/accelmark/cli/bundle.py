@@ -17,7 +17,7 @@ def bundle(
         typer.Option("--output", "-o", metavar="FILE", help="Output file; default: one in this directory."),
     ] = None,
 ) -> None:
-    """Pack results, events, configuration and logs of a run into one file, without secrets."""
+    """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
     from accelmark.results.store.bundle import bundle_name, write_bundle
 
     path = output or Path(bundle_name(run))

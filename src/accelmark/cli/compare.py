@@ -34,7 +34,7 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Compare runs that are not comparable.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare runs with the first one: differences of figures with 95 % intervals, and of settings and software."""
+    """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
     from accelmark.results.compare import comparison as comparing
     from accelmark.results.store.sources import open_sources
 

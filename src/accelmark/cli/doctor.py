@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Show devices, drivers, frameworks and engines of this machine, and what can run with them."""
+    """Show devices, frameworks and engines, and what can run."""
     from accelmark.telemetry.inventory import inventory
 
     seen = inventory()

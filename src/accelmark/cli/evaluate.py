@@ -19,7 +19,7 @@ def evaluate(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Evaluate the final weights of each round with the case's own code, and compare with the reported metrics."""
+    """Evaluate the final weights of a run again. Uses the case's own code, and compares with the reported metrics."""
     from accelmark.audit.reevaluation import reevaluation_findings
     from accelmark.results.read.reevaluation import read_reevaluation
     from accelmark.run.controller.data import DataFetcher

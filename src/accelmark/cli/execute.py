@@ -25,8 +25,8 @@ from accelmark.run.record.directory import RunDirectory, default_path
 from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, Problem, RequestError, SpecError
-from accelmark.spec.launcher import launcher_problems, parse_cluster
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.launcher import launcher_problems, parse_cluster
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.secret import secrets_in, shown
 from accelmark.spec.yaml_file import read_value, read_yaml

@@ -29,7 +29,7 @@ def export(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Export figures, curves, settings and artefacts of a run, or the live telemetry of a run in progress."""
+    """Export a run to TensorBoard, MLflow or Prometheus. Prometheus gets the live telemetry of a run in progress."""
     from accelmark.spec.errors import RequestError
 
     if tensorboard is None and mlflow is None and not prometheus:

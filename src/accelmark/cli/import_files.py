@@ -30,7 +30,7 @@ def import_files(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Convert another benchmark's configuration files without executing them; list settings that were not converted."""
+    """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
     from accelmark.compat.flagperf import convert
     from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.spec.errors import RequestError

@@ -34,7 +34,7 @@ def infer(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run inference on a case's trained model in an engine, and report its accuracy with its speed."""
+    """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
     from accelmark.cli.execute import Overrides, execute, plan_request, run_name
     from accelmark.spec.runfile import CaseRequest, RunSpec
 

@@ -28,7 +28,7 @@ def monitor(
     interval: Annotated[float, typer.Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Record host and device telemetry in the background; logs have FlagPerf's file names and formats."""
+    """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
     from accelmark.telemetry import monitor as recorder
 
     log_path = log_path.absolute()

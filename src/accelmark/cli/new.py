@@ -23,7 +23,7 @@ Into = Annotated[
 @app.command("vendor")
 def new_vendor(name: Name, into: Into = Path()) -> None:
     """Create vendors/NAME with a chip description and an adaptation of resnet_mini."""
-    from accelmark.spec.scaffold import new_folder
+    from accelmark.spec.plugins.scaffold import new_folder
 
     _print_next(new_folder("vendors", name, into), name, "vendor", into)
 
@@ -31,7 +31,7 @@ def new_vendor(name: Name, into: Into = Path()) -> None:
 @app.command("case")
 def new_case(name: Name, into: Into = Path()) -> None:
     """Create cases/NAME with a case that can be trained as it is."""
-    from accelmark.spec.scaffold import new_folder
+    from accelmark.spec.plugins.scaffold import new_folder
 
     _print_next(new_folder("cases", name, into), name, "case", into)
 

@@ -18,15 +18,15 @@ def probe(
     budget: Annotated[float, typer.Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure matmul, memory, copy and collective rates; later runs also report MFU against the measured rate."""
+    """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
     from typing import cast, get_args
 
     from accelmark.cli.execute import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.catalog import load_vendor
-    from accelmark.spec.ceilings import ProbeItem
     from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.number_format import quantity
+    from accelmark.spec.records import ProbeItem
 
     items = only or list(get_args(ProbeItem))
     for item in items:

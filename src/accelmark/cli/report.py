@@ -32,7 +32,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write the report page of a run; summarise the run first if it has no summary."""
+    """Write the report page of a run. A run without a summary is summarised first."""
     from accelmark.report.run_page import write_page
     from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
     from accelmark.run.record.measure import measure_run

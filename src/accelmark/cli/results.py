@@ -57,7 +57,7 @@ def results(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show all runs and bundles below directories as one table; list those that cannot be read."""
+    """Show all runs and bundles as one table. Runs that cannot be read are listed."""
     from accelmark.results.compare.table import column, matching, rows_of
     from accelmark.results.store.sources import open_sources
     from accelmark.spec.errors import RequestError

@@ -16,7 +16,7 @@ def resume(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Continue an interrupted run: attach to running rounds, repeat lost and cancelled ones, skip finished ones."""
+    """Continue an interrupted run. Follows running rounds, repeats lost and cancelled ones, skips finished ones."""
     from accelmark.cli.execute import finish, host_problems_as_table
     from accelmark.run.controller import session
     from accelmark.run.controller.data import DataFetcher

@@ -10,7 +10,7 @@ from accelmark.cli import options
 
 
 def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
-    """Show the state of every round of a run, and the progress of the running one."""
+    """Show the state and progress of every round of a run."""
     from dataclasses import asdict
 
     from accelmark.run.controller import session

@@ -15,7 +15,7 @@ def stop(
     at_once: Annotated[bool, typer.Option("--now", help="Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Stop a run, even if its coordinator has died; results so far are kept."""
+    """Stop a run. This works even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller import session
 
     was_running = session.stop(run, at_once=at_once)

@@ -23,7 +23,7 @@ def train(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a case, measure it, and write a run directory with a report page."""
+    """Train a case and measure it. Writes a run directory with a report page."""
     from accelmark.cli.execute import Overrides, execute, plan_request, run_name
     from accelmark.spec.runfile import CaseRequest, RunSpec
 

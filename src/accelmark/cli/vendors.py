@@ -11,7 +11,7 @@ from accelmark.cli import options
 
 
 def vendors(as_json: options.AsJson = False) -> None:
-    """List vendors, their chips, their telemetry sources, and which of their devices this machine has."""
+    """List vendors, their chips and their devices on this machine."""
     from accelmark.spec.catalog import folders, load_vendor
     from accelmark.spec.errors import AccelmarkError
     from accelmark.telemetry.declaration import telemetry_of

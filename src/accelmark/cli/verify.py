@@ -19,7 +19,7 @@ def verify(
     target: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Recompute all figures from events and telemetry, check all file hashes, and audit the run."""
+    """Recompute and audit the results of a run. Compares figures with events and telemetry, and checks file hashes."""
     from accelmark.audit.verify import Verification, verify_run
     from accelmark.results.store.bundle import unpack
     from accelmark.spec.errors import EXIT_FAILED, RequestError

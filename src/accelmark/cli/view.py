@@ -21,9 +21,9 @@ def view(
         typer.Option("--token-file", metavar="FILE", help="File with the access token; created if it does not exist."),
     ] = None,
 ) -> None:
-    """Show the runs below a directory in a browser: read-only, by default to this machine only."""
+    """Show the runs below a directory in a browser. The pages are read-only and by default for this machine only."""
     from accelmark.spec.errors import RequestError
-    from accelmark.spec.requirements import require
+    from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
     from accelmark.report.view.access import Access, is_loopback, read_or_create_token

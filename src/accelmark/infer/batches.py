@@ -72,6 +72,19 @@ class SyntheticBatches:
 
 
 @final
+class PinnedBatches:
+    """Another data set with its batches in page-locked memory; pinning is no part of a call's time."""
+
+    def __init__(self, whole: InferBatches) -> None:
+        self.whole = whole
+        self.num_items = whole.num_items
+
+    def __iter__(self) -> Iterator[InferBatch]:
+        """Start a pass."""
+        return (batch.pinned() for batch in self.whole)
+
+
+@final
 class FirstBatches:
     """The first batches of another data set."""
 

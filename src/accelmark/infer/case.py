@@ -30,6 +30,10 @@ class InferBatch:
         """Items in this batch."""
         return int(self.inputs[0].shape[0])
 
+    def pinned(self) -> InferBatch:
+        """Return the batch with inputs in page-locked memory, from which copies to a device do not wait."""
+        return InferBatch(tuple(each.pin_memory() for each in self.inputs), self.labels)
+
 
 class InferBatches(Protocol):
     """The labelled data of a case, in batches of ``settings.batch_size``; the last one may be smaller."""

@@ -17,7 +17,7 @@ from typing import Final, final
 import torch
 from torch import nn
 
-from accelmark.infer.batches import FirstBatches, SyntheticBatches
+from accelmark.infer.batches import FirstBatches, PinnedBatches, SyntheticBatches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest, device_name
 from accelmark.infer.engines import engine_class as find_engine_class
@@ -119,12 +119,20 @@ def build_case(job: JobSpec, infer: InferJob) -> InferCase:
     return found(infer.settings, infer.parameters, job.data_dirs)
 
 
-def batches_of(case: InferCase) -> InferBatches:
-    """Return the case's data, synthetic or shortened according to the settings."""
+def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
+    """Return the case's data, synthetic or shortened according to the settings, in page-locked memory if ``pinned``."""
     settings = case.settings
     if settings.synthetic:
-        return SyntheticBatches(case.synthetic_batch, settings.batch_size, settings.max_batches or _SYNTHETIC_BATCHES)
+        num_batches = settings.max_batches or _SYNTHETIC_BATCHES
+
+        def make(size: int) -> InferBatch:
+            batch = case.synthetic_batch(size)
+            return batch.pinned() if pinned else batch
+
+        return SyntheticBatches(make, settings.batch_size, num_batches)
     batches = case.build_dataloader()
+    if pinned:
+        batches = PinnedBatches(batches)
     if settings.max_batches is not None and settings.max_batches * settings.batch_size < batches.num_items:
         return FirstBatches(batches, settings.max_batches, settings.batch_size)
     return batches

@@ -165,7 +165,8 @@ class SevenSteps:
     def _create(self) -> None:
         case = setup.build_case(self.job, self.infer)
         self.results.case = case
-        self.results.batches = not_empty(setup.batches_of(case), f"case {self.job.case.name}")
+        batches = setup.batches_of(case, pinned=self.device.device.type != "cpu")
+        self.results.batches = not_empty(batches, f"case {self.job.case.name}")
         self.results.details["items"] = self.results.batches.num_items
         self.results.partial = case.partial or isinstance(self.results.batches, FirstBatches)
         self.results.details["partial"] = self.results.partial

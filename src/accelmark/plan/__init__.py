@@ -1,4 +1,4 @@
-"""From what people ask for to what will be started: pure, and complete before anything starts."""
+"""Plan a run: from the run file to every job, its settings and its commands, before anything starts."""
 
 from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode

@@ -1,4 +1,4 @@
-"""Counting what a vendor's folder for a case holds."""
+"""Summarise the contents of a vendor's folder for a case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.catalog import tree_hash
-from accelmark.spec.evidence import AdaptationFiles
+from accelmark.spec.records import AdaptationFiles
 from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"
@@ -15,7 +15,7 @@ BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", 
 
 
 def adaptation_files(folder: Path) -> AdaptationFiles | None:
-    """Return what ``folder`` (``vendors/<v>/cases/<model>-<framework>``) holds, or None where there is none."""
+    """Return the contents of ``folder`` (``vendors/<v>/cases/<model>-<framework>``), None where it does not exist."""
     if not folder.is_dir():
         return None
     csrc = folder / "csrc"
@@ -44,5 +44,5 @@ def _requirements(path: Path) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    # They are only told: what is installed is read from the file itself.
+    # For reports only: pip installs from the file itself.
     return tuple(without_userinfo(line) for line in lines if line)

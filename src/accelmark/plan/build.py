@@ -1,4 +1,4 @@
-"""Building the plan: keys x rounds, layered settings, every check that needs no host."""
+"""Build the plan: keys x rounds, merged settings, every check that needs no host."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
 from accelmark.plan.training import plan_training
 from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_framework, load_vendor, tree_hash
-from accelmark.spec.ceilings import Ceilings
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
 from accelmark.spec.inference.engines import engine_file, known_engines
 from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
-from accelmark.spec.launcher import LauncherSpec, load_launcher
-from accelmark.spec.requirements import Need, engine_requirements, requirement_names
+from accelmark.spec.plugins.launcher import LauncherSpec, load_launcher
+from accelmark.spec.plugins.requirements import Need, engine_requirements, requirement_names
+from accelmark.spec.plugins.vendor import Chip, VendorSpec
+from accelmark.spec.records import Ceilings
 from accelmark.spec.runfile import CaseRequest, RunSpec
-from accelmark.spec.vendor import Chip, VendorSpec
 
 
 @final
@@ -117,7 +117,7 @@ def build_plan(
 @final
 @dataclass(slots=True)
 class _Planner:
-    """Plans one key after another; what is wrong with one never hides what is wrong with the next."""
+    """Plans one key after another, and collects the problems of all."""
 
     is_open: bool
     cluster: ClusterSpec
@@ -215,10 +215,12 @@ class _Planner:
         """Return the first round of a key."""
         adaptation, key = asked.adaptation, asked.key
         extern = Folder(adaptation.name, adaptation, None, self.vendor.name)
-        device = framework_device(self.vendor, framework_of(planned.work, key))
+        name = framework_of(planned.work, key)
+        device = framework_device(self.vendor, name)
         return JobSpec(
             work=planned.work,
             key=key,
+            ranks_per_host=load_framework(name).ranks_per_host(key.nproc),
             round=1,
             case=asked.folder.ref(),
             case_version=asked.case.version,
@@ -264,7 +266,7 @@ class _Planner:
             what = f"asks for {key.nproc} devices a host, this one has {devices}"
             problems.append(Problem(self.where, written, what))
         if directory in self.planned:
-            what = f"stands twice (also as {self.planned[directory]!r})"
+            what = f"is requested twice (also as {self.planned[directory]!r})"
             problems.append(Problem(self.where, written, what, "raise its repeat instead"))
         if problems:
             raise SpecError(problems)

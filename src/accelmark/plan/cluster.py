@@ -8,7 +8,7 @@ import socket
 from accelmark.spec.catalog import folders
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
-from accelmark.spec.launcher import load_launcher, options_model, options_of
+from accelmark.spec.plugins.launcher import load_launcher, options_model, options_of
 
 
 def host_problems(cluster: ClusterSpec) -> list[Problem]:

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
-from accelmark.spec.requirements import Need
+from accelmark.spec.plugins.requirements import Need
 
 
 class PlannedNode(Spec):
@@ -67,7 +67,7 @@ class Plan(Spec):
     stall_timeout_s: PositiveFloat
     telemetry_interval_s: PositiveFloat
     retry_lost: int = Field(default=0, ge=0)
-    """How often a job that was lost is done again of itself."""
+    """How often a lost job is repeated automatically."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     offline: bool = False
     """Hosts fetch no data; what they have is used."""

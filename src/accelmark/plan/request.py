@@ -9,11 +9,11 @@ from typing import Any, final
 
 from accelmark.plan.layering import Capabilities, vendor_layers
 from accelmark.plan.plan import LayerFile
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.catalog import Folder
 from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import CaseRequest
 from accelmark.spec.work import Work
 

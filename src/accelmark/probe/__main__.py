@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from accelmark.spec.ceilings import CEILINGS_FILE
 from accelmark.spec.job import JobSpec
+from accelmark.spec.records import CEILINGS_FILE
 from accelmark.train.loop.process import redirect_output
 
 
@@ -48,8 +48,8 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
-    from accelmark.spec.ceilings import Ceilings, Rate
-    from accelmark.spec.framework import RankPlace
+    from accelmark.spec.plugins.framework import RankPlace
+    from accelmark.spec.records import Ceilings, Rate
     from accelmark.spec.work import ProbeJob
 
     ranks = RankPlace.from_environment()

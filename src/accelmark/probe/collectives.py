@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accelmark.probe.timing import time_collective
-from accelmark.spec.ceilings import Rate
+from accelmark.spec.records import Rate
 
 CPU_SIZES_MIB: Final = (1, 16, 64, 256)
 ACCELERATOR_SIZES_MIB: Final = (*CPU_SIZES_MIB, 1024, 4096)

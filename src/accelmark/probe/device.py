@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accelmark.probe.timing import time_operation
-from accelmark.spec.ceilings import Rate
+from accelmark.spec.records import Rate
 
 SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Sides of the square matrices, as far as time and memory allow."""

@@ -1,6 +1,6 @@
-"""``python -m accelmark.probe.evaluation JOB.json``: a case's evaluation tried on one made-up batch on the CPU.
+"""``python -m accelmark.probe.evaluation JOB.json``: run a case's evaluation on one synthetic batch on the CPU.
 
-Prints one line of JSON: the names of the metrics that came out. What the case's own code raises is not caught.
+Prints the names of the metrics as one line of JSON. Exceptions of the case's code are not caught.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SAMPLES = 8
 
 
 def metric_names(job: JobSpec) -> list[str]:
-    """Return the names of what ``metrics`` makes of one batch's sums.
+    """Return the names of the metrics of one synthetic batch.
 
     Raises:
-        ValueError: the job has no training side.
-        TypeError: ``metrics`` gives something else than names and numbers.
+        ValueError: the job is not a training job.
+        TypeError: ``metrics`` does not return a dictionary of numbers.
     """
     if not isinstance(job.work, TrainingWork):
-        raise ValueError("job.json is no training job")
+        raise ValueError("job.json is not a training job")
     settings = job.work.settings
     place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
     case = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
@@ -36,7 +36,7 @@ def metric_names(job: JobSpec) -> list[str]:
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))
     found = case.metrics({name: float(value) for name, value in sums.items()})
     if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-        raise TypeError(f"metrics() gives {found!r} instead of a dictionary of numbers")
+        raise TypeError(f"metrics() returns {found!r} instead of a dictionary of numbers")
     return list(found)
 
 

@@ -24,6 +24,7 @@ HEADLINES: Final = (
 )  # fmt: skip
 """Figures for the tiles in order of preference; figures without a value are skipped."""
 NUM_TILES: Final = 6
+_ROUNDING: Final = 1e-9
 
 GROUPS: Final = (
     ("Outcome", (F.FINAL_METRIC, F.FINAL_LOSS, F.TIME_TO_TARGET)),
@@ -243,7 +244,13 @@ def half_interval(spread: Spread) -> float | None:
     """Return half the 95 % interval relative to the mean."""
     if spread.ci95 is None or not spread.mean:
         return None
-    return (spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean)
+    return relative_half((spread.ci95[1] - spread.ci95[0]) / 2, spread.mean)
+
+
+def relative_half(half: float, mean: float) -> float:
+    """Return half an interval relative to the mean; a rounding error of equal values is 0."""
+    share = half / abs(mean)
+    return share if share > _ROUNDING else 0.0
 
 
 def _missing(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, final
 
 from accelmark.results.figures.scaling import ScalingCurve
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
@@ -16,6 +17,11 @@ _LEFT: Final = 78
 _RIGHT: Final = 24
 _TOP: Final = 26
 _BOTTOM: Final = 46
+_SHARES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
+_MAX_SHARE: Final = 0.9995
+_COLOURS: Final = 6
+"""Line colours of the style sheet."""
+_DASHES: Final = ("none", "7 4", "2 3", "9 3 2 3")
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
@@ -90,6 +96,57 @@ def trend_chart(
     return _svg(parts, f"{title} over time; values in the table below")
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class LatencyChart:
+    """Latency curves as SVG, and (label, colour number, dashes) of each."""
+
+    svg: Any
+    keys: tuple[tuple[str, int, str], ...]
+
+
+def latency_chart(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> LatencyChart | None:
+    """Draw labelled curves of (share of batches, latency in ms): shares in nines (x), logarithmic latency (y).
+
+    Returns None where no latency is above zero.
+    """
+    curves = [(label, curve) for label, curve in curves if len(curve) > 1]
+    values = [latency for _, curve in curves for _, latency in curve if latency > 0]
+    if not values:
+        return None
+    low, high = min(values) / 1.1, max(values) * 1.1
+
+    def x(share: float) -> float:
+        nines = -math.log10(1 - min(share, _MAX_SHARE)) / -math.log10(1 - _MAX_SHARE)
+        return _LEFT + nines * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(latency_ms: float) -> float:
+        rise = math.log(max(latency_ms, low) / low) / math.log(high / low)
+        return _TOP + (1 - rise) * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_grid(y(value), f"{value:g} ms") for value in _logarithmic_ticks(low, high)]
+    for share, label in _SHARES:
+        parts.append(f'<path class="grid" d="M{x(share):.1f},{_TOP} V{_HEIGHT - _BOTTOM}"/>')
+        parts.append(_text(x(share), _HEIGHT - 24, label, "middle"))
+    keys = tuple(
+        (label, i % _COLOURS + 1, _DASHES[i // _COLOURS % len(_DASHES)]) for i, (label, _) in enumerate(curves)
+    )
+    for (label, colour, dashes), (_, curve) in zip(keys, curves, strict=True):
+        points = " ".join(f"{x(share):.1f},{y(latency):.1f}" for share, latency in curve)
+        title = f"<title>{escape(label)}</title>"
+        parts.append(f'<polyline class="c{colour}" stroke-dasharray="{dashes}" points="{points}">{title}</polyline>')
+    label = "Latency in milliseconds over the share of batches; percentiles in the table above"
+    return LatencyChart(_svg(parts, label, "chart latency"), keys)
+
+
+def _logarithmic_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 of each decade between two bounds, or equal steps where that gives fewer than two."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = [mantissa * 10.0**exponent for exponent in exponents for mantissa in (1, 2, 5)]
+    found = [value for value in decades if low <= value <= high]
+    return found if len(found) > 1 else _ticks(low, high)
+
+
 def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     power: float = 10.0 ** math.floor(math.log10(rough))
@@ -114,8 +171,8 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], label: str) -> Any:
+def _svg(parts: Sequence[str], label: str, css_class: str = "chart") -> Any:
     from markupsafe import Markup
 
-    head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+    head = f'<svg class="{css_class}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
     return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - all texts in it are escaped

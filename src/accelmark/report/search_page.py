@@ -14,6 +14,7 @@ from typing import Any, Final
 from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.records import TrialRecord
+from accelmark.automl.scoring.score import scoreboard
 from accelmark.automl.scoring.summary import summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
 from accelmark.report.search_terminal import operations, ratio
@@ -58,7 +59,7 @@ def search_view(directory: SearchDirectory) -> SearchView:
     state = directory.state()
     summary = summarise(directory, state=state)
     values = {one.id: one.value for one in state.individuals if one.value is not None}
-    board = state.scoreboard()
+    board = scoreboard(state)
     validated = {epoch.trial for epoch in board.epochs if epoch.validation_accuracy is not None}
     reached = {
         record.individual: board.best_validation(record.trial)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.report.case_view import half_interval
+from accelmark.report.case_view import half_interval, relative_half
 from accelmark.report.printable import printable
 from accelmark.results.compare.table import HALF, Cell, Row, grouped
 from accelmark.results.figures.definitions import FigureName, format_figure, title_of
@@ -49,8 +49,6 @@ _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Chi
                  ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
 _OPTIONAL: Final = "variant"
 """A column that is shown only if a row has it: distinguishes inference runs and searches of one case."""
-_ROUNDING: Final = 1e-9
-"""A relative interval below this is a rounding error and shown as 0."""
 _SHORT_TITLES: Final = {F.THROUGHPUT_TRAIN: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
 
 
@@ -87,8 +85,7 @@ def figure_cell(row: Row, name: FigureName) -> str:
     text = format_figure(name, float(value), str(row["unit"]))
     if not isinstance(half, float | int) or not value:
         return text
-    share = float(half) / abs(value)
-    return f"{text} ± {percent(share if share > _ROUNDING else 0.0)}"
+    return f"{text} ± {percent(relative_half(float(half), float(value)))}"
 
 
 def group_title(by: Sequence[str], values: Iterable[Cell]) -> str:

@@ -15,7 +15,7 @@ from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEn
 from accelmark.spec.job import NodeExit, Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
-from accelmark.spec.vendor import Chip
+from accelmark.spec.plugins.vendor import Chip
 
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
 Task = Literal["train", "infer", "automl"]

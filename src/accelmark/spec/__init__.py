@@ -1,1 +1,1 @@
-"""What people write, as checked types. Imports nothing else of AccelMark's."""
+"""Checked types of everything that users write; imports no other package of AccelMark."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal, cast, final
 
-from accelmark.spec.case import CaseSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
-from accelmark.spec.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.job import FolderRef
 from accelmark.spec.layers import unknown_mutable
 from accelmark.spec.model import parse
-from accelmark.spec.trainer import TrainerSpec
-from accelmark.spec.vendor import FrameworkDevice, VendorSpec
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
+from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
 Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
@@ -91,7 +91,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def is_hashed(file: str) -> bool:
-    """Tell whether a file of this name counts for :func:`tree_hash`."""
+    """Return whether :func:`tree_hash` includes a file of this name."""
     return not file.endswith(".pyc") and file != "README.md"
 
 
@@ -99,7 +99,7 @@ def folders(kind: Kind) -> dict[str, Folder]:
     """Return all folders of ``kind`` by name.
 
     Raises:
-        SpecError: two folders bear one name; both places are named.
+        SpecError: two folders have the same name; both paths are named.
     """
     return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
 

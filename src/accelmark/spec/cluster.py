@@ -72,7 +72,7 @@ class ContainerSpec(Spec):
 class ClusterSpec(Spec):
     """Hosts, the launcher that starts jobs on them, and the container that ranks run in.
 
-    Keys that are not declared here are settings of launchers (:mod:`accelmark.spec.launcher`).
+    Keys that are not declared here are settings of launchers (:mod:`accelmark.spec.plugins.launcher`).
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,4 @@
-"""The errors that people see, each mapped to an exit code of the command line."""
+"""Errors for users, each mapped to an exit code of the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXIT_CANCELLED: Final = 130
 
 
 class AccelmarkError(Exception):
-    """Something a person has to know: what was wrong, where, and what to do.
+    """An error for the user: what is wrong, where, and what to do.
 
     ``exit_code`` is what the command line ends with when this reaches it.
     """

@@ -13,8 +13,8 @@ from accelmark.spec.model import Spec
 class Event(StrEnum):
     """The names of events, in the order in which a run emits them first.
 
-    All up to ``SUBMIT_INFO`` are FlagPerf's. ``STEP_END`` stands once for each window of optimizer steps and carries
-    arrays of per-step figures (``step_ms``, ``data_wait_ms``, ``losses``), so that logging costs a step nothing.
+    All up to ``SUBMIT_INFO`` are FlagPerf's. ``STEP_END`` is written once for each window of optimizer steps, with
+    arrays of per-step figures (``step_ms``, ``data_wait_ms``, ``losses``), so that logging adds no work to a step.
     """
 
     INIT_START = "INIT_START"
@@ -130,7 +130,7 @@ class Finished(Spec):
     flops_per_sample_formula: float | None
     """The same by the case's own formula, as a check."""
     core_wait_s: float | None = None
-    """Longest time that a thread, ready to run, waited for a core; null where the kernel does not tell."""
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
 
 
 class Started(Spec):
@@ -167,7 +167,7 @@ class Started(Spec):
     """Functions of the framework that ``framework_module`` replaced when it was imported, the first few."""
     num_module_functions: int = 0
     output_difference: float | None = None
-    """Largest relative difference between what the vendor's model and the case's compute of the same made-up samples;
+    """Largest relative difference between what the vendor's model and the case's compute of the same synthetic samples;
     null where no code of a vendor's ran, the model is sharded, or it could not be computed."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
@@ -183,7 +183,7 @@ class Started(Spec):
     train_samples: int | None = None
     """Samples of an epoch over all ranks."""
     eval_samples: int | None = None
-    """Samples of a whole evaluation over all ranks; null for made-up data, on which there is none."""
+    """Samples of a whole evaluation over all ranks; null for synthetic data, which is not evaluated."""
     hooks: dict[str, str]
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)
@@ -207,7 +207,7 @@ class Inspected(Spec):
     compute_types: tuple[str, ...] | None = None
     """Types of what the layers of matrix work gave in those steps."""
     compute_reason: str | None = None
-    """Why none was seen."""
+    """Why none was recorded."""
 
 
 class Evaluated(Spec):

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from accelmark.spec.ceilings import Ceilings
-from accelmark.spec.evidence import AdaptationFiles
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
-from accelmark.spec.vendor import Chip
+from accelmark.spec.plugins.vendor import Chip
+from accelmark.spec.records import AdaptationFiles, Ceilings
 from accelmark.spec.work import ExternalJob, Work
 
 
@@ -48,6 +47,8 @@ class JobSpec(Spec):
     schema_version: Literal[2] = 2
     work: Work
     key: CaseKey
+    ranks_per_host: int | None = Field(default=None, ge=1)
+    """Ranks that the framework runs on each host; null: one per device."""
     round: int = Field(ge=1)
     case: FolderRef
     case_version: int
@@ -62,7 +63,7 @@ class JobSpec(Spec):
     extern: FolderRef | None = None
     """The vendor's folder for this case, where it overrides hooks."""
     adaptation: AdaptationFiles | None = None
-    """What the vendor's folder for this case holds, where there is one."""
+    """Contents of the vendor's folder for this case; null where it has none."""
     ceilings: Ceilings | None = None
     """What ``accelmark probe`` measured of this device; null where it was not probed."""
     chip: Chip | None = None
@@ -74,6 +75,11 @@ class JobSpec(Spec):
     """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     provenance: dict[str, Provenance] = Field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.key.nnodes * (self.ranks_per_host or self.key.nproc)
 
     @property
     def framework(self) -> str:
@@ -113,7 +119,7 @@ class RankExit(Spec):
     exit_code: int | None
     signal: str | None = None
     reason: str | None = None
-    """One line a person can act on: the exception, the signal, the limit."""
+    """One line with the cause: the exception, the signal, the limit."""
     last_lines: tuple[str, ...] = ()
 
 
@@ -130,6 +136,6 @@ class NodeExit(Spec):
     duration_s: float
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
-    """What went wrong without ending the job (a telemetry recorder that died, say)."""
+    """Problems that did not end the job, for example a telemetry recorder that died."""
     others_cpu_s: float | None = None
-    """CPU time that other work took on this host meanwhile; null where the kernel does not tell."""
+    """CPU time of other processes on this host meanwhile; null where the kernel does not report it."""

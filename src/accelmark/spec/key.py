@@ -15,9 +15,9 @@ _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
 class CaseKey(Spec):
-    """A case on a scale: which model in which framework, on which chip, on how many hosts and ranks, how often.
+    """A case on a scale: which model in which framework, on which chip, on how many hosts and devices, how often.
 
-    ``nproc`` counts ranks per host. An inference key (``model:framework[_version]``) runs one rank on one host.
+    ``nproc`` counts devices per host. An inference key (``model:framework[_version]``) runs one rank on one host.
     """
 
     model: str
@@ -30,7 +30,7 @@ class CaseKey(Spec):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks over all hosts."""
+        """Number of devices over all hosts."""
         return self.nnodes * self.nproc
 
     @property
@@ -54,10 +54,10 @@ class CaseKey(Spec):
         """Read a key; parts left out at the end take their defaults (``resnet_mini`` alone is a key).
 
         Args:
-            text: the key as a person wrote it.
+            text: the key as the user wrote it.
             hardware: the chip that is meant when the key names none (usually the one detected).
             framework: the framework that is meant when the key names none.
-            where: the file or ``command line`` that the key stands in, for the error.
+            where: the file that contains the key, or ``command line``, for the error.
 
         Raises:
             SpecError: with one problem for each part that is wrong.

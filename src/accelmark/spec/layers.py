@@ -11,11 +11,11 @@ from typing import Any, Final, Generic, TypeVar, final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from accelmark.spec.case import TrainCaseSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.inference.settings import Note
 from accelmark.spec.job import Provenance
 from accelmark.spec.model import problems_of
+from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.settings import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)

@@ -14,7 +14,7 @@ M = TypeVar("M", bound=BaseModel)
 _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
     "tuple_type": "must be a list"
 }
-"""What pydantic says of Python's types, for people who write YAML."""
+"""pydantic's error types in the terms of YAML."""
 
 
 class Spec(BaseModel):
@@ -42,7 +42,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> l
 
 
 def _follows(item: Any, items: Iterable[Any]) -> bool:
-    """Tell whether a list is too short only because what stands in it is wrong."""
+    """Return whether a list is too short only because an entry in it is invalid."""
     loc = item["loc"]
     inside = (other["loc"] for other in items)
     return item["type"] == "too_short" and any(place[: len(loc)] == loc and len(place) > len(loc) for place in inside)

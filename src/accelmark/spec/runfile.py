@@ -33,7 +33,7 @@ def _cluster_kind(given: Any) -> str:
 ClusterOrFile = Annotated[
     Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")], Discriminator(_cluster_kind)
 ]
-"""A cluster, or the path of a cluster file; what is neither is told as what it was meant to be."""
+"""A cluster, or the path of a cluster file; errors name the type that was meant."""
 
 
 class RunSpec(Spec):
@@ -43,7 +43,7 @@ class RunSpec(Spec):
     vendor: str | None = None
     """null: the cluster's vendor, else the one detected."""
     open: bool = False
-    """Allow changes to immutable settings; marks every result as open, for ever."""
+    """Allow changes to immutable settings; every result is permanently marked OPEN."""
     strict: bool = False
     """Refuse to start where a warning would be given (a busy machine, differing drivers)."""
     fail_fast: bool = False
@@ -53,9 +53,9 @@ class RunSpec(Spec):
     """Longest time without an event of a rank, or from its last one to its end, before its job is ended as stalled."""
     telemetry_interval_s: PositiveFloat = 1.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much ``coordinator.log`` in the run directory says."""
+    """Level of ``coordinator.log`` in the run directory."""
     retry_lost: int = Field(default=0, ge=0, le=10)
-    """How often a round that was lost (its host or agent vanished) is done again of itself; failures never are."""
+    """How often a lost round (its host or agent vanished) is repeated automatically; failed rounds are not."""
     cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
     cases: tuple[CaseRequest, ...] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""The settings of a training run that the driver understands, the same for every case."""
+"""Settings of a training run, the same for every case."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class TrainSettings(Spec):
     """Everything about a training run that is a number or a choice."""
 
     batch_size: PositiveInt
-    """Samples a rank takes in one forward pass; the global batch is this x ranks x accumulation."""
+    """Samples per device in one forward pass; the global batch is this x devices x accumulation."""
     eval_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
     precision: Precision = "fp32"

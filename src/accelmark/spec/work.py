@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from accelmark.spec.case import ReferenceLoss, Target, Unit
-from accelmark.spec.ceilings import ProbeItem
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
+from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.records import ProbeItem
 from accelmark.spec.settings import Scalar, TrainSettings
-from accelmark.spec.trainer import TrainerSpec
 
 
 class BaseWork(Spec):

@@ -20,14 +20,14 @@ _EXPONENT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class _Loader(_SafeLoader):
-    """The safe loader, except that ``1e-3`` is a number and a key that stands twice is an error."""
+    """The safe loader, except that ``1e-3`` is a number and a duplicate key is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if str(key_node.value) in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} stands twice", key_node.start_mark
+                    None, None, f"duplicate key {key_node.value!r}", key_node.start_mark
                 )
             seen.add(str(key_node.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
@@ -43,7 +43,7 @@ _Loader.add_constructor("!exponent", _construct_exponent)
 
 
 def read_value(text: str, where: str) -> Any:
-    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``) as a file would hold it.
+    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``) as in a file.
 
     Raises:
         SpecError: it is not YAML; ``where`` is named.

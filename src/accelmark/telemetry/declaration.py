@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec, parse
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
 
 FieldName = Literal[

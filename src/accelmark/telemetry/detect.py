@@ -11,7 +11,7 @@ from typing import Final, final
 
 from accelmark.spec.catalog import find, folders, load_vendor
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.vendor import Chip
+from accelmark.spec.plugins.vendor import Chip
 from accelmark.telemetry.declaration import Detect, VendorTelemetry, telemetry_of
 from accelmark.telemetry.device import DeviceInfo, SourceError
 from accelmark.telemetry.sources import device_sources

@@ -10,9 +10,9 @@ from typing import Any, final
 
 from accelmark.spec.catalog import folders, framework_device, load_framework, load_launch, load_vendor
 from accelmark.spec.errors import AccelmarkError, RequestError
-from accelmark.spec.framework import FrameworkSpec
 from accelmark.spec.inference.engines import engine_specs
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.plugins.framework import FrameworkSpec
+from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.detect import DetectedVendor, detect
 from accelmark.telemetry.host.power import Rapl, RaplError

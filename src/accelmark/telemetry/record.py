@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -84,12 +84,8 @@ class SampleLogs(Protocol):
         """Append a sample; ``t`` is monotonic, ``wall`` Unix time."""
         ...
 
-    def no_power(self, wall: float, reason: str) -> None:
-        """Log why there is no power reading of the host."""
-        ...
-
-    def no_devices(self, wall: float, reason: str) -> None:
-        """Log why the devices cannot be read."""
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
+        """Log once why the host's power (``power_w``) or the devices (``devices``) cannot be read."""
         ...
 
     def close(self) -> None:
@@ -177,10 +173,10 @@ class Recorder:
                                "devices": [_rounded(device.to_json()) for device in devices]}))  # fmt: skip
         self._num_samples += 1
         self._logs.write(t, wall, host, devices)
-        if host.power_w is None and self._ipmi.reason is not None:
-            self._logs.no_power(wall, self._ipmi.reason)
         if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
             self._write_header(start, wall)
+        if self._held is None:
+            self._logs.unavailable(wall, self._reasons())
         self._note_foreign_processes(t, devices)
 
     def _sample_host(self, t: float) -> HostSample:
@@ -225,7 +221,6 @@ class Recorder:
         return reasons
 
     def _write_header(self, start: float, wall: float) -> None:
-        reasons = self._reasons()
         infos = self._poller.infos
         header = {
             "schema_version": 1,
@@ -234,7 +229,7 @@ class Recorder:
             "vendor": self._config.vendor,
             "interval_s": self._config.interval_s,
             "devices": [info.to_json() for info in infos],
-            "reasons": reasons,
+            "reasons": self._reasons(),
             "pid": os.getpid(),
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "clock": "CLOCK_MONOTONIC",
@@ -242,8 +237,6 @@ class Recorder:
         held, self._held = self._held or [], None
         for line in (json.dumps({"header": header}), *held):
             self._emit(line)
-        if "devices" in reasons:
-            self._logs.no_devices(wall, reasons["devices"])
         if self._config.detached:
             _write_sys_info(self._node_dir, infos)
 

@@ -1,7 +1,7 @@
 """Training FLOPs by formula, with which the counted ones are checked.
 
 A multiply-add is two operations; backward is twice forward, because a matrix product has two gradients. Only matrix
-products and convolutions count, as in ``torch.utils.flop_counter`` and in the PaLM paper (Chowdhery et al. 2022,
+products and convolutions count, as in FLOP counters and in the PaLM paper (Chowdhery et al. 2022,
 arXiv:2204.02311, appendix B: 6 N + 12 L H Q T a token). Recomputation by activation checkpointing never counts.
 """
 

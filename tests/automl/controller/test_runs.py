@@ -14,6 +14,7 @@ import pytest
 from accelmark.automl.controller.journal import read_journal
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.consistency import broken_lineage
+from accelmark.automl.scoring.score import scoreboard
 from accelmark.automl.scoring.summary import verify_search
 from tests.automl.controller.searching import Search
 
@@ -42,7 +43,7 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
     assert summary["interruptions"] == 1
     after = search.run().state()
     assert after.sessions[1].clock_s == pytest.approx(before.clock_s, abs=1.5)
-    assert after.scoreboard().ended_s - before.clock_s < 60
+    assert scoreboard(after).ended_s - before.clock_s < 60
     interrupted = [record for record in after.attempts.values() if record.status == "lost"]
     assert all(record.reason == "the run was interrupted" for record in interrupted)
     scored = {(epoch.trial, epoch.attempt) for epoch in after.useful_epochs()}

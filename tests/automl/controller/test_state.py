@@ -18,6 +18,7 @@ from accelmark.automl.controller.journal import (
     read_journal,
 )
 from accelmark.automl.controller.state import SearchState
+from accelmark.automl.scoring.score import scoreboard
 from accelmark.automl.search.population import Individual, Population
 from tests.automl.images import tiny_network
 from tests.automl.test_score import FULL, epoch, trial
@@ -43,7 +44,7 @@ def test_a_lost_first_attempt_counts_time_and_no_operations() -> None:
         tried(13.0, 63.0, attempt=2),
         EpochEvent(epoch=epoch(0, 13.0, 63.0, 0.8, attempt=2)),
     ]
-    board = SearchState.of(events).scoreboard()
+    board = scoreboard(SearchState.of(events))
     final = board.final()
     assert (board.started_s, board.ended_s) == (0.0, 63.0)
     assert final.operations == FULL
@@ -60,7 +61,7 @@ def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
         tried(20.0, 52.0, trial=1, status="diverged"),
         EpochEvent(epoch=epoch(1, 20.0, 50.0, 0.1)),
     ]
-    board = SearchState.of(events).scoreboard()
+    board = scoreboard(SearchState.of(events))
     assert board.ended_s == 50.0
     assert board.final().score == pytest.approx(FULL / 50)
     assert board.final().search_error == pytest.approx(0.2)
@@ -72,7 +73,7 @@ def test_a_run_without_successful_trials_has_a_duration_and_no_score() -> None:
         tried(0.0, 21.0, status="diverged"),
         EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),
     ]
-    points = SearchState.of(events).scoreboard().series(15.0)
+    points = scoreboard(SearchState.of(events)).series(15.0)
     assert [(point.time_s, point.score) for point in points] == [(15.0, 0.0), (20.0, 0.0)]
 
 

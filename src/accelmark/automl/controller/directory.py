@@ -85,7 +85,7 @@ class SearchDirectory:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the search; raises RequestError where another controller does."""
-        return lock_directory(self.path)
+        return lock_directory(self.path, "accelmark automl")
 
 
 def find_search(name: str, root: Path) -> SearchDirectory:

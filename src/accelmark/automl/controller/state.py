@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from accelmark.automl.controller import journal
 from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
-from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
-from accelmark.results.rounds.search import SearchUtilisation
 
 
 @dataclass
@@ -110,22 +108,6 @@ class SearchState:
     def useful_epochs(self) -> list[EpochRecord]:
         """Return the scored epochs: those of attempts that gave a result or are running."""
         return [epoch for epoch in self.epochs if self.attempts[epoch.trial, epoch.attempt].status not in FAILURES]
-
-    def scoreboard(self) -> Scoreboard:
-        """Return the records for the figures; work of failed attempts is time without operations."""
-        failed = {key: record for key, record in self.attempts.items() if record.status in FAILURES}
-        return Scoreboard(
-            trials=self.trials,
-            epochs=self.useful_epochs(),
-            failed_attempts=list(failed.values()),
-            failed_epochs=[epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) in failed],
-        )
-
-    def utilisation(self) -> SearchUtilisation:
-        """Return the use of the workers' time until the last trial ended, all attempts included."""
-        records = list(self.attempts.values())
-        ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in self.epochs)]
-        return utilisation(records, self.epochs, workers=self.workers, until_s=max(ends, default=0.0))
 
     def population(self, seed: int) -> Population:
         """Return the population."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Final, final
 
-from accelmark.automl.records import EpochRecord, TrialRecord
+from accelmark.automl.controller.state import SearchState
+from accelmark.automl.records import FAILURES, EpochRecord, TrialRecord
 from accelmark.results.rounds.search import SearchUtilisation
 
 SAMPLE_S: Final = 360.0
@@ -133,7 +134,25 @@ class Scoreboard:
         return (*(self.at(time) for time in times if self.ended_s - time > 1e-9), self.final())
 
 
-def utilisation(
+def scoreboard(state: SearchState) -> Scoreboard:
+    """Return the records for the figures; work of failed attempts is time without operations."""
+    failed = {key: record for key, record in state.attempts.items() if record.status in FAILURES}
+    return Scoreboard(
+        trials=state.trials,
+        epochs=state.useful_epochs(),
+        failed_attempts=list(failed.values()),
+        failed_epochs=[epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) in failed],
+    )
+
+
+def utilisation(state: SearchState) -> SearchUtilisation:
+    """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included."""
+    records = list(state.attempts.values())
+    ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in state.epochs)]
+    return time_used(records, state.epochs, workers=state.workers, until_s=max(ends, default=0.0))
+
+
+def time_used(
     trials: Iterable[TrialRecord], epochs: Iterable[EpochRecord], *, workers: int, until_s: float
 ) -> SearchUtilisation:
     """Return the use of the workers' time from the first trial's start to ``until_s``."""

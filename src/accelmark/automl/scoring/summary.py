@@ -13,7 +13,7 @@ from accelmark.automl.controller.journal import HashChain, read_chain, read_jour
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.consistency import contradictions
 from accelmark.automl.scoring.rules import Facts, Rules, disclosures, preset, violation, violations
-from accelmark.automl.scoring.score import ScorePoint
+from accelmark.automl.scoring.score import ScorePoint, scoreboard, utilisation
 from accelmark.results.rounds.search import (
     SearchConsumption,
     SearchPoint,
@@ -31,7 +31,7 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
     """Compute the figures of a search; raises RunError or JournalError where it cannot be read."""
     config = directory.config()
     known = state or directory.state()
-    board, epochs = known.scoreboard(), known.useful_epochs()
+    board, epochs = scoreboard(known), known.useful_epochs()
     best = board.best_trial_at(known.clock_s + 1)
 
     def point(one: ScorePoint) -> SearchPoint:
@@ -54,7 +54,7 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
         trained_images=sum(epoch.trained_images for epoch in epochs),
         final=point(board.final()),
         series=tuple(point(one) for one in board.series(_STEP_S.get(config.rules, _DEFAULT_STEP_S))),
-        utilisation=known.utilisation(),
+        utilisation=utilisation(known),
         consumption=_consumption(directory, known),
         best_trial=best.trial if best is not None else None,
         judgement=apply_rules(preset(config.rules), facts_of(config, known)),
@@ -84,7 +84,7 @@ def apply_rules(
 
 def facts_of(config: AutomlConfig, state: SearchState) -> Facts:
     """Return the recorded facts that the rules apply to."""
-    board, trials = state.scoreboard(), state.trials.values()
+    board, trials = scoreboard(state), state.trials.values()
     final = board.final()
     identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
     dataset = " or ".join(sorted(identities)) or config.dataset.name
@@ -152,7 +152,7 @@ def _consumption(directory: SearchDirectory, state: SearchState) -> SearchConsum
     """Return power and utilization of the last session, from its first trial's start to its last epoch's end."""
     if not state.sessions:
         return search_consumption(None, "", (0.0, 0.0), 0)
-    session, board = state.sessions[-1], state.scoreboard()
+    session, board = state.sessions[-1], scoreboard(state)
     offset = session.monotonic_s - session.clock_s
     window = (offset + max(session.clock_s, board.started_s), offset + board.ended_s)
     images = sum(epoch.trained_images for epoch in state.useful_epochs())

@@ -26,9 +26,9 @@ from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Event, Started
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import FolderRef, JobSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
@@ -145,15 +145,6 @@ class TorchExecutor:
         return _Trial(order, weights, listener, self._data, self._place).run()
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _HeldOut:
-    accuracy: float | None = None
-    duration_s: float = 0.0
-    reason: str = ""
-    failed: TrialEnd | None = None
-
-
 class _Trial:
     def __init__(
         self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener, dataset: Dataset, place: RankContext
@@ -182,12 +173,12 @@ class _Trial:
         reports.event(Event.FINISHED, account.finished(carried.end))
         reports.close(in_step=carried.in_step)
         status = _STATUS.get(carried.end.reason, "crashed")
-        useful = status in _USEFUL
-        held_out = self._held_out() if useful else _HeldOut(reason=carried.end.message or carried.end.reason)
-        status = held_out.failed or status
+        outcome: dict[str, Any] = {"status": status, "reason": carried.end.message or carried.end.reason}
+        if status in _USEFUL:
+            outcome |= {"reason": ""} | self._held_out()
         if carried.backend is not None:
             carried.backend.close(together=carried.in_step)
-        return self._result(status, held_out), reports.best_weights if status in _USEFUL else None
+        return self._result(outcome), reports.best_weights if outcome["status"] in _USEFUL else None
 
     def _open(self) -> PyTorchBackend:
         in_process = InProcess(self._make_case, self._place.control)
@@ -202,40 +193,37 @@ class _Trial:
         )
         return self._reports.case
 
-    def _held_out(self) -> _HeldOut:
-        """Evaluate the best epoch's weights on all ranks."""
+    def _held_out(self) -> dict[str, Any]:
+        """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""
         case, backend, best = self._reports.case, self._backend, self._reports.best_weights
         began = time.monotonic()
         if case is None or backend is None or best is None:
-            return _HeldOut()
+            return {}
+        outcome: dict[str, Any] = {}
         try:
             load_weights(case.graph, best)
-            accuracy = backend.evaluate_on(case.held_out_batches())["accuracy"]
+            outcome["held_out_accuracy"] = backend.evaluate_on(case.held_out_batches())["accuracy"]
         except Exception as error:  # noqa: BLE001 - any failure is recorded; the worker goes on
             reason, message = backend.explain(error)
-            failed: TrialEnd = "out-of-memory" if reason == "out_of_memory" else "crashed"
-            return _HeldOut(None, time.monotonic() - began, f"evaluating the held-out split: {message}", failed)
-        return _HeldOut(accuracy, time.monotonic() - began)
+            outcome["status"] = "out-of-memory" if reason == "out_of_memory" else "crashed"
+            outcome["reason"] = f"evaluating the held-out split: {message}"
+        return outcome | {"held_out_s": time.monotonic() - began}
 
-    def _result(self, status: TrialEnd, held_out: _HeldOut) -> TrialResult:
+    def _result(self, outcome: Mapping[str, Any]) -> TrialResult:
         case, started, finished = self._reports.case, self._reports.started, self._reports.finished
-        return TrialResult(
-            status=status,
-            reason=held_out.reason,
-            executed=case.graph.network.digest if case is not None and case.module is not None else None,
-            weights=case.started_from if case is not None else "from-scratch",
-            held_out_accuracy=held_out.accuracy,
-            held_out_s=held_out.duration_s,
-            seconds=time.monotonic() - self._began,
-            precision=_used_precision(started) if started is not None else None,
-            device=started.device_name if started is not None else None,
-            host=platform.node(),
-            ranks=self._place.ranks.world_size,
-            trained_images=finished.num_trained_samples if finished is not None else None,
-            flops_per_image=finished.flops_per_sample if finished is not None else None,
-            computing_s=finished.pure_training_computing_time if finished is not None else None,
-            peak_memory_mib=finished.peak_device_memory_mib if finished is not None else None,
-        )
+        facts: dict[str, Any] = {}
+        if case is not None:
+            facts["weights"] = case.started_from
+            facts["executed"] = case.graph.network.digest if case.module is not None else None
+        if started is not None:
+            facts |= {"precision": _used_precision(started), "device": started.device_name}
+        if finished is not None:
+            facts["trained_images"] = finished.num_trained_samples
+            facts["flops_per_image"] = finished.flops_per_sample
+            facts["computing_s"] = finished.pure_training_computing_time
+            facts["peak_memory_mib"] = finished.peak_device_memory_mib
+        ranks, seconds = self._place.ranks.world_size, time.monotonic() - self._began
+        return TrialResult(**outcome, **facts, host=platform.node(), ranks=ranks, seconds=seconds)
 
 
 def _used_precision(started: Started) -> str:

@@ -29,7 +29,7 @@ from accelmark.automl.records import EpochReport
 from accelmark.automl.trial.executor import RankContext, TorchExecutor, device_type, warm_up
 from accelmark.automl.workers.messages import TrainedWeights, TrialListener, TrialOrder, TrialResult
 from accelmark.spec.errors import RunError
-from accelmark.spec.framework import RankPlace
+from accelmark.spec.plugins.framework import RankPlace
 
 _START_S: Final = 300.0
 _POLL_S: Final = 0.2

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelmark.frameworks.pytorch.token_shards import TokenShards
+from accelmark.frameworks.pytorch.tasks.language_modelling import IGNORED
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 
 CLS: Final = 101
 SEP: Final = 102
 MASK: Final = 103
 """Token numbers of ``bert-large-uncased``'s vocabulary; 0 is padding."""
-IGNORED: Final = -100
 MASKED_SHARE: Final = 0.15
 _SPECIAL: Final = torch.tensor([0, CLS, SEP, MASK])
 

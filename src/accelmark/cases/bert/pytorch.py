@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.cases.bert._masking import IGNORED, MaskedWindows
-from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
-from accelmark.frameworks.pytorch.token_shards import TokenShards
+from accelmark.cases.bert._masking import MaskedWindows
+from accelmark.frameworks.pytorch.batches import IndexedBatches
+from accelmark.frameworks.pytorch.case import Batches
+from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.spec.errors import DataError
 from accelmark.train.formulas import attention_flops, dense_flops
 
@@ -36,8 +34,10 @@ class MaskedLm(nn.Module):
         return logits
 
 
-class Case(TrainCase):
+class Case(MaskedTokens):
     """Masked tokens predicted at full sequence length, from the checkpoint that the data directory brings."""
+
+    block_class = "BertLayer"
 
     def build_model(self) -> nn.Module:
         """Build BERT-large (Devlin et al. 2018, arXiv:1810.04805), with the initial checkpoint's weights."""
@@ -77,32 +77,6 @@ class Case(TrainCase):
         """Windows of ``val``, masked in the same way at every evaluation."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
 
-    def synthetic_batch(self, size: int) -> Batch:
-        """Random tokens, random positions and labels."""
-        random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
-        length, predictions = self.number("seq_length"), self.number("max_predictions")
-        return {
-            "tokens": torch.randint(0, vocabulary, (size, length), generator=random),
-            "positions": torch.randint(0, length, (size, predictions), generator=random),
-            "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
-        }
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of the masked tokens."""
-        logits: Tensor = model(batch["tokens"], batch["positions"])
-        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Count the masked tokens that were guessed."""
-        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        right = (logits.argmax(-1) == labels).sum()
-        return {"right": right, "loss": loss, "count": (labels != IGNORED).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Accuracy and mean loss over masked tokens."""
-        return {"mlm_accuracy": sums["right"] / sums["count"], "eval_loss": sums["loss"] / sums["count"]}
-
     def flops_per_sample(self) -> float:
         """Count encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
@@ -110,7 +84,3 @@ class Case(TrainCase):
         head = hidden * hidden + hidden * self.number("vocab_size")
         dense = dense_flops(encoder, length) + dense_flops(head, self.number("max_predictions"))
         return dense + attention_flops(layers, hidden, length)
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the encoder layers."""
-        return [layer for layer in model.modules() if type(layer).__name__ == "BertLayer"]

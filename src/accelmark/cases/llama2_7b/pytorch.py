@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,10 +10,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.batches import IndexedBatches
+from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.initialize import initialize_normal
-from accelmark.frameworks.pytorch.token_shards import TokenShards
+from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken, NextTokens
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.train.formulas import attention_flops, dense_flops
 
 _CAUSAL: Final = "accelmark_causal"
@@ -57,36 +57,26 @@ AttentionInterface.register(_CAUSAL, causal_attention)
 
 
 class CausalLm(nn.Module):
-    """transformers' Llama with random weights; takes tokens, gives logits."""
+    """transformers' Llama with random weights; takes tokens, gives logits, or the loss where it is given labels."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.net = LlamaForCausalLM(config)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, length, vocabulary)."""
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        logits: Tensor = self.net(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        hidden: Tensor = self.net.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        if labels is not None:
+            return chunked_cross_entropy(hidden.flatten(0, 1), self.net.lm_head.weight, labels.flatten())
+        logits: Tensor = self.net.lm_head(hidden)
         return logits
 
 
-@final
-class NextTokens:
-    """Windows of ``length`` tokens and the token after each, one window beginning where the last ended."""
-
-    def __init__(self, shards: TokenShards) -> None:
-        self._shards = shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens`` of shape (length + 1,); nothing is random about them."""
-        return {"tokens": self._shards.window(index)}
-
-
-class Case(TrainCase):
+class Case(NextToken):
     """Next-token prediction; the last of a sample's ``seq_length + 1`` tokens is only predicted."""
+
+    block_class = "LlamaDecoderLayer"
 
     def build_model(self) -> nn.Module:
         """Build Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288); smaller by ``model`` in open runs.
@@ -126,28 +116,15 @@ class Case(TrainCase):
         """Windows of ``val``."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
 
-    def synthetic_batch(self, size: int) -> Batch:
-        """Random tokens."""
-        shape = (size, self.number("seq_length") + 1)
-        return {"tokens": torch.randint(0, self.number("vocab_size"), shape, generator=generator_for(self.place.seed))}
-
-    def _token_losses(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
-        logits: Tensor = model(batch["tokens"][:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch["tokens"][:, 1:].flatten(), reduction=reduction)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of a token, in nats."""
-        return self._token_losses(model, batch, "mean")
+        """Mean cross entropy of a token, in nats; in training without all logits in memory.
 
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Add up the tokens' cross entropies."""
-        count = torch.ones_like(batch["tokens"][:, 1:]).sum()
-        return {"loss": self._token_losses(model, batch, "sum"), "count": count}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Mean cross entropy of a held-out token and its exponential."""
-        loss = sums["loss"] / sums["count"]
-        return {"eval_loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+        fp16 computes them all: its gradients need the scale of the loss, which chunks do not know.
+        """
+        if model.training and self.settings.precision != "fp16":
+            loss: Tensor = model(batch["tokens"][:, :-1], batch["tokens"][:, 1:])
+            return loss
+        return super().loss(model, batch)
 
     def flops_per_sample(self) -> float:
         """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""
@@ -156,7 +133,3 @@ class Case(TrainCase):
         layer = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * self.number("intermediate_size")
         weights = layers * layer + hidden * self.number("vocab_size")
         return dense_flops(weights, length) + attention_flops(layers, hidden, length)
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the decoder layers."""
-        return [layer for layer in model.modules() if type(layer).__name__ == "LlamaDecoderLayer"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
-from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.batches import TensorBatches
+from accelmark.frameworks.pytorch.case import Batches
+from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.spec.errors import DataError
 from accelmark.train.formulas import attention_flops, dense_flops
 
@@ -37,8 +35,14 @@ def read_plays(directory: Path, *, held_out: bool) -> Tensor:
     return torch.from_numpy(np.frombuffer(b"\n".join(path.read_bytes() for path in chosen), np.uint8).copy())
 
 
-class Case(TrainCase):
-    """Next-byte prediction in windows that follow one another; the byte after each is only predicted."""
+class Case(NextToken):
+    """Next-byte prediction in consecutive windows; the byte after each is only predicted."""
+
+    tokens = "bytes"
+    dtype = torch.uint8
+    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
+    vocab_size = _VOCAB
+    block_class = "Layer"
 
     def build_model(self) -> nn.Module:
         """Build the decoder with random weights."""
@@ -66,35 +70,8 @@ class Case(TrainCase):
         chosen = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
         return TensorBatches({"bytes": chosen}, self.settings.eval_batch_size, self.place, train=False)
 
-    def synthetic_batch(self, size: int) -> Batch:
-        """Make up bytes."""
-        shape = (size, self.number("seq_length") + 1)
-        return {"bytes": torch.randint(0, _VOCAB, shape, generator=generator_for(self.place.seed), dtype=torch.uint8)}
-
-    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
-        tokens = batch["bytes"].long()
-        logits: Tensor = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross entropy of a byte, in nats."""
-        return self._loss(model, batch, "mean")
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Add up the bytes' cross entropies."""
-        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(batch["bytes"][:, 1:]).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean cross entropy of a held-out byte, in nats and in bits."""
-        loss = sums["loss"] / sums["count"]
-        return {"eval_loss": loss, "bits_per_byte": loss / math.log(2)}
-
     def flops_per_sample(self) -> float:
         """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""
         hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
         weights = layers * (4 * hidden * hidden + 3 * hidden * self.number("intermediate_size")) + hidden * _VOCAB
         return dense_flops(weights, length) + attention_flops(layers, hidden, length)
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the decoder layers."""
-        return [layer for layer in model.modules() if type(layer).__name__ == "Layer"]

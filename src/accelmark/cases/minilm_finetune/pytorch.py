@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
 from accelmark.cases.minilm_finetune._passages import KINDS, Passage, read_passages, split_passages
 from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.case import Batch, Batches
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import attention_flops, dense_flops
 
 
@@ -35,8 +34,12 @@ class Classifier(nn.Module):
         return logits
 
 
-class Case(TrainCase):
+class Case(Classification):
     """All passages are tokenised once and stay in memory."""
+
+    inputs = ("tokens", "mask")
+    accuracies: ClassVar = {"accuracy": 1}
+    block_class = "EncoderLayer"
 
     def build_model(self) -> nn.Module:
         """Build the encoder with its packaged weights, and a new head."""
@@ -83,20 +86,6 @@ class Case(TrainCase):
             "label": torch.randint(0, len(KINDS), (size,), generator=random),
         }
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the cross entropy."""
-        return F.cross_entropy(model(batch["tokens"], batch["mask"]), batch["label"])
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Count right answers."""
-        logits, label = model(batch["tokens"], batch["mask"]), batch["label"]
-        loss = F.cross_entropy(logits.float(), label, reduction="sum")
-        return {"right": (logits.argmax(1) == label).sum(), "loss": loss, "count": torch.ones_like(label).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return accuracy and mean loss."""
-        return {"accuracy": sums["right"] / sums["count"], "eval_loss": sums["loss"] / sums["count"]}
-
     def flops_per_sample(self) -> float:
         """Count encoder, head and attention over all tokens, padding too (PaLM, arXiv:2204.02311, appendix B)."""
         config, length = self._config, self.number("seq_length")
@@ -115,7 +104,3 @@ class Case(TrainCase):
             if own:
                 optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.number("head_lr_ratio")})
         return optimizer
-
-    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the encoder layers."""
-        return [layer for layer in model.modules() if type(layer).__name__ == "EncoderLayer"]

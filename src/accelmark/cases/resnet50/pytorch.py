@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from accelmark.cases.imagenet import MEAN, STD, ImageFolder
 from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.case import Batch, Batches
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
 
 _STEM_WIDTH: Final = 64
@@ -40,8 +40,10 @@ class ResNet50(nn.Module):
         return logits
 
 
-class Case(TrainCase):
-    """The 90-epoch recipe; images travel as bytes and are normalised on the device."""
+class Case(Classification):
+    """The 90-epoch recipe; images are normalised on the device."""
+
+    accuracies: ClassVar = {"top1": 1, "top5": 5}
 
     def build_model(self) -> nn.Module:
         """Build ResNet-50; fewer blocks a stage in open runs."""
@@ -71,22 +73,6 @@ class Case(TrainCase):
             "image": torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8),
             "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
         }
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Cross entropy."""
-        return F.cross_entropy(model(batch["image"]), batch["label"])
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Count right answers among the first one and five."""
-        logits, label = model(batch["image"]), batch["label"]
-        best = logits.topk(min(5, logits.shape[1])).indices == label[:, None]
-        loss = F.cross_entropy(logits.float(), label, reduction="sum")
-        return {"top1": best[:, 0].sum(), "top5": best.sum(), "loss": loss, "count": torch.ones_like(label).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Top-1 and top-5 accuracy and the mean loss."""
-        count = sums["count"]
-        return {"top1": sums["top1"] / count, "top5": sums["top5"] / count, "eval_loss": sums["loss"] / count}
 
     def flops_per_sample(self) -> float:
         """Count convolutions and classifier (He et al. 2015, arXiv:1512.03385, table 1, with v1.5's strides)."""

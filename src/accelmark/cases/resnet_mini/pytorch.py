@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.cases.resnet_mini._model import STEM_KERNEL, STEM_STRIDE, ResNetMini
 from accelmark.frameworks.pytorch.batches import Augment, TensorBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
 
 _SIDE: Final = 28
@@ -26,7 +26,7 @@ def flip(batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]
     return {**batch, "image": torch.where(chosen.to(image.device), image.flip(3), image)}
 
 
-class Case(TrainCase):
+class Case(Classification):
     """The whole set stays in memory as bytes and is normalised in the model."""
 
     def build_model(self) -> nn.Module:
@@ -57,20 +57,6 @@ class Case(TrainCase):
             "image": torch.randint(0, 256, (size, 1, _SIDE, _SIDE), generator=random, dtype=torch.uint8),
             "label": torch.randint(0, _NUM_CLASSES, (size,), generator=random),
         }
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the cross entropy."""
-        return F.cross_entropy(model(batch["image"]), batch["label"])
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Count right answers."""
-        logits, label = model(batch["image"]), batch["label"]
-        loss = F.cross_entropy(logits.float(), label, reduction="sum")
-        return {"right": (logits.argmax(1) == label).sum(), "loss": loss, "count": torch.ones_like(label).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return top-1 accuracy and mean loss."""
-        return {"top1": sums["right"] / sums["count"], "eval_loss": sums["loss"] / sums["count"]}
 
     def flops_per_sample(self) -> float:
         """Count convolutions and classifier, 2 K^2 C_in C_out HW each forward (He et al. 2015, arXiv:1512.03385)."""

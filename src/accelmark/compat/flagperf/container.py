@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.compat.flagperf.given import Given, Values, text
+from accelmark.compat.flagperf.values import Given, Values, text
 from accelmark.spec.catalog import folders, load_vendor
 from accelmark.spec.errors import Problem
-from accelmark.spec.vendor import ContainerDefaults
+from accelmark.spec.plugins.vendor import ContainerDefaults
 
 _LONG: Final = {
     "-v": "--volume",
@@ -28,13 +28,13 @@ _SWITCHES: Final = frozenset({"--privileged", "--init", "--rm", "--detach", "--i
 _SAID_ANYWAY: Final = frozenset(
     {("--network", "host"), ("--ipc", "host"), ("--init", None), ("--init", "true"), ("--rm", None), ("--rm", "true")}
 )
-"""What FlagPerf asks every engine for, and AccelMark sees to by itself."""
+"""Options of every FlagPerf container that AccelMark sets itself."""
 _OWN: Final = frozenset(
     {"--network", "--ipc", "--init", "--rm", "--name", "--entrypoint", "--detach", "--interactive", "--tty"}
 )
 """Options whose value AccelMark decides."""
 _ONCE: Final = frozenset({"--gpus", "--pid", "--runtime"})
-"""Options that mean something else, or an error, when they stand twice."""
+"""Options that may be given only once."""
 
 
 @final
@@ -52,7 +52,7 @@ class _Option:
 
 
 def container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
-    """Return what ``container`` of the cluster file says; nothing where none of FlagPerf's settings is about it."""
+    """Return ``container`` of the cluster file; empty where no setting of FlagPerf's concerns it."""
     plain = {"SHM_SIZE": "shm_size", "PIP_SOURCE": "pip_source"}
     container: Values = {name: given[key].read(text) for key, name in plain.items() if key in given}
     written = given.get("ACCE_CONTAINER_OPT")
@@ -82,13 +82,13 @@ def _take_options(written: Given, own: ContainerDefaults, container: Values, lef
         if not option.name:
             why = "belongs to no option"
         elif any(sign in str(option) for sign in "$`"):
-            why = "holds what a shell would fill in, and no shell reads it"
+            why = "contains shell syntax, and no shell reads it"
         elif option.name in _OWN:
             why = "AccelMark decides it itself"
         elif (option.name, option.value) in same:
-            why = "the vendor's vendor.yaml gives it already"
+            why = "the vendor's vendor.yaml sets it already"
         elif option.name in single:
-            why = f"the vendor's vendor.yaml says {single[option.name]}"
+            why = f"the vendor's vendor.yaml sets {single[option.name]}"
         elif option.name == "--privileged":
             why = _take_privileged(option, ("--privileged", None) in same, container)
         elif option.name == "--shm-size":
@@ -116,7 +116,7 @@ def _take_privileged(option: _Option, is_vendors: bool, container: Values) -> st
     if option.value == "false":
         return ""
     if is_vendors:
-        return "the vendor's vendor.yaml gives it already"
+        return "the vendor's vendor.yaml sets it already"
     container["privileged"] = True
     return ""
 

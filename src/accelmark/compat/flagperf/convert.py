@@ -1,4 +1,4 @@
-"""FlagPerf's files as a cluster file, a run file and settings of a case; what has no home is listed, not dropped."""
+"""Convert FlagPerf's files into a cluster file, a run file and settings of a case, and list what has no equivalent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.compat.flagperf.given import Given, Values
 from accelmark.compat.flagperf.parse import Parsed, parse_file
 from accelmark.compat.flagperf.settings import settings_of
 from accelmark.compat.flagperf.site import cluster_of, run_of, take
+from accelmark.compat.flagperf.values import Given, Values
 from accelmark.spec.errors import Problem, SpecError
 
 _SCALE: Final = re.compile(r"config_[^/]+x[1-9][0-9]*x[1-9][0-9]*")
@@ -21,21 +21,21 @@ _EVERY_SCALE: Final = "config_common"
 @final
 @dataclass(slots=True)
 class Converted:
-    """What FlagPerf's files come to."""
+    """The converted files."""
 
     cluster: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     configs: dict[str, Values] = field(default_factory=dict)
     """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``) -> settings."""
     left_over: list[Problem] = field(default_factory=list)
-    """What could not be carried over, and why."""
+    """What was not converted, and why."""
 
 
 def convert(paths: Iterable[Path]) -> Converted:
     """Convert FlagPerf's files, all into one cluster and one run.
 
     Raises:
-        SpecError: a file cannot be read, what the files say is no valid cluster, or two of them would become one file.
+        SpecError: a file cannot be read, the files give no valid cluster, or two of them the same output file.
     """
     result = Converted()
     given: dict[str, Given] = {}
@@ -45,7 +45,7 @@ def convert(paths: Iterable[Path]) -> Converted:
     with_common = any(path.stem == _EVERY_SCALE for path in places)
     for path in places:
         if path.stem.startswith("config_") and path.stem != _EVERY_SCALE and not _SCALE.fullmatch(path.stem):
-            what = f"is named neither config_<HW>x<nnodes>x<nproc> nor {_EVERY_SCALE}, so nothing says whom it is for"
+            what = f"is named neither config_<HW>x<nnodes>x<nproc> nor {_EVERY_SCALE}: its scale is unknown"
             result.left_over.append(Problem(str(path), "", what))
             continue
         parsed = parse_file(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
@@ -37,7 +37,7 @@ class MonitorLogs:
         hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
         self._vendor = None if name is None or name in hosts else LineFile(directory / name)
         self._next_s: dict[LineFile, float] = {}
-        self._no_power_logged = False
+        self._unavailable: set[str] = set()
 
     def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
         """Append a sample to each log that is due; power whenever there is a reading."""
@@ -58,16 +58,15 @@ class MonitorLogs:
         self._next_s[log] = t + INTERVAL_S - 0.01
         return True
 
-    def no_power(self, wall: float, reason: str) -> None:
-        """Log once why there is no power reading of the host."""
-        if not self._no_power_logged:
-            self._no_power_logged = True
-            self._power.write(f"{time.strftime(TIMESTAMP, time.localtime(wall))}\tnot available: {reason}")
-
-    def no_devices(self, wall: float, reason: str) -> None:
-        """Log why the devices cannot be read."""
-        if self._vendor is not None:
-            self._vendor.write(f"{time.strftime(TIMESTAMP, time.localtime(wall))}\nnot available: {reason}\n")
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
+        """Log once why the host's power (``power_w``) or the devices (``devices``) cannot be read."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
+        for name in reasons.keys() - self._unavailable:
+            if name == "power_w":
+                self._power.write(f"{stamp}\tnot available: {reasons[name]}")
+            elif name == "devices" and self._vendor is not None:
+                self._vendor.write(f"{stamp}\nnot available: {reasons[name]}\n")
+        self._unavailable.update(reasons)
 
     def close(self) -> None:
         """Close all logs."""

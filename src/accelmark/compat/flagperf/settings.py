@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from accelmark.compat.flagperf.given import IGNORED, Given, Values, settings_in
 from accelmark.compat.flagperf.parse import Parsed
+from accelmark.compat.flagperf.values import IGNORED, Given, Values, settings_in
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.layers import Layer, nest, resolve
 
@@ -41,7 +41,7 @@ _LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
 
 
 def settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
-    """Return the settings that the file gives; whatever AccelMark's reader would refuse is left over."""
+    """Return the file's settings; what AccelMark would refuse is reported as left over."""
     taken: dict[str, Given] = {}
     values: dict[str, Any] = {}
     for item in settings_in(parsed):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from accelmark.compat.flagperf.container import container_of
-from accelmark.compat.flagperf.given import IGNORED, Given, Values, flag, settings_in, text, texts, whole
 from accelmark.compat.flagperf.parse import Parsed
+from accelmark.compat.flagperf.values import IGNORED, Given, Values, flag, settings_in, text, texts, whole
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.key import CaseKey
-from accelmark.spec.launcher import parse_cluster
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.launcher import parse_cluster
 from accelmark.spec.runfile import RunSpec
 
 _PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
@@ -38,7 +38,7 @@ def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over:
             cases.append(item)
         else:
             if before is not None and before.value != item.value:
-                left_over.append(before.left(f"{item.file} says otherwise, and is read later"))
+                left_over.append(before.left(f"{item.file} has another value and is read later"))
             given[item.key] = item
 
 
@@ -46,7 +46,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     """Return the cluster file; empty where no setting belongs there.
 
     Raises:
-        SpecError: what the files say is no valid cluster.
+        SpecError: the files give no valid cluster.
     """
     cluster: Values = {}
     if "HOSTS" in given:
@@ -90,7 +90,7 @@ def _ports(value: Any) -> list[int]:
         return []  # the template's blanks
     ports = [whole(port) for port in written]
     if not all(1 <= port <= 65535 for port in ports):
-        raise ValueError("holds what is no port")
+        raise ValueError("contains something else than ports")
     return ports
 
 
@@ -123,7 +123,7 @@ def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[P
             left_over += [level.left(problem.what) for problem in error.problems if problem.key == "log_level"]
         else:
             run = with_level
-    parse(RunSpec, run, "what the files say of the run")
+    parse(RunSpec, run, "the run of FlagPerf's files")
     return run
 
 
@@ -143,4 +143,4 @@ def _take_case(written: str, data: str | None, listed: dict[tuple[str, str], Val
     if written.count(":") == 1:
         case["task"] = "infer"
     before = listed.setdefault((case.get("task", "train"), key.slug), case)
-    return "" if before == case else f"stands twice, also as {before['key']} with {before.get('data') or 'no data'}"
+    return "" if before == case else f"is given twice, also as {before['key']} with {before.get('data') or 'no data'}"

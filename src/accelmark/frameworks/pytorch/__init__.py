@@ -1,1 +1,1 @@
-"""PyTorch: launch through torchrun, the training backend and its hooks."""
+"""PyTorch: launch by torchrun, the training backend and its hooks."""

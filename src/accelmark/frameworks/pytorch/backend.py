@@ -1,4 +1,4 @@
-"""The PyTorch backend: everything of a run that only PyTorch knows."""
+"""The training backend of PyTorch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from accelmark.frameworks.pytorch.hooks import Hooks, Training
 from accelmark.frameworks.pytorch.identity import count_flops, num_parameters, structure_hash, weights_hash
 from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.frameworks.pytorch.integrity.equivalence import difference, outputs_of
-from accelmark.frameworks.pytorch.integrity.inspection import MOST_NAMED, Inspection, runs_vendor_code
+from accelmark.frameworks.pytorch.integrity.inspection import MAX_LISTED, Inspection, runs_vendor_code
 from accelmark.frameworks.pytorch.integrity.monkeypatch import foreign_functions
 from accelmark.frameworks.pytorch.integrity.probes import Probes
 from accelmark.frameworks.pytorch.integrity.reference_model import (
     NUM_SHOWN,
-    Standard,
+    ReferenceModel,
     compute_type,
     module_hash,
     optimizer_facts,
@@ -55,9 +55,9 @@ from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
 from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import Compiled, EndReason, Event, Inspected, Started
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.work import TrainJob
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
@@ -97,9 +97,9 @@ class PyTorchBackend:
         self.flops_per_sample_formula: float | None = None
 
     def prepare(self) -> Started:
-        """Build device, data, model, optimizer and schedule, and tell the log about each."""
+        """Build device, data, model, optimizer and schedule, and log an event for each."""
         settings, ranks = self._settings, self._ranks
-        # Before any of the vendor's code is loaded, which could replace what is compared later.
+        # Before vendor code is loaded, which could replace what is compared later.
         case_class = self._case_class() if self._tenancy is None else None
         seen = self._inspection = Inspection(case_class) if runs_vendor_code(self._job) else None
         self._device = device = open_device(self._job, ranks)
@@ -108,7 +108,7 @@ class PyTorchBackend:
         threads = set_threads(settings, ranks)
         precision = set_precision(settings.precision, device)
         if precision != settings.precision:
-            message = f"{settings.precision} is no mode of {device.type}; computing in {precision}"
+            message = f"{settings.precision} is not available on {device.type}; computing in {precision}"
             self._log.event(Event.WARNING, {"message": message})
         if device.type != "cpu":
             self.immediate = False
@@ -137,7 +137,7 @@ class PyTorchBackend:
             self.flops_per_sample, uncounted = count_flops(case, model)
             if uncounted is not None:
                 self._log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
-        standard = Standard.of(model)
+        standard = ReferenceModel.of(model)
         if seen is not None:
             self._probes = seen.probes = Probes.of(case, model)
         is_sharded = settings.parallelism == "fsdp2"
@@ -153,8 +153,8 @@ class PyTorchBackend:
         return started.model_copy(
             update={
                 "replaced_functions": seen.replaced() if seen is not None else foreign_functions(),
-                "module_functions": seen.by_module[:MOST_NAMED] if seen is not None else (),
-                "num_module_functions": len(seen.by_module) if seen is not None else 0,
+                "module_functions": seen.module_functions[:MAX_LISTED] if seen is not None else (),
+                "num_module_functions": len(seen.module_functions) if seen is not None else 0,
                 "output_difference": apart,
                 "threads": threads,
                 "seed": place.seed,
@@ -213,8 +213,8 @@ class PyTorchBackend:
                 self._log.event(Event.WARNING, {"message": message})
         return case.build_model()
 
-    def _build(self, hooks: Hooks, model: nn.Module, standard: Standard, *, is_changed: bool) -> Started:
-        """Carry the model through the hooks in their order; the events tell how long each took."""
+    def _build(self, hooks: Hooks, model: nn.Module, standard: ReferenceModel, *, is_changed: bool) -> Started:
+        """Call the hooks on the model in their order; events have the duration of each."""
         settings = self._settings
         model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
@@ -285,7 +285,7 @@ class PyTorchBackend:
         blocks = self._case.checkpointed_blocks(model)
         if checkpointing != "off" and not blocks:
             raise RequestError(
-                f"activation_checkpointing: case {self._job.case.name!r} names no repeated blocks for it; leave it off"
+                f"activation_checkpointing: case {self._job.case.name!r} has no repeated blocks for it; leave it off"
             )
         if checkpointing != "off" or (mode is not None and blocks and settings.parallelism == "fsdp2"):
             wrap_blocks(blocks, checkpointing, mode)
@@ -298,14 +298,14 @@ class PyTorchBackend:
         if mode == "off":
             return None
         if (why := uncompilable(self._device)) is not None:
-            message = f"compile: {mode}: this host cannot compile, so the model is trained as it is ({why})"
+            message = f"compile: {mode}: this host cannot compile, so the model is trained without compilation ({why})"
             self._log.event(Event.WARNING, {"message": message})
             return None
         self._compiled = CompileCounter()
         return mode
 
     def _log_compilation(self) -> None:
-        """Log the number of compiled graphs; warn where nothing was compiled although it was asked for."""
+        """Log the number of compiled graphs; warn where nothing was compiled although it was requested."""
         if self._compiled is None:
             return
         graphs, breaks = self._compiled.read()
@@ -320,7 +320,7 @@ class PyTorchBackend:
         if length is None and needs_length(settings.schedule):
             raise RequestError(
                 f"schedule.{settings.schedule.name} needs the number of steps: give end.max_steps, max_epochs or "
-                "max_samples beside max_duration_s"
+                "max_samples in addition to max_duration_s"
             )
         return length if length is not None else self.steps_per_epoch
 
@@ -380,7 +380,7 @@ class PyTorchBackend:
         return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
-        """Return the case's metrics over other data than its own for evaluation; all ranks take part."""
+        """Return the case's metrics over given data; all ranks take part."""
         self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
@@ -394,7 +394,7 @@ class PyTorchBackend:
             torch.accelerator.synchronize(self._device)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Begin an all-reduce on the CPU, beside the device's own traffic."""
+        """Start an all-reduce on the CPU, independent of the device."""
         tensor = torch.tensor(values, dtype=torch.float64)
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
 
@@ -417,12 +417,12 @@ class PyTorchBackend:
         return peak_memory_mib(self._device)
 
     def inspected(self) -> Inspected | None:
-        """Look once more at what a vendor's code replaced, now that it has done its work."""
+        """Inspect again what vendor code replaced, at the end of training."""
         self._log_compilation()
         return self._inspection.ended() if self._inspection is not None else None
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Tell out-of-memory from other errors, and say what to do about it."""
+        """Distinguish out-of-memory from other errors, and say what to do."""
         if _is_out_of_memory(error):
             settings = self._settings
             return "out_of_memory", (
@@ -437,7 +437,7 @@ class PyTorchBackend:
         return "error", f"{type(error).__name__}: {_first_line(error)}"
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group; ``together`` with the others, or without asking where they may be gone."""
+        """Leave the process group; ``together`` with the others, or alone where they may be gone."""
         self._close_feed()
         if self._tenancy is not None:
             return

@@ -1,8 +1,7 @@
-"""Batches of a data set that any case can read: whole tensors in memory, or samples read one by one."""
+"""Batches of a data set: from whole tensors in memory, or from samples read one by one."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, final
 
@@ -13,61 +12,35 @@ from torch.utils.data import DataLoader, Dataset
 from accelmark.frameworks.pytorch.case import Batch, Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import LoaderSettings
+from accelmark.train.tasks.shares import Share, seed_of
 
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
 """Changes a training batch at random, with the generator's numbers only."""
 
 
 def generator_for(*parts: int) -> torch.Generator:
-    """Return a random generator that the numbers in ``parts`` (seed, epoch, sample) alone decide."""
-    digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    """Return a random generator that depends on the numbers in ``parts`` (seed, epoch, sample) only."""
+    return torch.Generator().manual_seed(seed_of(*parts))
 
 
 @final
 class Shares:
-    """Which samples a rank takes, batch by batch.
-
-    Training deals each epoch's permutation out in global batches and drops what does not fill the last one, so that
-    all ranks take equally many batches of equally many samples. Evaluation takes every sample exactly once; all ranks
-    take equally many batches there too (sharded models need that), so their sizes may differ by one. Only batches of
-    one sample may then have to grow to two, because a batch is never empty.
-    """
+    """The share of one rank, batch by batch, as tensors of sample indices; see :class:`Share`."""
 
     def __init__(self, num_samples: int, batch_size: int, place: Place, *, train: bool) -> None:
-        self._total, self._batch_size, self._place, self._train = num_samples, batch_size, place, train
-        least = batch_size * place.world_size if train else place.world_size
-        if num_samples < least:
-            kind = "one global training batch" if train else "one evaluation sample for every rank"
-            raise DataError(f"the data has {num_samples} samples, but {kind} needs {least}; use a smaller batch size")
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        if not self._train:
-            return self._total
-        step = self._batch_size * self._place.world_size
-        return self._total // step * step
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of one epoch on this rank, and on every other."""
-        smallest_share, rest = divmod(self._total, self._place.world_size)
-        if self._train:
-            return smallest_share // self._batch_size
-        return min(smallest_share, -(-(smallest_share + bool(rest)) // self._batch_size))
+        self._share = Share(num_samples, batch_size, place.rank, place.world_size, train)
+        self._shared_seed = place.shared_seed
+        self.num_samples = self._share.num_samples
+        self.num_batches = self._share.num_batches
 
     def epoch(self, number: int) -> Iterator[Tensor]:
-        """Iterate over this rank's batches of sample indices."""
-        place, size = self._place, self._batch_size
-        if self._train:
-            order = torch.randperm(self._total, generator=generator_for(place.shared_seed, number))
-            for batch in range(self.num_batches):
-                start = (batch * place.world_size + place.rank) * size
-                yield order[start : start + size]
+        """Iterate over the batches of sample indices of epoch ``number``."""
+        share = self._share
+        if share.train:
+            order = torch.randperm(share.total, generator=generator_for(self._shared_seed, number))
+            yield from (order[chosen] for chosen in share.train_slices())
         else:
-            share = torch.arange(place.rank, self._total, place.world_size)
-            yield from share.tensor_split(self.num_batches)
+            yield from torch.arange(share.rank, share.total, share.world_size).tensor_split(share.num_batches)
 
 
 @final
@@ -153,7 +126,7 @@ class IndexedBatches:
 
 
 class _Order:
-    """The loader's batch sampler: (epoch, index) pairs, so that a worker needs to know nothing else."""
+    """The loader's batch sampler: (epoch, index) pairs, which is all that a worker needs."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.hooks import Training
 from accelmark.frameworks.pytorch.seeds import random_state, restore_random_state
@@ -83,7 +84,8 @@ class Checkpoints:
                 "model": plain(self._training.model).state_dict(),
                 "optimizer": self._training.optimizer.state_dict(),
             }
-            torch.save(state, beside / "weights.pt")
+            # On the host: not every device's storages can be serialised.
+            torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, state), beside / "weights.pt")
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
         if self._rank == 0:
             scaler = self._training.scaler

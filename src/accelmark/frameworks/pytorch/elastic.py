@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK
-from accelmark.spec.framework import LaunchRecord
+from accelmark.spec.plugins.framework import LaunchRecord
 
 _RENDEZVOUS_TIMEOUT_S: Final = 300
 _SHUTDOWN_TIMEOUT_S: Final = 30

@@ -1,4 +1,4 @@
-"""Evaluating over all ranks: every sample exactly once."""
+"""Evaluate over all ranks, every sample exactly once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from accelmark.spec.errors import DataError
 def evaluate(
     case: TrainCase, training: Training, batches: Batches, control: dist.ProcessGroup | None
 ) -> dict[str, float]:
-    """Return the case's metrics over this rank's and all others' batches.
+    """Return the case's metrics over the batches of all ranks.
 
     The sums stay on the device until the end, and are added in double precision on the CPU.
 
     Raises:
-        DataError: there was nothing to evaluate on.
+        DataError: no rank has evaluation data.
     """
     settings = case.settings
     sharded = settings.parallelism == "fsdp2"
@@ -55,7 +55,7 @@ def evaluate(
 def _in_step(
     given: Iterator[Batch], case: TrainCase, control: dist.ProcessGroup | None
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield (batch, counts) equally often on every rank: a sharded model computes only on all ranks together."""
+    """Yield (batch, counts) the same number of times on every rank, as sharded models need."""
     filler = case.synthetic_batch(1)
     while True:
         batch = next(given, None)
@@ -68,7 +68,7 @@ def _in_step(
 
 
 def _over_ranks(totals: dict[str, float], control: dist.ProcessGroup | None) -> dict[str, float]:
-    """Add up over the ranks; one that had no batches does not know the names, so that they are exchanged too."""
+    """Add up over the ranks. Names are exchanged too, since a rank without batches has none."""
     if control is None or dist.get_world_size(control) == 1:
         return totals
     names = _shared_names(sorted(totals), control)
@@ -78,7 +78,7 @@ def _over_ranks(totals: dict[str, float], control: dist.ProcessGroup | None) -> 
 
 
 def _shared_names(names: list[str], control: dist.ProcessGroup) -> list[str]:
-    """Return the names that any rank knows, carried as bytes of text (nothing is unpickled)."""
+    """Return the names of all ranks, exchanged as text, without unpickling."""
     text = "\n".join(names).encode()
     length = torch.tensor([len(text)])
     dist.all_reduce(length, op=dist.ReduceOp.MAX, group=control)
@@ -91,7 +91,7 @@ def _shared_names(names: list[str], control: dist.ProcessGroup) -> list[str]:
 
 
 def share_buffers(model: nn.Module, control: dist.ProcessGroup | None) -> None:
-    """Give every rank rank 0's buffers (running statistics), so that all ranks evaluate one model."""
+    """Copy rank 0's buffers (running statistics) to all ranks, so that all evaluate the same model."""
     if control is None or dist.get_world_size(control) == 1:
         return
     for buffer in model.buffers():

@@ -16,13 +16,13 @@ _HIDING: Final = frozenset({
     "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
     "__dir__", "__del__", "__call__", "__class__", "__set_name__", "__class_getitem__", "__reduce__", "__slots__",
 })  # fmt: skip
-"""Methods with which a class could hide what its objects do; hooks need none of them."""
+"""Methods with which a class could hide what it replaces; hooks need none of them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class HookRecord:
-    """Where a vendor's version of a hook stands, and how long it is."""
+    """The location and length of a vendor's hook."""
 
     file: str
     line: int
@@ -38,7 +38,7 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
     """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or the defaults where it has none.
 
     Raises:
-        RequestError: the file does not define ``Extern(Hooks)``, or it replaces what is not a hook.
+        RequestError: the file does not define ``Extern(Hooks)``, or overrides something that is not a hook.
     """
     if ref is None:
         return Hooks
@@ -54,7 +54,7 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
         what = f"a metaclass ({type(extern).__name__})" if type(extern) is not type else ", ".join(hidden)
         raise RequestError(
             f"{path}: Extern may not define {what}, which could hide what it replaces; "
-            "prepare what the hooks need in the first of them, convert_model"
+            "initialise in convert_model, the first hook that is called"
         )
     forbidden = sorted(_replaced(extern) - set(ALLOWED_HOOKS))
     if forbidden:
@@ -67,7 +67,7 @@ def load_hooks(ref: FolderRef | None) -> type[Hooks]:
 
 
 def hook_records(hooks: type[Hooks]) -> dict[str, HookRecord]:
-    """Return the hooks that a vendor replaced, by name."""
+    """Return the hooks that a vendor overrides, by name."""
     names = [name for name in ALLOWED_HOOKS if name in _replaced(hooks)]
     return {name: _record(getattr(hooks, name)) for name in names}
 

@@ -1,4 +1,4 @@
-"""Bringing batches to the device: pinned and fetched ahead by a thread where the device is not the CPU."""
+"""Copy batches to the device, pinned and prefetched by a thread where the device is not the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S: Final = 0.2
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """Return what brings a batch to ``device`` without waiting, images in channels-last order where asked for."""
+    """Return a function that copies a batch to ``device`` without waiting, images in channels-last order if wanted."""
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
 
@@ -33,12 +33,12 @@ def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Bat
 
 
 def pinned(batch: Batch) -> Batch:
-    """Return the batch in page-locked memory, from which a copy to the device need not wait."""
+    """Return the batch in page-locked memory, from which copies are asynchronous."""
     return {name: tensor if tensor.device.type != "cpu" else tensor.pin_memory() for name, tensor in batch.items()}
 
 
 def steps_of(batches: Iterator[Batch], accumulation: int, move: Callable[[Batch], Batch]) -> Iterator[list[Batch]]:
-    """Group moved batches by optimizer step; what is left over at the end and fills no step is dropped."""
+    """Group moved batches by optimizer step; an incomplete last group is dropped."""
     group: list[Batch] = []
     for batch in batches:
         group.append(move(batch))
@@ -48,7 +48,7 @@ def steps_of(batches: Iterator[Batch], accumulation: int, move: Callable[[Batch]
 
 
 def skipped(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """Drop the first ``count`` batches, which were trained before."""
+    """Drop the first ``count`` batches, which an earlier process trained."""
     for _ in range(count):
         next(batches, None)
     return batches
@@ -56,7 +56,7 @@ def skipped(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
 
 @final
 class Ahead(Iterator[T]):
-    """Runs an iterator in a thread, up to ``depth`` items ahead. An error in it is raised where it is consumed."""
+    """Runs an iterator in a thread, up to ``depth`` items ahead; its errors are raised in the consumer."""
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._queue: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)
@@ -74,7 +74,7 @@ class Ahead(Iterator[T]):
         raise item
 
     def close(self) -> None:
-        """End the thread, whatever it has not delivered."""
+        """Stop the thread, and discard its remaining items."""
         self._closed.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""What a vendor may replace of the driver: methods with a default that works on any device PyTorch knows."""
+"""Hooks that a vendor may override; the defaults work on any device of PyTorch."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ALLOWED_HOOKS: Final = (
 AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Autocast = Callable[[], AbstractContextManager[Any]]
-"""Makes the context that a forward pass runs in."""
+"""Returns the context manager of a forward pass."""
 
 
 @final
 @dataclass(slots=True)
 class Training:
-    """All that an optimizer step touches."""
+    """Everything that an optimizer step uses."""
 
     model: nn.Module
-    """As ``model_to_ddp`` returned it."""
+    """As returned by ``model_to_ddp``."""
     optimizer: torch.optim.Optimizer
     schedule: Any
     scaler: GradScaler | None
@@ -56,7 +56,7 @@ class Training:
 
 
 class Hooks:
-    """The default hooks. A vendor subclasses this as ``Extern`` in ``extern/__init__.py`` of its case folder.
+    """The default hooks, which a vendor subclasses as ``Extern`` in ``extern/__init__.py`` of its case folder.
 
     They are called in this order: ``convert_model``, ``model_to_fp16``, ``model_to_ddp``, ``create_optimizer`` (after
     sharding, since FSDP2 replaces the parameters), ``create_grad_scaler``, then ``train_step`` for each step. A hook
@@ -110,11 +110,11 @@ class Hooks:
         return self.case.build_optimizer(model)
 
     def create_grad_scaler(self) -> GradScaler | None:
-        """Return the loss scaler for fp16, and None for the other precisions, which need none."""
+        """Return the loss scaler for fp16, or None for other precisions."""
         return GradScaler(self.device.type) if self.settings.precision == "fp16" else None
 
     def backward(self, loss: Tensor, scaler: GradScaler | None) -> None:
-        """Compute the gradients of ``loss``, scaled where there is a scaler."""
+        """Compute the gradients of ``loss``, scaled if there is a scaler."""
         scaled: Tensor = loss if scaler is None else scaler.scale(loss)
         torch.autograd.backward(scaled)
 
@@ -140,7 +140,7 @@ class Hooks:
         return total
 
     def _update(self, training: Training) -> None:
-        """Clip, step the optimizer, clear the gradients and move the schedule on."""
+        """Clip gradients, step the optimizer, clear gradients and step the schedule."""
         scaler = training.scaler
         clip = self.settings.gradient_clip_norm
         if clip is not None:

@@ -1,4 +1,4 @@
-"""What a model is and costs: hashes of its structure and first weights, and its counted operations."""
+"""Hashes of a model's structure and initial weights, and its counted FLOPs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, each shared one once."""
+    """Return the number of parameters, counting shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.framework import RankPlace
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import Precision, TrainSettings
 
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
@@ -46,7 +46,7 @@ def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
 
 
 def device_name(device: torch.device) -> str | None:
-    """Return what the framework calls the device; None for the CPU."""
+    """Return the framework's name of the device; None for the CPU."""
     if device.type == "cpu":
         return None
     module: Any = torch.get_device_module(device)
@@ -64,7 +64,7 @@ def peak_memory_mib(device: torch.device) -> float | None:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Let the largest allocation be counted anew, in a process that had another job before."""
+    """Reset the largest allocation, in a process that ran another job before."""
     if device.type != "cpu":
         module: Any = torch.get_device_module(device)
         if hasattr(module, "reset_peak_memory_stats"):
@@ -77,19 +77,19 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
     computes fp32.
     """
-    # PyTorch's newer names for these switches may not be mixed with the older ones, which other libraries still read.
+    # The older names of these switches: they may not be mixed with the newer ones, and other libraries read them.
     reduced = precision == "tf32" and device.type != "cpu"
     torch.set_float32_matmul_precision("high" if reduced else "highest")
     torch.backends.cudnn.allow_tf32 = reduced
-    # Shapes do not change from step to step: the fastest algorithm of each convolution is worth finding once.
+    # Shapes are constant over steps, so a search for the fastest convolution algorithms pays off.
     torch.backends.cudnn.benchmark = device.type != "cpu"
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
 
 
 def uncompilable(device: torch.device) -> str | None:
-    """Tell why this host cannot compile for ``device``, by compiling something small; None where it can.
+    """Return why this host cannot compile for ``device``, by compiling a small function; None where it can.
 
-    What the trial needs, the model needs as well: it is not done twice.
+    The compiler that is initialised for it is used for the model too.
     """
     try:
         torch.compile(torch.sin)(torch.ones(8, device=device))
@@ -99,7 +99,7 @@ def uncompilable(device: torch.device) -> str | None:
 
 
 def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
-    """Give this rank its share of the host's cores, and return how many threads it has."""
+    """Give this rank its share of the host's cores; returns its number of threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = settings.threads or max(1, cores // ranks.local_world_size)
     torch.set_num_threads(threads)
@@ -107,9 +107,9 @@ def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
 
 
 def join_ranks(job: JobSpec, ranks: RankPlace, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
-    """Open the process group where there are several ranks (or where it is ``needed``), gloo beside the device's own.
+    """Open the process group if there are several ranks or it is ``needed``: gloo, and the device's own backend.
 
-    Returns the gloo group for what is exchanged about control, so that it never waits for the device.
+    Returns a gloo group for control messages, which do not wait for the device.
     """
     if ranks.world_size == 1 and not needed:
         return None
@@ -123,7 +123,7 @@ def join_ranks(job: JobSpec, ranks: RankPlace, device: torch.device, *, needed: 
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of Python and of what of the reported libraries is installed."""
+    """Return the versions of Python and of the reported libraries that are installed."""
     found: dict[str, str] = {"python": machine.python_version()}
     for name in _REPORTED_LIBRARIES:
         try:

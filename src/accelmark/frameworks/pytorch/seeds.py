@@ -1,4 +1,4 @@
-"""Seeds: one for all ranks, and one of each rank's own."""
+"""Random seeds: one shared by all ranks, and one for each rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def rank_seed(shared_seed: int, rank: int) -> int:
-    """Return the seed of one rank: 63 bits of a hash, so that neighbouring ranks and rounds share nothing."""
+    """Return the seed of one rank: 63 bits of a hash, independent for neighbouring ranks and rounds."""
     digest = hashlib.sha256(f"{shared_seed}:{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -38,7 +38,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put all generators back to where :func:`random_state` found them."""
+    """Restore the state of all generators from :func:`random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])

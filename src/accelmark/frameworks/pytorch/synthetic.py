@@ -1,4 +1,4 @@
-"""Made-up data: one batch, again and again, for speed alone."""
+"""Synthetic data: one batch, repeated, for measuring speed only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accelmark.frameworks.pytorch.feed import mover
 from accelmark.spec.settings import TrainSettings
 
 _STEPS_IN_EPOCH: Final = 100
-"""Where the settings bound neither steps nor samples, an epoch of made-up data has this many optimizer steps."""
+"""Optimizer steps in an epoch of synthetic data where the settings bound neither steps nor samples."""
 
 
 @final
 class SyntheticBatches:
-    """One made-up batch, on the device and in its memory format already: nothing but computation is timed."""
+    """One synthetic batch, already on the device and in its memory format, so that only computation is timed."""
 
     def __init__(self, case: TrainCase) -> None:
         settings = case.settings
@@ -29,11 +29,11 @@ class SyntheticBatches:
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch over all ranks: as many as the run's bound on steps or samples asks for."""
+        """Samples of one epoch over all ranks: enough for the run's bound on steps or samples."""
         return self._num_batches * self._batch_size * self._world_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batch again and again."""
+        """Yield the batch repeatedly."""
         for _ in range(self._num_batches):
             yield self._batch
 

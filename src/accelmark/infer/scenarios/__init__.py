@@ -51,6 +51,7 @@ class Scenarios:
         self.context = context
         self.emit = emit
         self.items = SampleLibrary(batches)
+        self.minimum = LoadGenSettings(settings.scenario_duration_s, settings.scenario_queries)
 
     def run(self) -> list[ScenarioResult]:
         """Run them in the order of the settings; write each result when it is known."""
@@ -68,7 +69,7 @@ class Scenarios:
 
     def _offline(self) -> ScenarioResult:
         size = self.settings.batch_size
-        expected = self._expected(queries_per_s=size / self._call_s(size) * _HEADROOM)
+        expected = replace(self.minimum, queries_per_s=size / self._call_s(size) * _HEADROOM)
         log = self._run("offline", expected, self.log_dir("offline"))
         if not log.long_enough:
             # The estimate was too low for the minimum duration; LoadGen advises to expect more than was reached.
@@ -77,7 +78,7 @@ class Scenarios:
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
-        expected = self._expected(latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
         if name == "multi_stream":
             least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
             expected = replace(expected, min_queries=least)
@@ -95,7 +96,7 @@ class Scenarios:
         logs: dict[float, LoadGenLog] = {}
 
         def meets_bound(rate: float) -> bool:
-            expected = self._expected(queries_per_s=rate, latency_bound_ms=bound_ms)
+            expected = replace(self.minimum, queries_per_s=rate, latency_bound_ms=bound_ms)
             log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
             logs[rate] = self._run("server", expected, log_dir)
             tried.append((rate, logs[rate].bound_met))
@@ -133,23 +134,6 @@ class Scenarios:
                 self.forward(batch)
                 times.append(time.perf_counter() - began)
         return statistics.median(times)
-
-    def _expected(
-        self,
-        *,
-        queries_per_s: float = 1.0,
-        latency_s: float = 1.0,
-        samples_per_query: int = 1,
-        latency_bound_ms: float | None = None,
-    ) -> LoadGenSettings:
-        return LoadGenSettings(
-            min_duration_s=self.settings.scenario_duration_s,
-            min_queries=self.settings.scenario_queries,
-            queries_per_s=queries_per_s,
-            latency_s=latency_s,
-            samples_per_query=samples_per_query,
-            latency_bound_ms=latency_bound_ms,
-        )
 
     def _result(self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None) -> ScenarioResult:
         return ScenarioResult.model_validate(

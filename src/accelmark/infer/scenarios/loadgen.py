@@ -32,12 +32,12 @@ class LoadGenSettings:
 
     min_duration_s: float
     min_queries: int
-    queries_per_s: float
+    queries_per_s: float = 1.0
     """Offline: expected samples per second; Server: target rate of queries."""
-    latency_s: float
+    latency_s: float = 1.0
     """SingleStream and MultiStream: expected latency."""
-    samples_per_query: int
-    latency_bound_ms: float | None
+    samples_per_query: int = 1
+    latency_bound_ms: float | None = None
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Final
 
 from accelmark.results.figures.definitions import FigureName
 from accelmark.results.schema import Figure
-from accelmark.spec.trainer import TrainerSpec
+from accelmark.spec.plugins.trainer import TrainerSpec
 
 _NEEDS_STEP_TIME: Final = (
     FigureName.PURE_COMPUTE_TIME, FigureName.THROUGHPUT_CORE, FigureName.STEP_P50, FigureName.STEP_P90,

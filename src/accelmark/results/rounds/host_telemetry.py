@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.figures.contention import FOREIGN_PROCESS
@@ -34,9 +35,13 @@ def read_telemetry(
             missing.append(f"{node.host}: telemetry.jsonl has no samples")
         if not len(samples.t) or not spans:
             continue
-        samples.keep_devices(*_devices_of(node))
+        selected, num_ranks = _visible_devices(node)
+        indices = None if selected is None else device_indices(selected[:num_ranks], samples.infos)
+        samples.keep_devices(indices, num_ranks)
         if not samples.devices:
-            actual = f"{node.host}: no samples of the ranks' devices: {samples.reason('devices')}"
+            unmatched = selected is not None and indices == [] and samples.infos
+            why = f"none of them has the UUID {', '.join(selected or ())}" if unmatched else samples.reason("devices")
+            actual = f"{node.host}: no samples of the ranks' devices: {why}"
             findings.append(finding("open", "telemetry-present", "", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
@@ -46,15 +51,32 @@ def read_telemetry(
     return hosts, None if hosts else "training did not start"
 
 
-def _devices_of(node: NodeDir) -> tuple[list[int] | None, int]:
-    """Return the device indices that the ranks of a host were given (None if unknown) and the number of ranks."""
+def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
+    """Return the entries of the host's visible-devices variable (None if unknown) and the number of ranks."""
     task = read_json(node.path / "agent.json")
     num_ranks = int(task.get("nproc") or len(node.rank_logs()))
-    visible = task.get("visible_devices") or {}
-    devices = (read_json(node.path / "sys_info.json").get("environment") or {}).get(visible.get("variable"))
-    if isinstance(devices, str) and all(part.strip().isdigit() for part in devices.split(",")):
-        return [int(part) for part in devices.split(",")][:num_ranks], num_ranks
-    return None, num_ranks
+    variable = (task.get("visible_devices") or {}).get("variable")
+    value = (read_json(node.path / "sys_info.json").get("environment") or {}).get(variable)
+    return [entry.strip() for entry in value.split(",")] if isinstance(value, str) and value else None, num_ranks
+
+
+def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the telemetry's indices of the devices that ``entries`` select.
+
+    An entry is an index, or a UUID (``GPU-8932f937-...``) that may be shortened as far as it is unique. Without a match
+    (a UUID of part of a device, such as ``MIG-...``) all are left out: the sum over some would be wrong.
+    """
+    indices: list[int] = []
+    for entry in entries:
+        if entry.isdigit():
+            indices.append(int(entry))
+            continue
+        uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
+        matching = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry.lower())]
+        if len(matching) != 1:
+            return []
+        indices += matching
+    return indices
 
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:

@@ -166,7 +166,7 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
 
 
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
-    world = job.key.world_size
+    world = job.num_ranks
     if len(timeline.ranks) != world:
         yield finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)} ranks")
     for end in timeline.ranks:

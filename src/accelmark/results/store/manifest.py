@@ -11,8 +11,8 @@ from typing import Final
 from accelmark.results.read.reevaluation import PREFIX as REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
-from accelmark.spec.evidence import COORDINATOR_LOG
-from accelmark.spec.launcher import run_files
+from accelmark.spec.plugins.launcher import run_files
+from accelmark.spec.records import COORDINATOR_LOG
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}

@@ -35,8 +35,8 @@ from accelmark.run.agent.task import RANKS_FILE, STOP_FILES, AgentTask
 from accelmark.run.record.states import utc_now
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.framework import FrameworkSpec, LaunchRecord
 from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.plugins.framework import FrameworkSpec, LaunchRecord
 
 _TELEMETRY_START_S: Final = 5.0
 """Longest time to wait for the recorder's first line when a job ends immediately."""

@@ -12,7 +12,7 @@ import accelmark
 from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AgentTask
 from accelmark.spec.catalog import load_framework, load_launch
-from accelmark.spec.framework import HostPlace, Launch
+from accelmark.spec.plugins.framework import HostPlace, Launch
 
 TELEMETRY_MODULE = "accelmark.telemetry.record"
 _PATH_VARIABLE = "PYTHONPATH"

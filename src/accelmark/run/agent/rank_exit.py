@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 
 from accelmark.spec.events import Event
-from accelmark.spec.framework import LaunchRecord
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
+from accelmark.spec.plugins.framework import LaunchRecord
 
 NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
 

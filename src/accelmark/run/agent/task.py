@@ -9,9 +9,9 @@ from typing import Final, Literal, final
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.framework import Server
 
 TASK_FILE: Final = "agent.json"
 IDENTITY_FILE: Final = "agent.pid"

@@ -21,10 +21,10 @@ from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.record.source import source_record
-from accelmark.run.record.states import EventLog
+from accelmark.run.record.states import RunEventLog
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.evidence import DATA_FILE, SOURCE_FILE, DataRecord
 from accelmark.spec.job import JobSpec
+from accelmark.spec.records import DATA_FILE, SOURCE_FILE, DataRecord
 
 FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
 """Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
@@ -73,7 +73,7 @@ class Coordinator:
         self._fetch = fetch
         self._stop = stop
         self._preflight_check = preflight
-        self._event_log: EventLog = directory.event_log()
+        self._event_log: RunEventLog = directory.event_log()
 
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and summarise.

@@ -10,11 +10,11 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.catalog import find, load_framework, load_vendor
+from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.framework import Server
 from accelmark.spec.job import JobSpec
-from accelmark.spec.launcher import load_launcher
+from accelmark.spec.plugins.framework import Server
+from accelmark.spec.plugins.launcher import load_launcher
 
 JOB_FILE: Final = "job.json"
 REQUIREMENTS_FILE: Final = "requirements.txt"
@@ -78,7 +78,7 @@ def _task(
         noderank=node.noderank,
         nnodes=len(job.nodes),
         nproc=node.nproc,
-        ranks_per_host=load_framework(job.job.framework).ranks_per_host(node.nproc),
+        ranks_per_host=job.job.ranks_per_host,
         command=node.command,
         job_file=directory.round_dir(job) / JOB_FILE,
         framework=job.job.framework,

@@ -20,12 +20,12 @@ from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.catalog import framework_device
-from accelmark.spec.ceilings import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import FolderRef, JobSpec, NodeExit
 from accelmark.spec.key import CaseKey
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
 from accelmark.spec.work import ProbeJob
 from accelmark.telemetry.host.sampler import BUSY_CPU
 

@@ -26,7 +26,7 @@ from accelmark.run.record.source import require_unchanged
 from accelmark.run.record.states import JobStatus
 from accelmark.run.sandboxes.job_sandbox import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
-from accelmark.spec.evidence import COORDINATOR_LOG
+from accelmark.spec.records import COORDINATOR_LOG
 
 _STOP_TIMEOUT_S: Final = 90.0
 

@@ -12,7 +12,7 @@ from accelmark.run.agent.task import NodeJob
 from accelmark.run.launchers.host import PreflightHost
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import NodeExit
-from accelmark.spec.launcher import load_launcher
+from accelmark.spec.plugins.launcher import load_launcher
 
 
 class AgentHandle(Protocol):

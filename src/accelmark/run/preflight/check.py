@@ -28,7 +28,7 @@ from accelmark.run.preflight.facts import (
 from accelmark.run.preflight.host_checks import check_images, devices_command, has_devices, pulled_images, read_devices
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.requirements import Need, distributions
+from accelmark.spec.plugins.requirements import Need, distributions
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """Packages that the node agent imports."""

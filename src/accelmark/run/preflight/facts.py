@@ -12,7 +12,7 @@ from pydantic import Field
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, Problem, SpecError
 from accelmark.spec.model import Spec
-from accelmark.spec.requirements import Need, install_command, missing
+from accelmark.spec.plugins.requirements import Need, install_command, missing
 
 OLDEST_PYTHON: Final = (3, 11)
 CLOCK_TOLERANCE_S: Final = 5.0

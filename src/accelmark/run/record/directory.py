@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.processes import ProcessId
-from accelmark.run.record.states import EventLog, JobStatus, RunEvent, read_events, statuses
+from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import secrets_in
 
@@ -113,9 +113,9 @@ class RunDirectory:
         """Return the status of each job, from the event log."""
         return statuses((job.directory for job in self.plan.jobs), self.events())
 
-    def event_log(self) -> EventLog:
+    def event_log(self) -> RunEventLog:
         """Open the event log for writing."""
-        return EventLog(self.path / EVENTS_FILE, (job.directory for job in self.plan.jobs))
+        return RunEventLog(self.path / EVENTS_FILE, (job.directory for job in self.plan.jobs))
 
     def holder(self) -> ProcessId | None:
         """Return the running coordinator that has locked this run, or None."""
@@ -133,7 +133,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 
 
 @contextmanager
-def lock_directory(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
     Raises:
@@ -148,7 +148,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = holder_of(directory)
             who = f"process {holder.pid}" if holder else "another process"
-            advice = f"see 'accelmark status {directory}', or stop it with 'accelmark stop {directory}'"
+            advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
         identity = ProcessId.of(os.getpid())
         assert identity is not None  # noqa: S101  a process can always see itself

@@ -13,7 +13,7 @@ import accelmark
 from accelmark.plan.plan import Plan
 from accelmark.spec.catalog import find, tree_hash
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
-from accelmark.spec.evidence import SourceRecord
+from accelmark.spec.records import SourceRecord
 
 _GIT_TIMEOUT_S: Final = 20.0
 _SKIPPED: Final = (".pyc",)

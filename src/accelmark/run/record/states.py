@@ -107,7 +107,7 @@ def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobSt
 
 
 @final
-class EventLog:
+class RunEventLog:
     """The event log opened for writing: each state change is checked and written before it takes effect."""
 
     def __init__(self, path: Path, jobs: Iterable[str]) -> None:

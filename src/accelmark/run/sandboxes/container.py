@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from accelmark.run.agent.host_setup import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.cluster import ContainerSpec
-from accelmark.spec.vendor import VendorSpec
+from accelmark.spec.plugins.vendor import VendorSpec
 
 ENTER: Final = "accelmark/run/sandboxes/enter.sh"
 """Installs the packages that the agent lacks before it starts; relative to the code."""

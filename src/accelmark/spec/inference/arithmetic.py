@@ -1,4 +1,4 @@
-"""Arithmetic on numbers, as people write FLOP counts (``2*512*0.33e9``): parsed, never evaluated as code."""
+"""Arithmetic on numbers, for FLOP counts such as ``2*512*0.33e9``: parsed, never evaluated as code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def calculate(text: str) -> float:
     """Return the value of ``text``: decimal numbers, ``+ - * /`` and parentheses.
 
     Raises:
-        ValueError: anything else stands in it, it divides by zero, or its value is not finite.
+        ValueError: it contains anything else, divides by zero, nests too deeply, or is not finite.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")

@@ -1,4 +1,4 @@
-"""What an inference run tells: the values of its PerfLog events."""
+"""Values of the PerfLog events of an inference run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ InferEndReason = Literal[
 
 
 class InferStarted(Spec):
-    """The value of ``INIT_END``: what really runs."""
+    """The value of ``INIT_END``: versions, device and settings that actually run."""
 
     framework: str
     framework_version: str
@@ -40,14 +40,14 @@ class StageBegin(Spec):
 
 
 class StageEnd(Spec):
-    """The value of ``STAGE_END``: one of the seven steps is over, or was left out."""
+    """The value of ``STAGE_END``: one of the seven steps ended or was skipped."""
 
     step: InferStep
     number: int
     state: Literal["done", "skipped", "failed"]
     duration_s: float
     reason: str | None = None
-    """Why it was left out, or what went wrong."""
+    """Why it was skipped or failed."""
     details: dict[str, Scalar] = Field(default_factory=dict)
 
 
@@ -67,9 +67,9 @@ class ForwardWindow(Spec):
     """From 1."""
     items: tuple[int, ...]
     latency_ms: tuple[float, ...]
-    """Computation and the copies to and from the device, what the engine names as not inference taken off."""
+    """Computation including copies to and from the device, without what the engine reports as not inference."""
     not_inference_ms: tuple[float, ...]
-    """What the engine itself says was no inference (a compilation in the first call, say)."""
+    """Time that the engine declares as not inference, for example a compilation in the first call."""
     wall_ms: float
     """From the window's opening to its closing: loading, computation and evaluation."""
     nonfinite_batches: int
@@ -82,20 +82,20 @@ class InferEvaluation(Spec):
     phase: Phase
     num_items: int
     metrics: dict[str, float | None]
-    """Empty for made-up data or untrained weights."""
+    """Empty for synthetic data or untrained weights."""
 
 
 class RepeatCheck(Spec):
     """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
 
     fresh_ms: float | None
-    """Median latency of batches never seen before."""
+    """Median latency of new batches."""
     same_ms: float | None
     """Median latency of the same batches as they come for the third to the fifth time."""
     speedup: float | None
     """Median over batches of the first call over the median of the third to the fifth."""
     chance: float | None = None
-    """How often at most an honest engine's calls come out so, with nothing but disturbance to tell them apart."""
+    """Upper bound of the probability of these times for an engine without a cache."""
     limit: float
     suspicious: bool
     """True where ``speedup`` is beyond ``limit`` and ``chance`` is 0.002 or less."""
@@ -109,7 +109,7 @@ class ScenarioResult(Spec):
 
     scenario: ScenarioName
     valid: bool
-    """What LoadGen itself said of the run."""
+    """LoadGen's own verdict."""
     functional: bool
     """True where the run was shorter than MLPerf asks, so that it shows function and not a submission's figure."""
     figure: float | None
@@ -151,4 +151,4 @@ class InferFinished(Spec):
     valid: bool
     invalid_reasons: tuple[str, ...]
     core_wait_s: float | None = None
-    """Longest time that a thread, ready to run, waited for a core; null where the kernel does not tell."""
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

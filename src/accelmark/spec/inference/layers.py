@@ -8,8 +8,8 @@ from typing import Any, Final, final
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.inference.settings import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
-from accelmark.spec.launcher import option_names
 from accelmark.spec.layers import Layer, LayerMerger, Resolved
+from accelmark.spec.plugins.launcher import option_names
 
 _OPTIONS: Final = "engine_options."
 _FP16: Final = {True: "fp16", False: "fp32"}

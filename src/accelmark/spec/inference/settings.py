@@ -44,7 +44,7 @@ class InferStep(StrEnum):
 
 
 class InferSettings(Spec):
-    """The configurations of an inference case. A vendor may override any of them; parameters stand elsewhere."""
+    """The configurations of an inference case, which a vendor may override; parameters are separate."""
 
     batch_size: PositiveInt
     """Items in one call of the engine."""
@@ -60,7 +60,7 @@ class InferSettings(Spec):
     repeat: PositiveInt = 1
     """Passes over the data."""
     no_validation: bool = False
-    """Leave out the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
+    """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
     exist_onnx_path: str | None = None
     """An ONNX file to compile instead of exporting one; anything but null leaves the export out."""
     exist_compiler_path: str | None = None
@@ -72,7 +72,7 @@ class InferSettings(Spec):
     max_batches: PositiveInt | None = None
     """Use the first batches of the data only (marks the run)."""
     synthetic: bool = False
-    """Made-up data or initial weights: speed only, no accuracy; marks the run."""
+    """Synthetic data or initial weights: speed only, no accuracy; marks the run."""
     repeat_check: bool = True
     """Whether the same items again are compared with fresh ones, to find a cache."""
     scenarios: tuple[ScenarioName, ...] = ()
@@ -126,11 +126,11 @@ class InferCaseSpec(Spec):
     tolerance_why: str
     reference: Reference | None = None
     data: tuple[str, ...] = ()
-    """Which of the case's data sets inference needs; none of them for made-up data."""
+    """The case's data sets that inference needs; none with synthetic data."""
     optional_data: tuple[str, ...] = ()
-    """Data sets that are used where the directory that a person names holds them."""
+    """Data sets that are used if the given data directory contains them."""
     weights: str | None = None
-    """Path of trained weights below the directory that a person names; without them a run measures speed only."""
+    """Path of trained weights below the given data directory; without them a run measures speed only."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
@@ -138,7 +138,7 @@ class InferCaseSpec(Spec):
 
 
 class Note(Spec):
-    """What a person should know about how settings came about."""
+    """A note for the user about how a setting was resolved."""
 
     severity: Literal["info", "warning"]
     where: str
@@ -150,14 +150,14 @@ class Note(Spec):
 
 
 class PlannedStep(Spec):
-    """One step of a run, and why it is left out if it is."""
+    """One step of a run, and why it is skipped if it is."""
 
     step: InferStep
     skipped: str | None = None
 
 
 def planned_steps(settings: InferSettings) -> tuple[PlannedStep, ...]:
-    """Return the seven steps with the reason of each that the four switches leave out."""
+    """Return the seven steps, each with the reason if the settings skip it."""
     return tuple(PlannedStep(step=step, skipped=_why_skipped(step, settings)) for step in InferStep)
 
 
@@ -174,7 +174,7 @@ def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
 
 
 def file_at(path: str | None) -> Path | None:
-    """Return ``path`` if it names a file that exists; the seed allows any word where no file is read."""
+    """Return ``path`` if it is an existing file; FlagPerf allows any string where no file is read."""
     if path is None:
         return None
     file = Path(path).expanduser()

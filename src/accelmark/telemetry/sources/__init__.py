@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from accelmark.spec.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceSource, SourceError
 
@@ -62,14 +61,6 @@ def _library_source(path: Path) -> DeviceSource:
 
 
 def _import(path: Path) -> ModuleType:
-    built_in = Path(__file__).parents[2] / "vendors"
-    if path.parent.parent == built_in:
+    if path.parent.parent == Path(__file__).parents[2] / "vendors":
         return importlib.import_module(f"accelmark.vendors.{path.parent.name}.{path.stem}")
-    name = f"_accelmark_vendor_{path.parent.name}_telemetry"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return file_module(f"_accelmark_vendor_{path.parent.name}_telemetry", path)

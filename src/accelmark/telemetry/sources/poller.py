@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -10,8 +11,7 @@ from typing import Final, final
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
 
-_PROMPT_S: Final = 0.02
-"""A reading at most this far from its line's time is recorded without an age."""
+_NEGLIGIBLE_AGE_S: Final = 0.02
 
 
 @final
@@ -34,70 +34,49 @@ class Poller:
     """
 
     def __init__(self, sources: Sequence[DeviceSource]) -> None:
+        self.infos: tuple[DeviceInfo, ...] = ()
+        """The devices; empty until they are open and where opening failed."""
+        self.problem: str | None = None
+        """Why no source could be opened, or None."""
+        self.opened = False
+        """Whether opening has finished, with or without success. Set last, after ``infos`` and ``problem``."""
         self._sources = sources
-        self._tick = threading.Event()
-        self._done = threading.Event()
-        self._stop = threading.Event()
-        self._opened = threading.Event()
-        self._lock = threading.Lock()
-        self._fresh: Reading | None = None
-        self._infos: tuple[DeviceInfo, ...] = ()
-        self._problem: str | None = None
-        self._busy_since: float | None = None
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
+        self._requested_at: float | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="devices")
 
     def start(self) -> None:
         """Start opening the sources."""
         self._thread.start()
 
-    @property
-    def opened(self) -> bool:
-        """Whether opening has finished, with or without success."""
-        return self._opened.is_set()
-
-    @property
-    def infos(self) -> tuple[DeviceInfo, ...]:
-        """The devices; empty until they are open and where opening failed."""
-        with self._lock:
-            return self._infos
-
-    @property
-    def problem(self) -> str | None:
-        """Why no source could be opened, or None."""
-        with self._lock:
-            return self._problem
-
     def read(self, patience_s: float) -> Reading | None:
         """Request a reading and return one that was not returned before, waiting at most ``patience_s``.
 
         Returns None while an earlier request is still running.
         """
-        if not self._opened.is_set() or self.problem is not None:
+        if not self.opened or self.problem is not None:
             return None
-        with self._lock:
-            idle = self._busy_since is None and self._fresh is None
-            if idle:
-                self._busy_since = time.monotonic()
-                self._done.clear()
-        if idle:
-            self._tick.set()
-        self._done.wait(patience_s)
-        with self._lock:
-            fresh, self._fresh = self._fresh, None
-            return fresh
+        if self._requested_at is None:
+            self._requested_at = time.monotonic()
+            self._requests.put(True)
+        try:
+            reading = self._readings.get(timeout=patience_s)
+        except queue.Empty:
+            return None
+        self._requested_at = None
+        return reading
 
     def waiting_s(self) -> float:
         """Return the seconds since the current request started; 0 without one."""
-        with self._lock:
-            return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
+        return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
     def close(self, patience_s: float = 1.0) -> None:
         """Stop the thread; a source that hangs ends with the process.
 
         ``closing_s`` and ``interrupt`` of a source are described in ``DeviceSource``.
         """
-        self._stop.set()
-        self._tick.set()
+        self._requests.put(False)
         for source in self._sources:
             patience_s = max(patience_s, getattr(source, "closing_s", 0.0))
             interrupt = getattr(source, "interrupt", None)
@@ -108,38 +87,27 @@ class Poller:
 
     def _run(self) -> None:
         source = self._open()
-        self._opened.set()
+        self.opened = True
         if source is None:
             return
-        while True:
-            self._tick.wait()
-            self._tick.clear()
-            if self._stop.is_set():
-                break
-            begun = time.monotonic()
+        while self._requests.get():
+            began = time.monotonic()
             devices, problem = _sample(source)
-            middle = (begun + time.monotonic()) / 2
-            with self._lock:
-                self._fresh = Reading(middle, devices, problem)
-                self._busy_since = None
-            self._done.set()
+            self._readings.put(Reading((began + time.monotonic()) / 2, devices, problem))
         source.close()
 
     def _open(self) -> DeviceSource | None:
         problems: list[str] = []
         for source in self._sources:
             try:
-                infos = source.open()
+                self.infos = source.open()
             except SourceError as error:
                 problems.append(str(error))
             except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; recorded
                 problems.append(f"{type(source).__name__}.open() raises {type(error).__name__}: {error}")
             else:
-                with self._lock:
-                    self._infos = infos
                 return source
-        with self._lock:
-            self._problem = "; ".join(problems) or "no device source"
+        self.problem = "; ".join(problems) or "no device source"
         return None
 
 
@@ -155,6 +123,6 @@ def _sample(source: DeviceSource) -> tuple[tuple[DeviceSample, ...], str | None]
 def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
     """Return a reading's devices for a line at ``t``, with their age where it is not negligible."""
     age = t - reading.t
-    if abs(age) < _PROMPT_S:
+    if abs(age) < _NEGLIGIBLE_AGE_S:
         return reading.devices
     return tuple(replace(device, age_s=round(age, 4)) for device in reading.devices)

@@ -20,7 +20,7 @@ from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec
 from accelmark.spec.layers import flatten
 from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog
-from accelmark.spec.trainer import fill
+from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.work import ExternalJob
 from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.account import Account

@@ -195,7 +195,7 @@ class Driver:
         if end is None and evaluates:
             end = self._evaluate()
         if end is None and saves:
-            self._save()
+            self._save(final=bound is not None)
         if end is None and bound is not None:
             end = End(bound)
         return end

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.spec.case import ReferenceLoss
 from accelmark.spec.events import EndReason
+from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.settings import EndSettings
 from accelmark.train.loop.contract import Progress
 

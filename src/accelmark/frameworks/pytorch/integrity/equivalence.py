@@ -1,4 +1,4 @@
-"""Whether a vendor's model still computes what the case's does."""
+"""Compare the outputs of a vendor's model with those of the case's own."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import TrainCase
 
 FAR: Final = sys.float_info.max
-"""The difference of what cannot be compared; infinity has no place in JSON."""
+"""The difference of outputs that cannot be compared; JSON has no infinity."""
 _SAMPLES: Final = 2
 _SEED: Final = 1234
 
 
 def outputs_of(case: TrainCase, model: nn.Module, device: torch.device) -> list[Tensor] | None:
-    """Return what the model computes of made-up samples, in evaluation, in its parameters' own precision.
+    """Return the model's outputs for synthetic samples, in evaluation mode and its parameters' precision.
 
     The loss comes last, the model's floating-point outputs before it, all in double precision on the CPU. None where
-    the model cannot compute so.
+    that fails.
     """
     kept: list[Tensor] = []
     was_training = model.training
@@ -66,7 +66,7 @@ def difference(standard: Sequence[Tensor] | None, found: Sequence[Tensor] | None
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """Yield the tensors of whatever a model takes or gives: a tensor, or sequences and mappings of them."""
+    """Yield the tensors in the inputs or outputs of a model: a tensor, or sequences and mappings of them."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, Mapping):

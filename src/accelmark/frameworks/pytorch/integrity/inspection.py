@@ -1,4 +1,4 @@
-"""What a rank sees of a vendor's code while it runs: before it is loaded, after setting up, and at the end."""
+"""Inspect a vendor's code in a rank: before it is loaded, after set-up, and at the end of training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accelmark.frameworks.pytorch.integrity.probes import Probes
 from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
 
-MOST_NAMED: Final = 20
-"""Replaced functions that are named; a reader needs no more."""
+MAX_LISTED: Final = 20
+"""Replaced functions that are listed."""
 
 
 def runs_vendor_code(job: JobSpec) -> bool:
-    """Tell whether anything of a vendor's own gets into the ranks: hooks, a module, kernels, packages, a script."""
+    """Tell whether ranks run code of a vendor: hooks, a module, kernels, packages or a script."""
     files = job.adaptation
     carried_out = files is not None and (files.has_build or files.has_environment or bool(files.requirements))
     return job.extern is not None or job.framework_module is not None or carried_out
@@ -26,10 +26,10 @@ def runs_vendor_code(job: JobSpec) -> bool:
 @final
 @dataclass(slots=True)
 class Inspection:
-    """To be made before any of the vendor's code is loaded, and only where there is some."""
+    """The inspection of one rank; created before vendor code is loaded, and only where there is some."""
 
     case_class: type[TrainCase] | None
-    by_module: tuple[str, ...] = ()
+    module_functions: tuple[str, ...] = ()
     """PyTorch's functions that ``framework_module`` replaced when it was imported."""
     hooks: Hooks | None = None
     case: TrainCase | None = None
@@ -39,22 +39,22 @@ class Inspection:
     _foreign: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Take down the functions as they are."""
+        """Record the current functions."""
         self._functions = Functions(self.case_class)
         self._foreign = foreign_functions()
 
     def module_imported(self) -> None:
-        """Take down what the framework's module replaced of PyTorch; of AccelMark's there is nothing for it to do."""
-        self.by_module = tuple(name for name in self._functions.replaced() if name.startswith("torch"))
+        """Record what the device's module replaced of PyTorch. It has no reason to replace AccelMark's functions."""
+        self.module_functions = tuple(name for name in self._functions.replaced() if name.startswith("torch"))
 
     def replaced(self) -> tuple[str, ...]:
-        """Return what is replaced now, beyond what the framework's module did to PyTorch."""
-        found = [*self._foreign, *(name for name in self._functions.replaced() if name not in self.by_module)]
+        """Return the functions that are replaced now, except those of PyTorch that the device's module replaced."""
+        found = [*self._foreign, *(name for name in self._functions.replaced() if name not in self.module_functions)]
         if self.hooks is not None and self.case is not None:
             found += shadowed(self.hooks, self.case, self.hooks_class, self.case_class or type(self.case))
-        return tuple(dict.fromkeys(found))[:MOST_NAMED]
+        return tuple(dict.fromkeys(found))[:MAX_LISTED]
 
     def ended(self) -> Inspected:
-        """Return what is to be seen when training has ended."""
-        told = self.probes.told() if self.probes is not None else {}
-        return Inspected(replaced_functions=self.replaced(), **told)
+        """Return the result at the end of training."""
+        fields = self.probes.result() if self.probes is not None else {}
+        return Inspected(replaced_functions=self.replaced(), **fields)

@@ -1,4 +1,4 @@
-"""Which functions of PyTorch, and of AccelMark's own training, are others than before a vendor's code was loaded."""
+"""Detect monkey-patching: functions of PyTorch and of AccelMark's training that vendor code replaced."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _TORCH: Final = Path(torch.__file__).parent
 _OURS: Final = Path(accelmark.__file__).parent
 _PACKAGES: Final = ("site-packages", "dist-packages")
-"""How the directories are called that pip and distributions install into: an image may have several of them."""
-_AT_HOME: Final = (_OURS, _TORCH.parent, Path(sysconfig.get_path("stdlib")))
-"""Where else a function that AccelMark's modules hold may come from."""
+"""Names of the directories into which pip and distributions install; an image may have several."""
+_OWN_DIRECTORIES: Final = (_OURS, _TORCH.parent, Path(sysconfig.get_path("stdlib")))
+"""Other directories whose functions AccelMark's modules may have."""
 _TRAINING: Final = ("accelmark.train", "accelmark.frameworks", "accelmark.cases")
 _WATCHED: Final[Mapping[str, Any]] = {
     "torch": torch,
@@ -47,14 +47,14 @@ _WATCHED: Final[Mapping[str, Any]] = {
 
 @final
 class Functions:
-    """The functions as they were before a vendor's code was loaded: PyTorch's, AccelMark's, and the case's own."""
+    """The functions of PyTorch, AccelMark and the case before vendor code is loaded."""
 
     def __init__(self, case_class: type[TrainCase] | None = None) -> None:
         self._case_class = case_class
         self._before = {name: (function, _body(function)) for name, function in _functions(case_class)}
 
     def replaced(self) -> tuple[str, ...]:
-        """Return the functions that are others now, or have another body, with where the new ones stand.
+        """Return the functions that were replaced or have another body, with the places of the replacements.
 
         PyTorch puts wrappers of its own around some of its functions when they are first used; those do not count.
         """
@@ -63,18 +63,20 @@ class Functions:
             f"{name} -> {locate(now[name])}"
             for name, (function, body) in sorted(self._before.items())
             if name in now
-            and _is_other(now[name], function, body)
-            and not (name.startswith("torch") and _is_torchs_own(now[name]))
+            and _is_replaced(now[name], function, body)
+            and not (name.startswith("torch") and _is_from_torch(now[name]))
         )
 
 
 def foreign_functions() -> tuple[str, ...]:
-    """Return functions of AccelMark's training that stand neither in its files nor in those of what it is built on."""
-    return tuple(sorted(f"{name} -> {locate(function)}" for name, function in _ours(None) if not _is_at_home(function)))
+    """Return functions of AccelMark's training that come neither from its files nor from installed packages."""
+    return tuple(
+        sorted(f"{name} -> {locate(function)}" for name, function in _ours(None) if not _is_expected(function))
+    )
 
 
 def shadowed(hooks: Hooks, case: TrainCase, hooks_class: type[Hooks], case_class: type[TrainCase]) -> tuple[str, ...]:
-    """Return what the objects themselves hold in place of their classes' methods, and what became of the objects."""
+    """Return methods that are overridden on the objects themselves, and replaced objects."""
     found: list[str] = []
     for held, cls in ((hooks, hooks_class), (case, case_class)):
         if type(held) is not cls:
@@ -93,7 +95,7 @@ def shadowed(hooks: Hooks, case: TrainCase, hooks_class: type[Hooks], case_class
 
 
 def locate(function: Any) -> str:
-    """Return where a function stands, ``file:line``; the name of its type where it has no code of its own."""
+    """Return the place of a function, ``file:line``; the name of its type where it has no code."""
     code = getattr(function, "__code__", None)
     if code is None:
         return type(function).__name__
@@ -130,7 +132,7 @@ def _ours(case_class: type[TrainCase] | None) -> Iterator[tuple[str, Any]]:
 def _of_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(module).items()):
         if inspect.isclass(value):
-            # The name too: another class in its place is no less a replacement than another method.
+            # The class too: it could be replaced as a whole.
             yield f"{module.__name__}.{name}", value
             if value.__module__ == module.__name__:
                 yield from _of_class(value)
@@ -146,23 +148,25 @@ def _of_class(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _body(function: Any) -> tuple[Any, ...]:
-    """Return what a Python function does: a new body in the old function is a new function."""
+    """Return the parts of a Python function that determine its behaviour; they can be replaced in place."""
     return tuple(getattr(function, part, None) for part in ("__code__", "__defaults__", "__kwdefaults__"))
 
 
-def _is_other(now: Any, function: Any, body: tuple[Any, ...]) -> bool:
+def _is_replaced(now: Any, function: Any, body: tuple[Any, ...]) -> bool:
     return now is not function or any(new is not old for new, old in zip(_body(now), body, strict=True))
 
 
-def _is_torchs_own(function: Any) -> bool:
-    # Not unwrapped: a vendor's wrapper around PyTorch's function is the vendor's.
+def _is_from_torch(function: Any) -> bool:
+    # Not unwrapped: a wrapper around PyTorch's function belongs to its author.
     code = getattr(function, "__code__", None)
     return code is not None and Path(code.co_filename).is_relative_to(_TORCH)
 
 
-def _is_at_home(function: Any) -> bool:
+def _is_expected(function: Any) -> bool:
     code = getattr(function, "__code__", None)
     if code is None or code.co_filename.startswith("<"):
         return True  # built in, or generated by dataclasses
     path = Path(code.co_filename)
-    return any(path.is_relative_to(place) for place in _AT_HOME) or any(name in path.parts for name in _PACKAGES)
+    return any(path.is_relative_to(place) for place in _OWN_DIRECTORIES) or any(
+        name in path.parts for name in _PACKAGES
+    )

@@ -1,7 +1,7 @@
-"""What a few steps really do: how many samples go through the model, and in which type its matrix work is done.
+"""Probe a few steps: how many samples pass through the model, and in which types its matrix work is done.
 
-Hooks stand on the model for those steps only; every other step costs nothing more. Which steps they are is drawn anew
-in each process, so that a vendor's code cannot know them beforehand.
+The model has forward hooks during those steps only, so that other steps have no overhead. The steps are chosen at
+random in each process, so that vendor code cannot predict them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from accelmark.frameworks.pytorch.synthetic import on_meta
 
 _SIZES: Final = (2, 3)
 _DECADES: Final = 6
-_A_DECADE: Final = 2
+_PER_DECADE: Final = 2
 _MATRIX_WORK: Final = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 
 
 @final
-class Passing:
-    """Counts what comes through a model while it is in training and gradients are wanted."""
+class ForwardCounter:
+    """Counts samples and output types of a model while it trains."""
 
     def __init__(self, *, training: bool) -> None:
         self.num_samples = 0
@@ -36,7 +36,7 @@ class Passing:
         self._handles: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module, *, types: bool) -> None:
-        """Put the hooks on ``model``."""
+        """Add the hooks to ``model``."""
         self._handles = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
         if types:
             for module in model.modules():
@@ -44,7 +44,7 @@ class Passing:
                     self._handles.append(module.register_forward_hook(self._leave))
 
     def leave(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -59,7 +59,7 @@ class Passing:
 
 
 def rows_per_sample(case: TrainCase, model: nn.Module) -> float | None:
-    """Return how many rows the case sends through its model for a sample, by made-up batches of two sizes.
+    """Return how many rows the case passes to its model per sample, measured with synthetic batches of two sizes.
 
     They are counted on a copy without data, where nothing is computed, and on the model itself where that fails. None
     where their number does not follow that of the samples (another dimension leads), or nothing can be computed.
@@ -78,50 +78,50 @@ def _rows(case: TrainCase, model: nn.Module, *, empty: bool) -> list[float]:
     was_training, counts = model.training, []
     model.eval()
     for size in _SIZES:
-        passing = Passing(training=False)
-        passing.watch(model, types=False)
+        counter = ForwardCounter(training=False)
+        counter.watch(model, types=False)
         try:
             batch = case.synthetic_batch(size)
             case.loss(model, on_meta(batch) if empty else batch)
         finally:
-            passing.leave()
-        counts.append(passing.num_samples / size)
+            counter.leave()
+        counts.append(counter.num_samples / size)
     model.train(was_training)
     return counts
 
 
 @final
 class Probes:
-    """Looks at a few of a rank's steps."""
+    """Probes a few steps of a rank."""
 
     def __init__(self, num_credited: int = 0, rows: float | None = None, reason: str | None = None) -> None:
-        """``num_credited``: samples of a step of this rank; ``rows``: each one's in the model; ``reason``: why not."""
+        """``num_credited``: samples of a step on this rank; ``rows``: rows per sample; ``reason``: why none."""
         self._num_credited = num_credited
         self._rows = rows
         self._reason = reason
-        self._steps = frozenset() if reason is not None else _drawn()
+        self._steps = frozenset() if reason is not None else _chosen_steps()
         self._step = 0
         self._model: nn.Module | None = None
-        self._passing: Passing | None = None
+        self._counter: ForwardCounter | None = None
         self._probed: list[int] = []
-        self._seen: list[float] = []
+        self._counted: list[float] = []
         self._types: set[str] = set()
 
     @classmethod
     def of(cls, case: TrainCase, model: nn.Module) -> Self:
-        """Prepare to look at the steps of ``case``, by ``model`` as it built it."""
+        """Prepare the probes of ``case``, with ``model`` as the case built it."""
         settings = case.settings
         credited = settings.batch_size * settings.gradient_accumulation_steps
         if settings.compile != "off":
-            return cls(credited, reason="the model is compiled, and a look inside would have it compiled anew")
+            return cls(credited, reason="the model is compiled, and forward hooks would make it compile again")
         return cls(credited, rows_per_sample(case, model))
 
     def open(self, model: nn.Module) -> None:
-        """Say which model is trained: the one inside all wrappers."""
+        """Set the model that is trained, without its wrappers."""
         self._model = model
 
     def over(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
-        """Pass an epoch's steps on, and look at those that were drawn."""
+        """Yield the steps of an epoch, and probe the chosen ones."""
         return self._watched(steps) if self._steps else steps
 
     def _watched(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
@@ -129,26 +129,26 @@ class Probes:
             self.close_step()
             self._step += 1
             if self._step in self._steps and self._model is not None:
-                self._passing = Passing(training=True)
-                self._passing.watch(self._model, types=True)
+                self._counter = ForwardCounter(training=True)
+                self._counter.watch(self._model, types=True)
             yield batches
 
     def close_step(self) -> None:
-        """Read what the step in hand has done, where it was looked at."""
-        passing, self._passing = self._passing, None
-        if passing is None:
+        """Record the current step if it is probed."""
+        counter, self._counter = self._counter, None
+        if counter is None:
             return
-        passing.leave()
+        counter.leave()
         self._probed.append(self._step)
-        self._types |= passing.types
+        self._types |= counter.types
         if self._rows is not None:
-            self._seen.append(passing.num_samples / self._rows)
+            self._counted.append(counter.num_samples / self._rows)
 
-    def told(self) -> Mapping[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         """Return the fields of :class:`~accelmark.spec.events.Inspected` that come from the steps."""
         self.close_step()
         samples, reason = self._samples()
-        no_types = self._reason or "no layer of matrix work was passed in the steps that were looked at"
+        no_types = self._reason or "no layer of matrix work ran in the probed steps"
         return {
             "probed_steps": tuple(self._probed),
             "samples_credited": self._num_credited,
@@ -162,21 +162,21 @@ class Probes:
         if self._reason is not None:
             return None, self._reason
         if self._rows is None:
-            return None, "the leading dimension of what the case gives its model is not that of the samples"
-        if not self._seen:
-            return None, "no step was looked at"
-        fewest = min(self._seen)
-        if fewest == 0 and self._seen[0] > 0:
-            seen = [count for count in self._seen if count]
+            return None, "the leading dimension of the model's inputs is not the batch dimension"
+        if not self._counted:
+            return None, "no step was probed"
+        fewest = min(self._counted)
+        if fewest == 0 and self._counted[0] > 0:
+            seen = [count for count in self._counted if count]
             if min(seen) >= self._num_credited:
-                # A recorded graph that is played again passes no module.
-                return None, "in some steps nothing passed the model, as when a recorded graph is played again"
+                # A replayed CUDA graph calls no module.
+                return None, "in some steps no forward pass was called, as in the replay of a recorded graph"
             fewest = min(seen)
         return round(fewest), None
 
 
-def _drawn() -> frozenset[int]:
-    """Draw the steps: the first, and some of each decade after it."""
+def _chosen_steps() -> frozenset[int]:
+    """Choose the steps: the first, and some of each decade after it."""
     chance = random.SystemRandom()
     decades = ((10**power + 1, 10 ** (power + 1)) for power in range(_DECADES))
-    return frozenset([1, *(chance.randint(*decade) for decade in decades for _ in range(_A_DECADE))])
+    return frozenset([1, *(chance.randint(*decade) for decade in decades for _ in range(_PER_DECADE))])

@@ -1,4 +1,4 @@
-"""What a vendor's hooks left of the standard case: the facts that the audit compares."""
+"""Describe the model that the case builds, and how the hooks changed model and optimizer, for the audit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.hooks import Autocast
 from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
 
 NUM_SHOWN: Final = 20
-"""Replaced modules that are named; the others are counted."""
+"""Replaced modules that are listed; the others are counted."""
 
 _SHARDED: Final = "FSDP"
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
@@ -25,8 +25,8 @@ _NUMBERS: Final = ("lr", "momentum", "nesterov", "weight_decay", "betas", "eps",
 
 @final
 @dataclass(frozen=True, slots=True)
-class Standard:
-    """The model as its case built it."""
+class ReferenceModel:
+    """The model as its case builds it."""
 
     parameter_hash: str
     num_parameters: int
@@ -35,7 +35,7 @@ class Standard:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
-        """Take down what the case built, before any hook sees it."""
+        """Describe the model of the case, before hooks are called."""
         return cls(structure_hash(model), num_parameters(model), _described(model))
 
     @property
@@ -44,7 +44,7 @@ class Standard:
         return _module_hash(self.modules)
 
     def replaced_in(self, model: nn.Module) -> tuple[str, ...]:
-        """Return each module of ``model`` that is gone, new, of another class or set otherwise."""
+        """Return each module of ``model`` that was removed, added, or has another class or other settings."""
         now = _described(model)
         names = sorted(name for name in {*self.modules, *now} if self.modules.get(name) != now.get(name))
         return tuple(
@@ -53,7 +53,7 @@ class Standard:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrappers of data parallelism: the only child of one that has none of its own."""
+    """Return the model inside wrappers of data parallelism: modules with one child and no parameters of their own."""
     while True:
         inner = getattr(model, "module", None)
         only = [name for name, _ in model.named_children()] == ["module"] and not list(model.parameters(recurse=False))
@@ -63,21 +63,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Optimizer) -> tuple[str, tuple[str, ...]]:
-    """Return the class of the standard optimizer, and where the numbers of ``optimizer`` differ from its own."""
+    """Return the class of the standard optimizer, and the hyperparameters of ``optimizer`` that differ from it."""
     if optimizer is standard:
         return type(standard).__name__, ()
     changes = []
     for name in _NUMBERS:
         was, now = _values(standard, name), _values(optimizer, name)
         if was and was != now:
-            changes.append(f"{name}: {_said(was)} -> {_said(now)}")
+            changes.append(f"{name}: {_text(was)} -> {_text(now)}")
     if _count(standard) != _count(optimizer):
         changes.append(f"parameters updated: {_count(standard)} -> {_count(optimizer)}")
     return type(standard).__name__, tuple(changes)
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
-    """Return the type of the matrix work in a forward pass, as the framework tells it (``bfloat16``)."""
+    """Return the type of the matrix work in a forward pass, in PyTorch's words (``bfloat16``)."""
     with autocast():
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
@@ -95,23 +95,23 @@ def _module_hash(described: Mapping[str, str]) -> str:
 
 
 def _described(model: nn.Module) -> dict[str, str]:
-    """Describe each module by its class and what it shows of its settings (a rate of dropout, a stride).
+    """Describe each module by its class and settings (dropout rate, stride).
 
-    A forward or a hook that was put on one module is told too, but for those that belong to checkpointing and FSDP2.
+    Overridden forwards and forward hooks are included, except those of activation checkpointing and FSDP2.
     """
     return {name: _description(module) for name, module in model.named_modules()}
 
 
 def _description(module: nn.Module) -> str:
-    # FSDP2 makes a class of its own of each module that it shards, named after the first.
+    # FSDP2 gives each module that it shards a class of its own, with a prefix.
     name = type(module).__name__
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
-    said = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")
+    text = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")
     if has_foreign_forward(module):
-        said += " with a forward of its own"
+        text += " with a forward of its own"
     num_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-    return said if is_sharded or not num_hooks else f"{said} with {num_hooks} forward hooks"
+    return text if is_sharded or not num_hooks else f"{text} with {num_hooks} forward hooks"
 
 
 def _values(optimizer: torch.optim.Optimizer, name: str) -> set[Any]:
@@ -124,7 +124,7 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _said(values: set[Any]) -> str:
+def _text(values: set[Any]) -> str:
     return ", ".join(sorted(map(str, values))) or "none"
 
 

@@ -17,7 +17,7 @@ from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher, 
 from accelmark.run.launchers.slurm.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.launcher import options_of
+from accelmark.spec.plugins.launcher import options_of
 
 ALLOCATION_FILE: Final = "slurm.job"
 """In the run directory while the run holds an allocation that it requested: its job number."""

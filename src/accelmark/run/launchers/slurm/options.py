@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelmark.spec.launcher import LauncherOptions
+from accelmark.spec.plugins.launcher import LauncherOptions
 
 
 class Options(LauncherOptions):

@@ -25,8 +25,8 @@ from accelmark.run.sandboxes.job_sandbox import JobSandbox, job_sandbox, model_f
 from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.evidence import DATA_FILE
-from accelmark.spec.launcher import options_of
+from accelmark.spec.plugins.launcher import options_of
+from accelmark.spec.records import DATA_FILE
 
 if TYPE_CHECKING:
     import asyncssh

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, PositiveFloat, field_validator
 
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.launcher import LauncherOptions
+from accelmark.spec.plugins.launcher import LauncherOptions
 
 
 class Options(LauncherOptions):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from accelmark.spec.framework import DeviceSupport, HostPlace, Launch, LaunchRecord, RankPlace
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, LaunchRecord, RankPlace
 
 
 def launch(place: HostPlace) -> Launch:

@@ -10,7 +10,7 @@ from accelmark.spec.catalog import Kind, folders, look_again
 from accelmark.spec.errors import RequestError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
-_TEMPLATES: Final = Path(__file__).parent / "templates"
+_TEMPLATES: Final = Path(__file__).parents[1] / "templates"
 _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Ending of templates that are code of the new folder and not of this package."""

@@ -1,4 +1,4 @@
-"""What FlagPerf's files give: each value with its place, and the forms that values are read in."""
+"""Values of FlagPerf's files with their places, and the forms in which they are read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from accelmark.spec.errors import Problem, SpecError
 T = TypeVar("T")
 Values = dict[str, Any]
 IGNORED: Final = {
-    "FLAGPERF_PATH": "hosts need no clone: AccelMark brings itself along",
-    "FLAGPERF_LOG_PATH": "runs go below runs/, or where --out says",
-    "LOG_CALL_INFORMATION": "log lines of AccelMark always say where they come from",
-    "vendor": "the folder that the file lies in names the vendor",
-    "dist_backend": "vendor.yaml names the backend (distributed_backend)",
-    "ddp_type": "settings.parallelism of the case says it",
+    "FLAGPERF_PATH": "hosts need no clone: AccelMark delivers its own code",
+    "FLAGPERF_LOG_PATH": "runs are written below runs/, or to --out",
+    "LOG_CALL_INFORMATION": "AccelMark's log lines always have file and line",
+    "vendor": "the file's folder names the vendor",
+    "dist_backend": "vendor.yaml names the backend (collective_backend)",
+    "ddp_type": "the case's setting parallelism has it",
 }
-"""Settings that AccelMark has no use for -> why."""
+"""Settings without an equivalent -> the reason."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting, and where it stands."""
+    """One setting and its place."""
 
     file: str
     key: str
@@ -34,18 +34,18 @@ class Given:
 
     @property
     def is_set(self) -> bool:
-        """Tell whether it says anything: None and a blank text do not."""
+        """Return whether it has a value: None and blank text have none."""
         return self.value is not None and not (isinstance(self.value, str) and not self.value.strip())
 
     def left(self, why: str) -> Problem:
-        """Return the line that says why it was not carried over."""
+        """Return the line that reports why it was not converted."""
         return Problem(self.file, self.key, why)
 
     def read(self, kind: Callable[[Any], T]) -> T:
         """Return the value as ``kind`` reads it.
 
         Raises:
-            SpecError: it is nothing of the kind.
+            SpecError: it is not of that kind.
         """
         try:
             return kind(self.value)
@@ -64,7 +64,7 @@ def text(value: Any) -> str:
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise TypeError("is no text")
+    raise TypeError("is not text")
 
 
 def texts(value: Any) -> list[str]:
@@ -72,7 +72,7 @@ def texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [part for part in re.split(r"[,\s]+", value) if part]
     if not isinstance(value, list | tuple):
-        raise TypeError("is neither a list nor a text")
+        raise TypeError("is neither a list nor text")
     return [text(item) for item in value]
 
 
@@ -80,7 +80,7 @@ def whole(value: Any) -> int:
     """Read a whole number, also one written as a text."""
     written = "" if isinstance(value, float) else text(value)
     if not written.isascii() or not written.isdigit():
-        raise ValueError("is no whole number")
+        raise ValueError("is not a whole number")
     return int(written)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _OWN: Final = "accelmark"
-_PYPROJECT: Final = Path(__file__).parents[3] / "pyproject.toml"
+_PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
 """Of a checkout; installed packages have none there."""
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down about itself so that others can judge it: data, source, a vendor's adaptation."""
+"""Records of a run for its audit: data, source, a vendor's adaptation, measured rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataRecord(Spec):
     fingerprint: str
     """SHA-256 over the sorted (path, sha256) of the files found; of a tree, over (path, size)."""
     declared: str | None
-    """The same as the case declares it; null for a directory whose exact content is anybody's own."""
+    """The same as the case declares it; null for a directory whose content the case does not fix."""
 
 
 class SourceRecord(Spec):
@@ -40,7 +40,7 @@ class SourceRecord(Spec):
     modified: tuple[str, ...] = ()
     """Files that differ from the wheel's record or from the commit."""
     reason: str | None = None
-    """Why it cannot be told what was modified."""
+    """Why the modified files are unknown."""
 
 
 class AdaptationFiles(Spec):
@@ -72,3 +72,42 @@ class AdaptationRecord(Spec):
     installed: tuple[str, ...] = ()
     """Distributions that were installed for the ranks, ``name==version``."""
     duration_s: float = 0.0
+
+
+CEILINGS_FILE: Final = "ceilings.json"
+"""Written by rank 0 of a probe into the directory of its host."""
+
+ProbeItem = Literal["matmul", "memory", "copies", "collectives"]
+
+
+class Rate(Spec):
+    """A measured rate; ``value`` is null only together with a ``reason``."""
+
+    value: float | None
+    unit: Literal["TFLOP/s", "TOP/s", "GB/s"]
+    reason: str | None = None
+    size: str | None = None
+    """The problem size that gave it."""
+    repetitions: int = 0
+
+
+class Ceilings(Spec):
+    """What one device (and for collectives, the group) reached."""
+
+    schema_version: Literal[1] = 1
+    device_type: str
+    device_name: str
+    world_size: int
+    framework: str
+    measured_at: str
+    """UTC, ISO 8601."""
+    matmul: dict[str, Rate] = Field(default_factory=dict)
+    """Precision -> dense matrix product, 2MNK operations each."""
+    memory: dict[str, Rate] = Field(default_factory=dict)
+    """``copy`` and ``triad``: bytes read and written."""
+    copies: dict[str, Rate] = Field(default_factory=dict)
+    """``host_to_device`` and ``device_to_host``, pinned memory."""
+    collectives: dict[str, Rate] = Field(default_factory=dict)
+    """``all_reduce`` as bus bandwidth (algorithm bandwidth x 2(n-1)/n), ``point_to_point``."""
+    disturbed: tuple[str, ...] = ()
+    """Other load on the host before or during the probe, which makes the rates lower than the device's."""

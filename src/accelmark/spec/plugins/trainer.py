@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.vendor import compiled
 from accelmark.spec.settings import Scalar
-from accelmark.spec.vendor import compiled
 
 STEP_GROUPS: Final = (
     "step", "loss", "learning_rate", "step_time", "throughput", "samples", "tokens", "epoch",

@@ -1,4 +1,4 @@
-"""Token shards: text as numbers in flat files, read in windows without loading them.
+"""Token shards: token numbers in flat files, memory-mapped and read in windows.
 
 The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
 or signed integer type) or ``.bin`` (bare little-endian uint16). A window never crosses from one file into the next.

@@ -23,7 +23,7 @@ class Target(Spec):
     """Where the value comes from."""
 
     def reached(self, metric: float) -> bool:
-        """Tell whether ``metric`` meets the target; NaN never does."""
+        """Return whether ``metric`` meets the target; NaN never does."""
         return metric >= self.value if self.direction == "at_least" else metric <= self.value
 
 
@@ -42,9 +42,9 @@ class TrainCaseSpec(Spec):
     unit: Unit
     """What throughput counts."""
     units_per_sample: int = Field(default=1, ge=1)
-    """Units in one sample (tokens in a sequence, say)."""
+    """Units in one sample, for example tokens in a sequence."""
     units_per_sample_key: str | None = None
-    """The key under ``model`` that holds the units in a sample instead (``seq_length``, say)."""
+    """The key under ``model`` with the units in a sample instead, for example ``seq_length``."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
     min_repeats: int = Field(default=1, ge=1)

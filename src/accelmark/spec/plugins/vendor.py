@@ -43,12 +43,12 @@ class Peaks(Spec):
 
 
 class Chip(Spec):
-    """One chip: how to recognise it, and what its maker says it can do."""
+    """One chip: how to recognise it, and its published figures."""
 
     name: str
-    """The name people write in keys (``H100``), unique within its vendor together with ``variant``."""
+    """The name used in keys (``H100``), unique within its vendor together with ``variant``."""
     variant: str = ""
-    """What tells it from its siblings (``SXM``, ``PCIe``)."""
+    """Distinguishes chips of the same name (``SXM``, ``PCIe``)."""
     device_name: str
     """Regular expression that the whole device name has to match, ignoring case."""
     memory_gib: tuple[float, float] | None = None
@@ -67,7 +67,7 @@ class Chip(Spec):
         return compiled(value)
 
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
-        """Tell whether a device with this name (and memory, where it decides) is this chip."""
+        """Return whether a device with this name (and memory, where it distinguishes chips) is this chip."""
         if not re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE):
             return False
         if self.memory_gib is None:
@@ -132,7 +132,7 @@ class VendorSpec(Spec):
     capabilities: dict[str, CapabilityFile] = Field(default_factory=dict)
     """Capability -> the file that shows whether this host's device has it."""
     cannot_run: str | None = None
-    """Why no case can run on it yet, though its devices may be read; null where nothing is known to be in the way."""
+    """Why no case can run on it yet, though its devices may be read; null where nothing prevents it."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
     """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
 

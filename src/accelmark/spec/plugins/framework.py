@@ -10,8 +10,8 @@ from typing import Final, Literal, Protocol, Self, final
 from pydantic import Field
 
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.spec.settings import Scalar
-from accelmark.spec.vendor import FrameworkDevice
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""

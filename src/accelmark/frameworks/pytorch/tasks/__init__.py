@@ -1,0 +1,1 @@
+"""Task families in PyTorch: what the cases of a family share besides their models and data."""

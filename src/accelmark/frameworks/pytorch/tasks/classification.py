@@ -1,0 +1,44 @@
+"""Classification of images or text with one label per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.case import Batch, TrainCase
+from accelmark.train.tasks.metrics import classification_metrics
+
+
+class Classification(TrainCase):
+    """A batch has the inputs of the model, and ``label`` of shape (batch,); the model returns logits."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("image",)
+    """Names of the batch's tensors that the model takes, in order."""
+    accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
+    """Metric -> number of best classes among which the label has to be."""
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(*(batch[name] for name in self.inputs))
+        return logits
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy."""
+        return F.cross_entropy(self._logits(model, batch), batch["label"])
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Count correct samples for each accuracy, and add up the cross entropies."""
+        logits, label = self._logits(model, batch), batch["label"]
+        most = max(self.accuracies.values())
+        best = logits.argmax(1, keepdim=True) if most == 1 else logits.topk(min(most, logits.shape[1])).indices
+        correct = best == label[:, None]
+        sums = {name: correct[:, :count].sum() for name, count in self.accuracies.items()}
+        loss = F.cross_entropy(logits.float(), label, reduction="sum")
+        return {**sums, "loss": loss, "count": torch.ones_like(label).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the accuracies and the mean loss."""
+        return classification_metrics(sums, self.accuracies)

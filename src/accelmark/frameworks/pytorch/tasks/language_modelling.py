@@ -1,0 +1,101 @@
+"""Language modelling: prediction of the next token, or of masked tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.case import Batch, TrainCase
+from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
+
+IGNORED: Final = -100
+"""Label of a position that is not predicted."""
+
+
+@final
+class NextTokens:
+    """Windows of ``length + 1`` tokens, each starting at the last token of the one before."""
+
+    def __init__(self, shards: TokenShards) -> None:
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return ``tokens`` of shape (length + 1,); nothing about them is random."""
+        return {"tokens": self._shards.window(index)}
+
+
+class NextToken(TrainCase):
+    """Next-token prediction over samples of ``seq_length + 1`` tokens; the last one is only predicted."""
+
+    tokens: ClassVar[str] = "tokens"
+    """Name of the batch's only tensor, of shape (batch, seq_length + 1)."""
+    dtype: ClassVar[torch.dtype] = torch.int64
+    reported: ClassVar[Mapping[str, str]] = {"eval_loss": "eval_loss", "perplexity": "perplexity"}
+    """Metric of the case -> metric of the family."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.number("vocab_size")
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens."""
+        shape, random = (size, self.number("seq_length") + 1), generator_for(self.place.seed)
+        return {self.tokens: torch.randint(0, self.vocab_size, shape, generator=random, dtype=self.dtype)}
+
+    def _loss(self, model: nn.Module, batch: Batch, reduction: str) -> Tensor:
+        tokens = batch[self.tokens].long()
+        logits: Tensor = model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction=reduction)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token, in nats."""
+        return self._loss(model, batch, "mean")
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up the cross entropies of the tokens."""
+        return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(batch[self.tokens][:, 1:]).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the reported metrics of a held-out token."""
+        found = language_model_metrics(sums)
+        return {name: found[source] for name, source in self.reported.items()}
+
+
+class MaskedTokens(TrainCase):
+    """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions)."""
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens, positions and labels."""
+        random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
+        length, predictions = self.number("seq_length"), self.number("max_predictions")
+        return {
+            "tokens": torch.randint(0, vocabulary, (size, length), generator=random),
+            "positions": torch.randint(0, length, (size, predictions), generator=random),
+            "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of the masked tokens."""
+        logits: Tensor = model(batch["tokens"], batch["positions"])
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Count the masked tokens that were predicted, and add up their cross entropies."""
+        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        correct = (logits.argmax(-1) == labels).sum()
+        return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy and mean loss over masked tokens."""
+        return classification_metrics(sums, ["mlm_accuracy"])

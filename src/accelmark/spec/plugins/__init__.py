@@ -1,0 +1,1 @@
+"""What cases, vendors, frameworks, launchers and trainers declare in their YAML files."""

@@ -1,0 +1,1 @@
+"""Task families without a framework: shares of data sets, and metrics."""

@@ -1,0 +1,96 @@
+"""A device that PyTorch itself does not have: cases train on it, so that no path assumes CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accelmark
+from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.job import JobSpec
+from accelmark.spec.work import EvaluateJob, TrainJob
+from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
+
+DEVICE = Path(__file__).with_name("device")
+SOURCE = Path(accelmark.__file__).parents[1]
+BUILD = Path(tempfile.gettempdir()) / f"accelmark-testchip-{torch.__version__}-{os.getuid()}"
+VARIABLES = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{DEVICE}", "TESTCHIP_BUILD": str(BUILD), "OMP_NUM_THREADS": "1"}
+pytestmark = pytest.mark.timeout(900)  # the extension compiles for half a minute of CPU time
+SETTINGS: dict[str, Any] = {"end.max_steps": 14, "checkpoint.every_steps": 5, "model.samples": 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """Compile the device's extension once on this machine."""
+    if shutil.which("g++") is None or shutil.which("ninja") is None:
+        pytest.skip("needs g++ and ninja")
+    BUILD.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import testchip"], env={**os.environ, **VARIABLES}, capture_output=True, text=True,
+        timeout=800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def run_on_device(job: JobSpec, directory: Path) -> Ran:
+    job = job.model_copy(update={"device_type": "testchip", "framework_module": "testchip"})
+    node_dir = node_dir_of(directory)
+    done = subprocess.run(
+        command(write_job(job, directory), 1), env={**environment(node_dir), **VARIABLES}, capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    return Ran(node_dir, done.returncode, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_case_trains_on_the_device_as_on_the_cpu(tmp_path: Path, precision: str, run_here: Any) -> None:
+    settings = {**SETTINGS, "precision": precision}
+    ran = run_on_device(make_job(tmp_path / "device", settings), tmp_path / "device")
+    assert ran.exit_code == 0, ran.output + ran.log()
+    (started,) = ran.values("INIT_END")
+    assert (started["device_type"], started["device_name"]) == ("testchip", "Test Chip")
+    on_cpu = run_here(make_job(tmp_path / "cpu", settings))
+    assert ran.losses() == pytest.approx(on_cpu.losses(), rel=1e-4 if precision == "fp32" else 0.05)
+    steps = [step for window in ran.values("STEP_END") for step in window["step_ms"]]
+    assert len(steps) == 14
+    assert min(steps) > 0, "timed by events of the device"
+
+
+def test_weights_of_the_device_are_evaluated_and_replayed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, SETTINGS)
+    trained = run_on_device(job, tmp_path)
+    assert trained.exit_code == 0, trained.output
+    assert isinstance(job.work, TrainJob)
+    work = EvaluateJob(
+        train=job.work, weights=Path("step000000014"), checkpoint=Path("step000000010"), num_steps=4,
+    )  # fmt: skip
+    (tmp_path / "again").mkdir()
+    checked = run_on_device(job.model_copy(update={"work": work}), tmp_path / "again")
+    assert checked.exit_code == 0, checked.output + checked.log()
+    assert checked.values("EVALUATED")[0]["metrics"] == pytest.approx(trained.finished().final_metrics)
+    assert checked.values("REPLAYED")[0]["losses"] == pytest.approx(trained.losses()[10:])
+
+
+def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(tmp_path: Path) -> None:
+    variables = {**os.environ, **VARIABLES, PLUGINS_VARIABLE: str(DEVICE / "plugins")}
+    arguments = ["train", "resnet_mini:pytorch:T1:1:1", "--vendor", "testchip", "--synthetic", "--open"]
+    settings = ["--set", "end.max_steps=4", "--set", "end.max_epochs=null", "--set", "batch_size=8"]
+    program = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, *settings]
+    done = subprocess.run(
+        [*program, "--out", str(tmp_path / "run")], env=variables, capture_output=True, text=True, timeout=250,
+        check=False,
+    )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "resnet_mini-pytorch-T1x1x1" / "round1" / "result.json").read_text())
+    assert result["state"] == "succeeded", done.stdout + done.stderr
+    assert result["environment"]["started"]["device_type"] == "testchip"
+    assert result["figures"]["mfu"]["value"] > 0
+    assert (tmp_path / "run" / "report.html").is_file()
