@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from accelmark.run.agent.processes import descendants
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.launchers import create_launcher
+from accelmark.run.processes import descendants
 from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, wait_for

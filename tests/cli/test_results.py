@@ -19,9 +19,9 @@ from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.compare import comparison as comparing
 from accelmark.results.compare.table import matching, rows_of
+from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.loaded_run import LoadedRun
-from accelmark.results.store.sources import open_sources
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
 

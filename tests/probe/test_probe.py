@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.result import round_result
 from accelmark.run.controller.probe import probe, remembered
 from accelmark.spec.catalog import load_vendor

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.statistics import mean_difference
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import InferenceRound
+from accelmark.results.sources import open_sources
 from accelmark.results.store.loaded_run import LoadedRun, load_run
-from accelmark.results.store.sources import open_sources
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import loaded, made
 

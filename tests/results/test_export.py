@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from accelmark.cli.export import export
 from accelmark.results.export.tracking import to_mlflow, to_tensorboard
+from accelmark.results.sources import load_source
 from accelmark.results.store.bundle import write_bundle
-from accelmark.results.store.sources import load_source
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import loaded
 from tests.results.test_sources import RECORDED

@@ -14,9 +14,9 @@ import pytest
 from accelmark.report.tables import results_table
 from accelmark.results.compare.comparison import compare
 from accelmark.results.compare.table import COLUMNS, rows_of, to_csv
-from accelmark.results.figures.definitions import FigureName as F
+from accelmark.results.figure_names import FigureName as F
+from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
-from accelmark.results.store.sources import load_source, open_sources
 from accelmark.spec.errors import RequestError, RunError
 from tests.results.compared_runs import made
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.run.agent.processes import RUN_MARKER
 from accelmark.run.agent.task import AgentTask, Limits
+from accelmark.run.processes import RUN_MARKER
 from tests.run.fakes import FAKE_RANK, job_spec, processes_with
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.agent.processes import RUN_MARKER, all_processes
+from accelmark.run.processes import RUN_MARKER, all_processes
 from accelmark.spec.catalog import folders, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import FolderRef, JobSpec

@@ -15,8 +15,8 @@ import pytest
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
-from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.run.agent.task import AgentTask, VisibleDevices
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.spec.job import NodeExit
 from tests.run.fakes import left_running, wait_for
 

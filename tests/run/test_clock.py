@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AgentTask, TelemetryTask
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.spec.catalog import find
 from accelmark.spec.job import NodeExit
 from tests.run.fakes import wait_for

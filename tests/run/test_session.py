@@ -16,8 +16,9 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.manifest import check_manifest
-from accelmark.run.agent.processes import ProcessId
 from accelmark.run.controller import session
+from accelmark.run.display.summary import read_status
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
@@ -229,7 +230,7 @@ def test_status_shows_the_progress_of_a_run_of_another_process(tmp_path: Path) -
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,), ()))
     wait_for(lambda: stepping(run), "a step")
-    seen = session.read_status(run)
+    seen = read_status(run)
     assert seen.coordinator == process.pid
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
     (progress,) = seen.progress.values()
@@ -237,7 +238,7 @@ def test_status_shows_the_progress_of_a_run_of_another_process(tmp_path: Path) -
     assert progress.step >= 1
     process.kill()
     process.communicate()
-    assert session.read_status(run).coordinator is None
+    assert read_status(run).coordinator is None
     session.stop(run, at_once=True)
 
 

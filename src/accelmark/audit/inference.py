@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, RoundEvidence, deviation
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Finding, InferenceRound, finding
 from accelmark.spec.inference import InferStep
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar

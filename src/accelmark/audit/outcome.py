@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from accelmark.audit.evidence import Evidence
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Finding, finding
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}

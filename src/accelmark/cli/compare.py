@@ -36,7 +36,7 @@ def compare(
 ) -> None:
     """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
     from accelmark.results.compare import comparison as comparing
-    from accelmark.results.store.sources import open_sources
+    from accelmark.results.sources import open_sources
 
     loaded, problems = open_sources(runs)
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)

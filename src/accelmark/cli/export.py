@@ -49,7 +49,7 @@ def export(
             typer.secho(f"warning: {run}: no live telemetry: {why}", fg="yellow", err=True)
     exported: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.store.sources import load_source
+        from accelmark.results.sources import load_source
 
         loaded = load_source(run)
         if tensorboard is not None:

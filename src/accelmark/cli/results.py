@@ -59,7 +59,7 @@ def results(
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
     from accelmark.results.compare.table import column, matching, rows_of
-    from accelmark.results.store.sources import open_sources
+    from accelmark.results.sources import open_sources
     from accelmark.spec.errors import RequestError
 
     given = {

@@ -13,9 +13,9 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
     """Show the state and progress of every round of a run."""
     from dataclasses import asdict
 
-    from accelmark.run.controller import session
+    from accelmark.run.display.summary import print_status, read_status
 
-    current = session.read_status(run)
+    current = read_status(run)
     if as_json:
         jobs = {
             name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
@@ -23,6 +23,4 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
         }
         typer.echo(json.dumps({"run": str(current.directory.path), "coordinator": current.coordinator, "jobs": jobs}))
         return
-    from accelmark.run.display.summary import print_status
-
     print_status(current)

@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Any, Final, final
 
 from accelmark.report.plots import plots_of
+from accelmark.results.figure_names import FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
-from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.schema import AdaptationCost, CaseResult, Finding, RoundResult, Spread
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.job import RankExit

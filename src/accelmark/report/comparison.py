@@ -10,7 +10,7 @@ from accelmark.report.case_view import GROUPS, scale_text
 from accelmark.report.templating import fill, inline
 from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
 from accelmark.results.compare.context import AREAS, Area, ContextDifference
-from accelmark.results.figures.definitions import FIGURES
+from accelmark.results.figure_names import FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
 EFFECTS: Final = {

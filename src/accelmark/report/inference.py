@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.report.charts import LatencyChart, latency_chart
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.number_format import NOTHING, digits, percent

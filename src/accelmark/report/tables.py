@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.report.case_view import half_interval, relative_half
 from accelmark.report.printable import printable
 from accelmark.results.compare.table import HALF, Cell, Row, grouped
-from accelmark.results.figures.definitions import FigureName, format_figure, title_of
+from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedRun

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEnd
 from accelmark.spec.job import NodeExit, Provenance
 from accelmark.spec.key import CaseKey

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from accelmark.results.compare.table import Row, rows_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
+from accelmark.results.sources import find_sources, load_source
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
-from accelmark.results.store.sources import find_sources, load_source
 from accelmark.spec.errors import AccelmarkError, RunError
 
 _MAX_AGE_S: Final = 2.0

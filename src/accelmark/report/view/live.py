@@ -42,12 +42,12 @@ def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
 def live_run(name: str, path: Path) -> LiveRun:
     """Return the progress of a run or a search."""
     from accelmark.results.rounds.search import is_search
-    from accelmark.run.controller import session
+    from accelmark.run.display.summary import read_status
 
     try:
         if is_search(path):
             return _live_search(name, path)
-        seen = session.read_status(path)
+        seen = read_status(path)
     except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
     units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}

@@ -18,10 +18,10 @@ from accelmark.report.templating import fill
 from accelmark.report.view.index import RunIndex, Snapshot
 from accelmark.report.view.live import live_run, live_runs
 from accelmark.results.compare.table import HALF, Row
-from accelmark.results.figures.definitions import FIGURES, FigureName, title_of, unit_of
+from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
 from accelmark.results.rounds.search import is_search
+from accelmark.results.sources import load_source
 from accelmark.results.store.loaded_run import LoadedRun
-from accelmark.results.store.sources import load_source
 from accelmark.spec.number_format import NOTHING, quantity, signed_percent
 
 FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from accelmark.results.compare.context import ContextDifference, context_differences, context_of
 from accelmark.results.compare.statistics import mean_difference
-from accelmark.results.figures.definitions import FIGURES, FigureName
+from accelmark.results.figure_names import FIGURES, FigureName
 from accelmark.results.schema import CaseResult, Mark, Task
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import RequestError, nearest

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from accelmark.results.figures.definitions import FIGURES, TRAIN_FIGURES, FigureName
+from accelmark.results.figure_names import FIGURES, TRAIN_FIGURES, FigureName
 from accelmark.results.schema import Figure, Finding, RoundResult, Spread
 
 NARROW: Final = 0.01

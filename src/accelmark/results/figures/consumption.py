@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.training import Figures, ratio, value
 from accelmark.results.read.telemetry import Samples
 from accelmark.results.schema import Figure

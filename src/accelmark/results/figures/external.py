@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Figure
 from accelmark.spec.plugins.trainer import TrainerSpec
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult, RoundResult, Spread
 from accelmark.results.store.loaded_run import LoadedRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.results.figures.definitions import FigureName
+from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
 from accelmark.spec.job import JobSpec

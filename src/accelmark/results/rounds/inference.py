@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from accelmark.results.figure_names import INFER_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.figures.curves import telemetry_series
-from accelmark.results.figures.definitions import INFER_FIGURES, FigureName
 from accelmark.results.figures.inference import PhaseFigures, invalid_reasons, mfu, phase_figures
 from accelmark.results.figures.training import Figures, value
 from accelmark.results.read.infer_log import InferLog, read_infer_log

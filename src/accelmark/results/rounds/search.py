@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.aggregate import spread
 from accelmark.results.figures.consumption import consumption_figures
-from accelmark.results.figures.definitions import FigureName
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun

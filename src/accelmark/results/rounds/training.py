@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
-from accelmark.results.figures.definitions import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.external import limited_to_log
 from accelmark.results.figures.timeline import Timeline, merged_inspection, read_timeline
 from accelmark.results.figures.training import (

@@ -11,8 +11,8 @@ from typing import Final
 
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.agent import Agent
-from accelmark.run.agent.processes import ProcessId, become_subreaper
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, TASK_FILE, AgentTask
+from accelmark.run.processes import ProcessId, become_subreaper
 
 _RESERVE_FILE: Final = ".reserve"
 _RESERVE_BYTES: Final = 512 * 1024

@@ -28,10 +28,10 @@ from accelmark.run.agent.background_load import BackgroundLoad
 from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
 from accelmark.run.agent.host_setup import HostInUseError, clear_caches, host_lock, route
 from accelmark.run.agent.limits import Breach, LimitChecker, size_of
-from accelmark.run.agent.processes import descendants, signal_all
 from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.sysinfo import system_information
 from accelmark.run.agent.task import RANKS_FILE, STOP_FILES, AgentTask
+from accelmark.run.processes import descendants, signal_all
 from accelmark.run.record.states import utc_now
 from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError

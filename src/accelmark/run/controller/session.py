@@ -19,11 +19,9 @@ from accelmark.run.controller.coordinator import Coordinator, FetchData, Preflig
 from accelmark.run.controller.job_waiter import Cancellation
 from accelmark.run.display.displays import display
 from accelmark.run.display.observer import RunObserver
-from accelmark.run.display.progress import JobProgress, ProgressReader
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.source import require_unchanged
-from accelmark.run.record.states import JobStatus
 from accelmark.run.sandboxes.job_sandbox import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 from accelmark.spec.records import COORDINATOR_LOG
@@ -108,31 +106,6 @@ def stop(path: Path, *, at_once: bool) -> bool:
             raise RunError(f"{path}: process {holder.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: use --now")
         time.sleep(0.1)
     return True
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """The state of a run, for ``status``."""
-
-    directory: RunDirectory
-    coordinator: int | None
-    """Process ID of the running coordinator; None where there is none."""
-    statuses: dict[str, JobStatus]
-    progress: dict[str, JobProgress]
-    """Progress of the running jobs."""
-
-
-def read_status(path: Path) -> RunStatus:
-    """Read the state of the run at ``path``."""
-    directory = RunDirectory.open(path)
-    statuses = directory.statuses()
-    progress = {}
-    for job in directory.plan.jobs:
-        if statuses[job.directory].state == "running":
-            progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
-    holder = directory.holder()
-    return RunStatus(directory, holder.pid if holder else None, statuses, progress)
 
 
 def _carry_out(

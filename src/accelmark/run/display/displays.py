@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures.definitions import FIGURES, FigureName, format_figure
+from accelmark.results.figure_names import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
 from accelmark.run.display.observer import RunObserver

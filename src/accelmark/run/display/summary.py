@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.results.figures.definitions import FigureName, format_figure
+from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
 from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store.loaded_run import load_run
-from accelmark.run.controller.session import RunStatus
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
+from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.states import JobStatus
 from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import percent
 
@@ -122,6 +125,31 @@ def _figure(case: CaseResult, name: FigureName) -> str:
 def _relative(path: Path) -> str:
     """Return ``path``, relative to the current directory where it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The state of a run, for ``status``."""
+
+    directory: RunDirectory
+    coordinator: int | None
+    """Process ID of the running coordinator; None where there is none."""
+    statuses: dict[str, JobStatus]
+    progress: dict[str, JobProgress]
+    """Progress of the running jobs."""
+
+
+def read_status(path: Path) -> RunStatus:
+    """Read the state of the run at ``path``."""
+    directory = RunDirectory.open(path)
+    statuses = directory.statuses()
+    progress = {}
+    for job in directory.plan.jobs:
+        if statuses[job.directory].state == "running":
+            progress[job.directory] = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
+    holder = directory.holder()
+    return RunStatus(directory, holder.pid if holder else None, statuses, progress)
 
 
 def print_status(run: RunStatus, console: Console | None = None) -> None:

@@ -14,12 +14,12 @@ from typing import Final, final
 
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.launchers.agent_exit import last_error, read_exit, save_exit, unreported_exit
 from accelmark.run.launchers.host import PreflightHost, SubprocessHost
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost.follow import is_locked
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.record.states import utc_now
 from accelmark.run.sandboxes.image import ensure_image

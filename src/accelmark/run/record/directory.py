@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
-from accelmark.run.agent.processes import ProcessId
+from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.secret import secrets_in

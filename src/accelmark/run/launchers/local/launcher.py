@@ -8,9 +8,9 @@ import sys
 from typing import final
 
 from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.processes import sweep
 from accelmark.run.agent.task import NodeJob
 from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher, agent_markers
+from accelmark.run.processes import sweep
 from accelmark.spec.cluster import HostSpec
 
 

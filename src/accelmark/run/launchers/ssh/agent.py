@@ -141,7 +141,7 @@ class SshAgent:
         agent = self._hosts.agent(self._node)
         removal = self._hosts.sandbox(self._node).sandbox.removal(agent.name)
         sweep = ["env", f"PYTHONPATH={agent.environment['PYTHONPATH']}", self._hosts.python]
-        sweep += ["-m", "accelmark.run.agent.processes", str(self._remote)]
+        sweep += ["-m", "accelmark.run.processes", str(self._remote)]
         done = await self._host.run(removal or sweep)
         await self._stream.follow()
         return int(done.out) if removal is None and done.code == 0 and done.out.strip().isdigit() else 0

@@ -10,10 +10,10 @@ from typing import final
 
 from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
-from accelmark.run.agent.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.agent.task import AgentTask, NodeJob
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.wheel import PLUGINS, on_host, path_on_host, wheel
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec

@@ -1,6 +1,6 @@
 """Processes on this machine: identity, descendants, signals.
 
-``python -m accelmark.run.agent.processes NODE_DIR`` kills processes left by a killed agent, and prints their number.
+``python -m accelmark.run.processes NODE_DIR`` kills processes left by a killed agent, and prints their number.
 """
 
 from __future__ import annotations
