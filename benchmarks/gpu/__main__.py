@@ -14,6 +14,7 @@ BUDGET_S: Final = 460.0
 REQUIRED: Final = (
     "jinja2",
     "numpy",
+    "packaging",
     "plotly",
     "psutil",
     "pydantic",

@@ -1,4 +1,4 @@
-"""What is not to be shown: values of variables whose names tell of a secret, and the user part of addresses."""
+"""Secrets: values of variables whose names mark them, and the user part of addresses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 LEFT_OUT: Final = "(left out)"
-LEAST_LENGTH: Final = 4
+MIN_SECRET_LENGTH: Final = 4
 """Shorter values would match parts of unrelated words."""
 
 _NAME: Final = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
@@ -29,7 +29,7 @@ def without_userinfo(text: str) -> str:
     return _USERINFO.sub(rf"\g<1>{LEFT_OUT}@", text) if "://" in text else text
 
 
-def told(name: str, value: str) -> str:
+def displayed_value(name: str, value: str) -> str:
     """Return a variable's value as it may be shown."""
     return LEFT_OUT if is_secret(name) else without_userinfo(value)
 
@@ -38,13 +38,13 @@ def passwords(text: str) -> Iterator[str]:
     """Yield the passwords of the addresses in ``text``, as written and decoded."""
     for found in _USERINFO.finditer(text):
         password = found[2].partition(":")[2]
-        if is_telling(password):
+        if is_searchable(password):
             yield from {password, unquote(password)}
 
 
-def is_telling(value: str) -> bool:
+def is_searchable(value: str) -> bool:
     """Return whether a value is long enough to be searched for: no switch, small number or short word."""
-    return len(value) >= LEAST_LENGTH and value.lower() not in _PLAIN and not (value.isdigit() and len(value) < 8)
+    return len(value) >= MIN_SECRET_LENGTH and value.lower() not in _PLAIN and not (value.isdigit() and len(value) < 8)
 
 
 def secrets_in(value: Any) -> Iterator[str]:
@@ -52,13 +52,13 @@ def secrets_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield from passwords(value)
         assigned = _ASSIGNED.fullmatch(value)
-        if assigned and is_secret(assigned[1]) and is_telling(assigned[2]) and assigned[2] != LEFT_OUT:
+        if assigned and is_secret(assigned[1]) and is_searchable(assigned[2]) and assigned[2] != LEFT_OUT:
             yield assigned[2]
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if name == "environment" and isinstance(item, Mapping):
                 named = (str(text) for key, text in item.items() if is_secret(str(key)))
-                yield from (text for text in named if is_telling(text) and text != LEFT_OUT)
+                yield from (text for text in named if is_searchable(text) and text != LEFT_OUT)
             yield from secrets_in(item)
     elif isinstance(value, list | tuple):
         for item in value:

@@ -5,6 +5,7 @@ Imported by ranks as the vendor's framework module; ``build()`` compiles the ext
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -18,13 +19,17 @@ DIRECTORY_VARIABLE = "TESTCHIP_BUILD"
 
 
 def build(directory: Path) -> Any:
-    """Compile the extension into ``directory`` (nothing is done where it is current), and import it."""
-    return cpp_extension.load(
-        "testchip_extension",
-        [str(Path(__file__).with_name("device.cpp"))],
-        build_directory=str(directory),
-        extra_cflags=["-O0", "-w"],
-    )
+    """Compile the extension into ``directory`` unless it is current, and import it."""
+    with (directory / "flock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # PyTorch's own lock file outlives a process that was killed while it compiled.
+        (directory / "lock").unlink(missing_ok=True)
+        return cpp_extension.load(
+            "testchip_extension",
+            [str(Path(__file__).with_name("device.cpp"))],
+            build_directory=str(directory),
+            extra_cflags=["-O0", "-w"],
+        )
 
 
 class DeviceModule(ModuleType):

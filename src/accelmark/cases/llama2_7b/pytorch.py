@@ -11,7 +11,8 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from accelmark.frameworks.pytorch.batches import IndexedBatches
-from accelmark.frameworks.pytorch.case import Batches
+from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.initialize import initialize_normal
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken, NextTokens
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
@@ -56,16 +57,19 @@ AttentionInterface.register(_CAUSAL, causal_attention)
 
 
 class CausalLm(nn.Module):
-    """transformers' Llama with random weights; takes tokens, gives logits."""
+    """transformers' Llama with random weights; takes tokens, gives logits, or the loss where it is given labels."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.net = LlamaForCausalLM(config)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, length, vocabulary)."""
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        logits: Tensor = self.net(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        hidden: Tensor = self.net.model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+        if labels is not None:
+            return chunked_cross_entropy(hidden.flatten(0, 1), self.net.lm_head.weight, labels.flatten())
+        logits: Tensor = self.net.lm_head(hidden)
         return logits
 
 
@@ -111,6 +115,16 @@ class Case(NextToken):
     def eval_batches(self) -> Batches:
         """Windows of ``val``."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross entropy of a token, in nats; in training without all logits in memory.
+
+        fp16 computes them all: its gradients need the scale of the loss, which chunks do not know.
+        """
+        if model.training and self.settings.precision != "fp16":
+            loss: Tensor = model(batch["tokens"][:, :-1], batch["tokens"][:, 1:])
+            return loss
+        return super().loss(model, batch)
 
     def flops_per_sample(self) -> float:
         """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""

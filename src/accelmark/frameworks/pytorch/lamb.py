@@ -65,11 +65,8 @@ class Lamb(torch.optim.Optimizer):
         updates = torch._foreach_div(torch._foreach_div(averages, 1 - beta1**step), denominators)
         if group["weight_decay"]:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-        weight_norms = torch._foreach_norm(params)
-        update_norms = torch._foreach_norm(updates)
-        ratios = [
-            torch.where((weight > 0) & (update > 0), weight / update, torch.ones_like(weight))
-            for weight, update in zip(weight_norms, update_norms, strict=True)
-        ]
-        torch._foreach_mul_(updates, ratios)
+        weights = torch.stack(torch._foreach_norm(params))
+        norms = torch.stack(torch._foreach_norm(updates))
+        ratios = torch.where((weights > 0) & (norms > 0), weights / norms, torch.ones_like(weights))
+        torch._foreach_mul_(updates, ratios.unbind())
         torch._foreach_add_(params, updates, alpha=-float(group["lr"]))

@@ -20,10 +20,10 @@ from pydantic import Field, ValidationError
 
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.model import Spec
-from accelmark.spec.secret import LEFT_OUT, is_secret, is_telling, passwords
+from accelmark.spec.secret import LEFT_OUT, is_searchable, is_secret, passwords
 
 SECRETS_FILE: Final = "secrets.json"
-LEAST_LENGTH: Final = 6
+MIN_SECRET_LENGTH: Final = 6
 """Shorter values of a host's own variables are not redacted: they could be common words."""
 _RUN: Final = re.compile(rb"[A-Za-z0-9]+")
 
@@ -72,7 +72,7 @@ def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
 def _forms(value: str) -> Iterator[str]:
     """Yield the forms of a secret in text: each line, JSON-escaped, and URL-quoted."""
     for line in value.splitlines():
-        if len(line) >= LEAST_LENGTH and is_telling(line):
+        if len(line) >= MIN_SECRET_LENGTH and is_searchable(line):
             yield from {line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1], quote(line, safe="")}
 
 

@@ -26,7 +26,7 @@ from accelmark.run.agent.error_lines import error_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
 from accelmark.spec.records import ADAPTATION_FILE, AdaptationRecord
-from accelmark.spec.secret import told
+from accelmark.spec.secret import displayed_value
 
 LOG_FILE: Final = "adaptation.log"
 SITE_DIRECTORY: Final = "site"
@@ -126,7 +126,7 @@ def apply_adaptation(
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
     installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
     record = AdaptationRecord(
-        environment={name: told(name, value) for name, value in sorted(sourced.changed.items())},
+        environment={name: displayed_value(name, value) for name, value in sorted(sourced.changed.items())},
         removed=sourced.removed,
         ignored=sourced.ignored,
         installed=tuple(sorted(installed)),

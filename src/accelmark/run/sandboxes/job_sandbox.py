@@ -11,8 +11,10 @@ from accelmark.run.sandboxes.container import ContainerSandbox
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_for
 from accelmark.run.sandboxes.sandbox import NativeSandbox, Sandbox
 from accelmark.spec.catalog import find, load_vendor
+from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.job import JobSpec
-from accelmark.spec.work import InferJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.work import ExternalJob, InferJob
 
 
 @final
@@ -40,7 +42,8 @@ def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path)
     container = plan.cluster.container
     if container is None:
         return JobSandbox(NativeSandbox())
-    image = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, job.key, vendor_dir)
+    container, key = _image_request(container, job)
+    image = recipe_for(container, plan.vendor, find("vendors", plan.vendor).path, key, vendor_dir)
     vendor, clear = load_vendor(plan.vendor), plan.cluster.clear_caches
     return JobSandbox(ContainerSandbox(container, vendor, image.name, code, clear_caches=clear), image)
 
@@ -72,4 +75,13 @@ def recipe_of(plan: Plan, job: JobSpec) -> ImageRecipe | None:
     if plan.cluster.container is None:
         return None
     folder = find("vendors", plan.vendor).path
-    return recipe_for(plan.cluster.container, plan.vendor, folder, job.key, folder)
+    container, key = _image_request(plan.cluster.container, job)
+    return recipe_for(container, plan.vendor, folder, key, folder)
+
+
+def _image_request(container: ContainerSpec, job: JobSpec) -> tuple[ContainerSpec, CaseKey]:
+    """Return container settings and key by which a job's image is chosen: a trainer's own, else its framework's."""
+    if not isinstance(job.work, ExternalJob):
+        return container, job.key
+    image = container.image or job.work.trainer.image
+    return container.model_copy(update={"image": image}), job.key.model_copy(update={"framework": job.framework})
