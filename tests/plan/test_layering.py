@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from accelmark.spec.plugins.catalog import find, load_case, load_vendor
 
 from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
+from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.vendor import CapabilityFile
 
