@@ -192,6 +192,7 @@ CALLS[3] = (
     Item("llama_1b_best", trained("llama2_7b", _1B), 80, 70),
     ablation("llama_1b_compile", "llama2_7b", _1B, {"compile": "off"}, 70),
     ablation("llama_1b_bf16_weights", "llama2_7b", _1B, {"parallelism": "ddp"}, 70),
+    ablation("llama_1b_flash_attention", "llama2_7b", _1B, {"attention": "cudnn"}, 70),
     Item("llama_3b_best", trained("llama2_7b", _3B), 100, 80),
     ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 80),
     ablation("resnet50_channels_last", "resnet50", _RESNET, {"channels_last": False}, 24),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelmark.frameworks.pytorch import identity
+from accelmark.frameworks.pytorch.attention import with_attention
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
 from accelmark.frameworks.pytorch.identity import count_flops, meta_copy, num_parameters
 from accelmark.frameworks.pytorch.synthetic import on_meta
@@ -95,6 +97,18 @@ def test_a_decoder_calls_causal_attention_without_a_mask_and_never_reads_a_tenso
     assert len(attention.calls) == SMALL[name]["model.num_layers"]
     assert all(call["is_causal"] is True and call["attn_mask"] is None for call in attention.calls)
     assert operators.names == ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * len(attention.calls)
+
+
+def test_the_attention_setting_puts_a_kernel_first() -> None:
+    case = case_of("llama2_7b", SMALL["llama2_7b"])
+    model, batch = case.build_model(), case.synthetic_batch(2)
+    found = {}
+    for first in ("auto", "cudnn", "flash", "math"):
+        with Operators() as operators, with_attention(nullcontext, first)():
+            case.loss(model, batch)
+        found[first] = {name.removeprefix("aten.") for name in operators.names}
+    flash = {"_scaled_dot_product_flash_attention_for_cpu.default"}
+    assert found == {"auto": flash, "cudnn": flash, "flash": flash, "math": set()}, "a CPU has no cuDNN kernel"
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

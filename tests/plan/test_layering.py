@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.catalog import find, load_case, load_vendor
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.vendor import CapabilityFile
 
@@ -62,3 +62,14 @@ def test_a_host_shows_its_capabilities_in_its_files(tmp_path: Path) -> None:
 def test_the_cpu_vendor_reads_the_flags_of_the_processor() -> None:
     flags = Path("/proc/cpuinfo").read_text().split()
     assert ("amx_bf16" in host_capabilities(load_vendor("cpu"))) == ("amx_bf16" in flags)
+
+
+def test_llama_mini_is_compiled_in_fp32_on_a_cpu_with_amx() -> None:
+    adaptation = find("vendors", "cpu", "test").path / "cases" / "llama_mini-pytorch"
+    key = CaseKey(model="llama_mini", framework="pytorch", hardware="CPU")
+    with_amx, _ = vendor_layers(adaptation, "cpu", key, Capabilities({"amx_bf16": "/proc/cpuinfo"}), "config")
+    assert [dict(layer.values) for layer in with_amx] == [{"precision": "fp32", "compile": "default"}]
+    assert vendor_layers(adaptation, "cpu", key, Capabilities(), "config")[0] == []
+    train = load_case("llama_mini").train
+    assert train is not None
+    assert {"precision", "compile"} <= set(train.mutable)

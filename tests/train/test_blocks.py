@@ -115,7 +115,7 @@ def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     parallelism: str, checkpointing: str, eager: Ran, tmp_path: Path
 ) -> None:
     settings = {**SHORT, "parallelism": parallelism, "compile": "default", "activation_checkpointing": checkpointing}
-    ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
+    ran = run(make_job(tmp_path, settings, nproc=2), tmp_path, timeout_s=500)
     assert losses(ran) == pytest.approx(losses(eager), rel=1e-4)
     (compiled,) = ran.values("COMPILED")
     assert compiled["graphs"] >= 1

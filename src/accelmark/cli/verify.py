@@ -33,43 +33,45 @@ def verify(
             found = verify_run(run_dir)
     else:
         raise RequestError(f"{target}: no such run directory or bundle")
-    seen = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
+    verification = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
     if as_json:
         content = {
-            "intact": seen.is_intact,
-            "changed": seen.changed,
-            "differences": seen.differences,
-            "num_figures": seen.num_figures,
-            "cases": [case.model_dump(mode="json") for case in seen.summary.cases],
+            "intact": verification.is_intact,
+            "changed": verification.changed,
+            "differences": verification.differences,
+            "num_figures": verification.num_figures,
+            "cases": [case.model_dump(mode="json") for case in verification.summary.cases],
         }
         typer.echo(json.dumps(content))
     else:
-        _show(seen)
-    if not seen.is_intact or any(case.verdict == "INVALID" for case in seen.summary.cases):
+        _show(verification)
+    if not verification.is_intact or any(case.verdict == "INVALID" for case in verification.summary.cases):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show(seen: object) -> None:
+def _show(verification: object) -> None:
     from rich.console import Console
     from rich.text import Text
 
     from accelmark.audit.verify import Verification
 
-    assert isinstance(seen, Verification)  # noqa: S101  imported late to keep the command line quick
+    assert isinstance(verification, Verification)  # noqa: S101  imported late to keep the command line quick
     console = Console(highlight=False, soft_wrap=True)
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
-    for case in seen.summary.cases:
+    for case in verification.summary.cases:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
         console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
         for finding in case.findings:
             console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
         if case.adaptation is not None:
             console.print(_cost_table(case.adaptation))
-    for what in (*seen.changed, *seen.differences):
+    for what in (*verification.changed, *verification.differences):
         console.print(Text(f"differs: {what}", style="red"))
-    intact = f"All {seen.num_figures} figures match the events and telemetry; no file was changed."
+    intact = f"All {verification.num_figures} figures match the events and telemetry; no file was changed."
     console.print(
-        Text(intact, style="green") if seen.is_intact else Text("The results do not match the records.", style="red")
+        Text(intact, style="green")
+        if verification.is_intact
+        else Text("The results do not match the records.", style="red")
     )
 
 

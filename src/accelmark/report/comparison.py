@@ -88,13 +88,13 @@ def lines_of(pair: Pair) -> list[Line]:
 def summary_line(pair: Pair) -> str:
     """Return how many figures differ by more than noise."""
     counts = {word: sum(found.effect == word for found in pair.differences) for word in EFFECTS}
-    judged = sum(counts.values()) - counts["unknown"]
-    if not judged:
+    num_compared = sum(counts.values()) - counts["unknown"]
+    if not num_compared:
         return "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
     parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
     same = counts["within noise"] + counts["equal"]
     listed = ", ".join([*parts, f"{same} within noise or equal"])
-    return f"Of {judged} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval."
+    return f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval."
 
 
 def scale_of_side(side: Side) -> str:

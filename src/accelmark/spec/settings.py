@@ -122,6 +122,8 @@ class TrainSettings(Spec):
     activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
     """What the backward pass recomputes of each block: ``full`` all of it; ``selective`` all but matrix products and
     attention, whose outputs are kept. ``true`` and ``false`` mean ``full`` and ``off``."""
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
+    """Kernel of scaled dot-product attention that is tried first; ``auto`` leaves the choice to the framework."""
     gradient_clip_norm: PositiveFloat | None = None
     seed: int = Field(default=1, ge=0)
     """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives its own."""

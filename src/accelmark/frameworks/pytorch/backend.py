@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accelmark.frameworks.pytorch.attention import with_attention
 from accelmark.frameworks.pytorch.blocks import CompileCounter, wrap_blocks
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.checkpoint import Checkpoints
@@ -221,6 +222,7 @@ class PyTorchBackend:
         self.num_parameters = num_parameters(model)
         class_name = type(model).__name__
         inner, autocast = self._timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
+        autocast = with_attention(autocast, settings.attention)
         self._wrap(inner)
         wrapped = self._timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
         optimizer = self._timed(Event.CREATE_OPTIMIZER, lambda: hooks.create_optimizer(wrapped))

@@ -47,15 +47,15 @@ def live_run(name: str, path: Path) -> LiveRun:
     try:
         if is_search(path):
             return _live_search(name, path)
-        seen = read_status(path)
+        run = read_status(path)
     except (AccelmarkError, OSError) as error:
         return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
-    units = {job.directory: f"{job.job.work.unit}s/s" for job in seen.directory.plan.jobs}
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in run.directory.plan.jobs}
     jobs: list[LiveJob] = []
-    for directory, status in seen.statuses.items():
+    for directory, status in run.statuses.items():
         facts: list[tuple[str, str]] = []
         share: float | None = 1.0 if status.ended else None
-        progress = seen.progress.get(directory)
+        progress = run.progress.get(directory)
         if progress is not None:
             share = progress.share
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
@@ -74,7 +74,7 @@ def live_run(name: str, path: Path) -> LiveRun:
             facts.append(("reason", status.reason))
         shown = tuple(fact for fact in facts if fact[1] != NOTHING)
         jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
-    return LiveRun(name, seen.coordinator is not None, "", tuple(jobs))
+    return LiveRun(name, run.coordinator is not None, "", tuple(jobs))
 
 
 def _live_search(name: str, path: Path) -> LiveRun:
@@ -82,16 +82,16 @@ def _live_search(name: str, path: Path) -> LiveRun:
     from accelmark.automl.scoring.summary import summarise
 
     directory = SearchDirectory(path)
-    seen, limits = summarise(directory), directory.config().schedule
-    finished = seen.trials.get("finished", 0)
-    shares = [seen.duration_s / limits.max_duration] if limits.max_duration else []
+    summary, limits = summarise(directory), directory.config().schedule
+    finished = summary.trials.get("finished", 0)
+    shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
     facts = (
-        ("trials", f"{finished} finished of {seen.trials_started}"),
-        ("epochs", str(seen.epochs)),
-        ("score", quantity(seen.final.score, "OP/s")),
-        ("held-out error", quantity(seen.final.error, "ratio")),
-        ("idle", percent(seen.utilisation.idle_share)),
+        ("trials", f"{finished} finished of {summary.trials_started}"),
+        ("epochs", str(summary.epochs)),
+        ("score", quantity(summary.final.score, "OP/s")),
+        ("held-out error", quantity(summary.final.error, "ratio")),
+        ("idle", percent(summary.utilisation.idle_share)),
     )
-    job = LiveJob("search", seen.status, min(max(shares), 1.0) if shares else None, facts)
-    return LiveRun(name, seen.status == "running", "", (job,))
+    job = LiveJob("search", summary.status, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, summary.status == "running", "", (job,))

@@ -63,9 +63,9 @@ class Pages:
 
     def runs(self, request: Request) -> Response:
         """Return the list of runs, filtered."""
-        seen, query = self._index.snapshot(), request.query_params
+        snapshot, query = self._index.snapshot(), request.query_params
         wanted = {name: query[name] for _, name in FILTERS if query.get(name)}
-        rows = [row for row in seen.rows if all(str(row[name]) == value for name, value in wanted.items())]
+        rows = [row for row in snapshot.rows if all(str(row[name]) == value for name, value in wanted.items())]
         text = query.get("q", "").strip().lower()
         if text:
             rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
@@ -78,13 +78,14 @@ class Pages:
             for row in rows
         ]
         choices = [
-            (title, name, sorted({str(row[name]) for row in seen.rows}), wanted.get(name, ""))
+            (title, name, sorted({str(row[name]) for row in snapshot.rows}), wanted.get(name, ""))
             for title, name in FILTERS
         ]
         page = fill(
             "runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
             rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
-            choices=choices, text=text, total=len(seen.rows), problems=seen.problems, live=live_runs(seen.unfinished),
+            choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
+            live=live_runs(snapshot.unfinished),
             directory=self._index.directory.name,
         )  # fmt: skip
         return respond(page)
@@ -98,11 +99,11 @@ class Pages:
 
     def run(self, request: Request) -> Response:
         """Return the page of one run, or its progress while it has no summary."""
-        name, seen = request.path_params["name"], self._index.snapshot()
-        if name in seen.runs:
-            return respond(_run_page(seen.runs[name]), inline=True)
-        if name in seen.unfinished:
-            live = [live_run(name, seen.unfinished[name])]
+        name, snapshot = request.path_params["name"], self._index.snapshot()
+        if name in snapshot.runs:
+            return respond(_run_page(snapshot.runs[name]), inline=True)
+        if name in snapshot.unfinished:
+            live = [live_run(name, snapshot.unfinished[name])]
             return respond(fill("progress.html", served=True, title=name, name=name, live=live))
         raise HTTPException(404)
 
@@ -111,12 +112,12 @@ class Pages:
         from accelmark.report.comparison import render_comparison
         from accelmark.results.compare.comparison import compare
 
-        seen, query = self._index.snapshot(), request.query_params
+        snapshot, query = self._index.snapshot(), request.query_params
         names = list(dict.fromkeys(query.getlist("run")))
-        unknown = [name for name in names if name not in seen.runs]
+        unknown = [name for name in names if name not in snapshot.runs]
         if unknown:
             return message("No such run", ", ".join(unknown), 404)
-        chosen = sorted((seen.runs[name] for name in names), key=lambda run: run.summary.started_at)
+        chosen = sorted((snapshot.runs[name] for name in names), key=lambda run: run.summary.started_at)
         comparison = compare(chosen, across_scales="across" in query, force="force" in query)
         return respond(render_comparison(comparison, served=True))
 
@@ -171,9 +172,9 @@ class Pages:
 
     def results_json(self, request: Request) -> Response:
         """Return the whole table as JSON."""
-        seen = self._index.snapshot()
-        rows = [row | {"path": self._index.name_of(row)} for row in seen.rows]
-        return respond(json.dumps({"results": rows, "problems": seen.problems}), "application/json")
+        snapshot = self._index.snapshot()
+        rows = [row | {"path": self._index.name_of(row)} for row in snapshot.rows]
+        return respond(json.dumps({"results": rows, "problems": snapshot.problems}), "application/json")
 
     def metrics(self, request: Request) -> Response:
         """Return the latest telemetry of the runs in progress in Prometheus' text format."""
@@ -204,10 +205,10 @@ def _run_page(run: LoadedRun) -> str:
     return render_search(search_view(SearchDirectory(run.path)))
 
 
-def _cases_over_time(seen: Snapshot) -> dict[str, list[Row]]:
+def _cases_over_time(snapshot: Snapshot) -> dict[str, list[Row]]:
     """Return the rows of each case, version, chip, scale and kind, which can be compared over time."""
     groups: dict[str, list[Row]] = {}
-    for row in seen.rows:
+    for row in snapshot.rows:
         kind = [word for word in ("open", "synthetic") if word in str(row["marks"])]
         parts = [f"{row['case']} v{row['case_version']}", row["chip"], row["scale"], row["precision"], row["variant"]]
         groups.setdefault(" · ".join([*(str(part) for part in parts if part), *kind]), []).append(row)

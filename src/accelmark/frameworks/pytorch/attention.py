@@ -1,0 +1,35 @@
+"""Which kernel computes scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from accelmark.frameworks.pytorch.hooks import Autocast
+
+_ORDER: Final = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def with_attention(autocast: Autocast, first: str) -> Autocast:
+    """Return the context of a forward pass in which the kernel ``first`` is tried before the others."""
+    if first == "auto":
+        return autocast
+    if first == "math":
+        order = [SDPBackend.MATH]
+    else:
+        order = [_ORDER[first], *(backend for name, backend in _ORDER.items() if name != first)]
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with sdpa_kernel(order, set_priority=True), autocast():
+            yield
+
+    return context
