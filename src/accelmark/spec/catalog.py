@@ -47,7 +47,7 @@ _FILE: Final = {
 }
 _SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Names of folders that are neither searched nor hashed."""
+"""Names of folders that are excluded from hashes."""
 
 
 @final
