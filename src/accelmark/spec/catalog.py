@@ -69,7 +69,7 @@ class Folder:
 def tree_hash(path: Path) -> str:
     """Return the SHA-256 over the names and contents of all files below ``path``, in sorted order.
 
-Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
+    Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
     """
     return files_hash((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
 

@@ -16,7 +16,7 @@ EXIT_CANCELLED: Final = 130
 class AccelmarkError(Exception):
     """An error for the user: what is wrong, where, and what to do.
 
-``exit_code`` is the exit code of the command line.
+    ``exit_code`` is the exit code of the command line.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILED

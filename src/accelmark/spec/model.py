@@ -49,7 +49,7 @@ def _follows(item: Any, items: Iterable[Any]) -> bool:
 
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
-# For a union, pydantic inserts the tried type into the location: "[cluster]", "lax-or-strict[…]".
+    # For a union, pydantic inserts the tried type into the location: "[cluster]", "lax-or-strict[…]".
     loc: tuple[int | str, ...] = tuple(part for part in item["loc"] if "[" not in str(part))
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
