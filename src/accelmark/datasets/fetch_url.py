@@ -81,7 +81,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 def _check_reachable(url: str) -> None:
     """Connect to the host of ``url``, or to its proxy, within two seconds.
 
-    In a thread, because a name lookup can take far longer than the socket's timeout.
+    It runs in a thread, because a name lookup can take far longer than the socket's timeout.
 
     Raises:
         FetchError: the host is not reachable.
@@ -107,7 +107,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 
 def _within(action: Callable[[], None], timeout_s: float) -> str | None:
-    """Run ``action`` for at most ``timeout_s``; return None on success, else the reason of its failure."""
+    """Run ``action`` for at most ``timeout_s``; return None on success, else the reason for the failure."""
     outcome: list[str | None] = []
 
     def run() -> None:

@@ -45,7 +45,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
-        """Return images (batch, channels, height, width); with a generator augmented for training."""
+        """Return images (batch, channels, height, width), augmented for training if a generator is given."""
         ...
 
     def subset(self, indices: Indices) -> Images:
@@ -55,7 +55,7 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class ArrayImages:
-    """Images in memory; ``flip`` mirrors half of them while training."""
+    """Images in memory; ``flip`` mirrors half of them in training."""
 
     pixels: Pixels
     labels: Labels
@@ -70,7 +70,7 @@ class ArrayImages:
         return (self.pixels.shape[1], self.pixels.shape[2], self.pixels.shape[3])
 
     def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
-        """Return images, randomly mirrored with a generator and ``flip``."""
+        """Return images, randomly mirrored if a generator and ``flip`` are given."""
         chosen = self.pixels[indices]
         if generator is not None and self.flip:
             mirrored = generator.random(len(indices)) < 0.5
@@ -113,7 +113,7 @@ class FolderImages:
         except OSError as error:
             raise DataError(f"{self.files[index]}: cannot be read as an image: {error}") from error
         width, height = image.size
-        share = 0.766 if draw is None else 0.08 + 0.92 * float(draw[0])  # area: a 224 crop of 256 is 0.766
+        share = 0.766 if draw is None else 0.08 + 0.92 * float(draw[0])  # area share; a 224 crop of 256 is 0.766
         edge = max(1, min(width, height, round((share * width * height) ** 0.5)))
         place = (0.5, 0.5) if draw is None else (float(draw[1]), float(draw[2]))
         left, top = round((width - edge) * place[0]), round((height - edge) * place[1])
@@ -136,7 +136,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file:
             magic = file.read(max(map(len, _NPZ_MAGIC)))
             file.seek(0)
-            if not magic.startswith(_NPZ_MAGIC):  # numpy would assume a pickle and advise to load it unsafely
+            if not magic.startswith(_NPZ_MAGIC):  # numpy's own message advises unsafe loading
                 raise DataError(f"{path}: cannot be read as {what}: it is not an .npz file")
             opened = np.load(file, allow_pickle=False)
             if isinstance(opened, np.ndarray):

@@ -63,7 +63,7 @@ class FileSpec(Spec):
 
 
 class UrlSource(Spec):
-    """The original address: each file is at ``base`` + its path. Only redirects to https are followed."""
+    """The original address: each file is at ``base`` + its path; follows redirects to https only."""
 
     kind: Literal["url"]
     base: HttpsUrl
@@ -154,9 +154,9 @@ class DatasetSpec(Spec):
     files: tuple[FileSpec, ...] = ()
     tree: tuple[TreePart, ...] = ()
     sources: tuple[Source, ...] = ()
-    """Tried in this order."""
+    """Sources, tried in this order."""
     how_to_get: str = ""
-    """Instructions to get it by hand."""
+    """Instructions for obtaining it manually."""
 
     @property
     def bytes(self) -> int:

@@ -47,7 +47,7 @@ def verify(
 def fingerprint(spec: DatasetSpec, path: Path) -> str:
     """Return the SHA-256 over the sorted (path, sha256) of the files in ``path``.
 
-    Equal to ``spec.fingerprint`` for exact files. Of a tree, which may have a million files, sizes replace hashes.
+    It equals ``spec.fingerprint`` for exact files; for trees, which may have a million files, it uses sizes.
 
     Raises:
         OSError: a file cannot be read.

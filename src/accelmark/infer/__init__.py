@@ -1,1 +1,1 @@
-"""Inference: the seven steps from a trained model to its speed and accuracy in a vendor's runtime."""
+"""Inference benchmarks: seven steps that measure the speed and accuracy of a trained model in a vendor's runtime."""

@@ -24,11 +24,11 @@ class TensorBatches:
 
     @property
     def num_items(self) -> int:
-        """Items of one pass."""
+        """Number of items in one pass."""
         return int(self.labels.shape[0])
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Start a pass; every batch is a copy, as a data loader's is."""
+        """Start a pass; every batch is a copy, as with a data loader."""
         for start in range(0, self.num_items, self.batch_size):
             part = slice(start, start + self.batch_size)
             yield InferBatch(tuple(each[part].clone() for each in self.inputs), self.labels[part])
@@ -73,7 +73,7 @@ class SyntheticBatches:
 
 @final
 class PinnedBatches:
-    """Another data set with its batches in page-locked memory; pinning is no part of a call's time."""
+    """Another data set with its batches in page-locked memory; calls do not include the time of pinning."""
 
     def __init__(self, whole: InferBatches) -> None:
         self.whole = whole

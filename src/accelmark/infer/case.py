@@ -1,4 +1,4 @@
-"""The contract of an inference case in PyTorch."""
+"""The interface of an inference case in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from accelmark.spec.settings import Scalar
 @final
 @dataclass(frozen=True, slots=True)
 class InferBatch:
-    """Items for one call: the model's inputs in their order, on the CPU, items along the first dimension."""
+    """Items of one call: the model's inputs in order, on the CPU, items along the first dimension."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
-    """What the evaluator compares with; None for synthetic data."""
+    """Labels for the evaluator; None for synthetic data."""
 
     @property
     def num_items(self) -> int:
@@ -31,7 +31,7 @@ class InferBatch:
         return int(self.inputs[0].shape[0])
 
     def pinned(self) -> InferBatch:
-        """Return the batch with inputs in page-locked memory, from which copies to a device do not wait."""
+        """Return the batch with inputs in page-locked memory, for asynchronous copies to the device."""
         return InferBatch(tuple(each.pin_memory() for each in self.inputs), self.labels)
 
 
@@ -82,7 +82,7 @@ class InferCase(ABC):
         """Return the labelled data.
 
         Raises:
-            DataError: it is missing, empty, or in another layout.
+            DataError: it is missing, empty, or in the wrong layout.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class InferCase(ABC):
 
     @abstractmethod
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Return sums over one batch that add up over batches (``correct``, ``count``); all tensors are on the CPU."""
+        """Return sums over one batch (``correct``, ``count``) that are added over batches; tensors are on the CPU."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -106,7 +106,7 @@ class InferCase(ABC):
         export_onnx(model, example, path, self.input_names, self.output_names)
 
     def model_forward(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Compute one batch in the framework, inputs on the model's device and in its precision."""
+        """Compute one batch in the framework; inputs are on the model's device and in its precision."""
         return as_list(model(*inputs))
 
     def engine_forward(self, engine: Engine, inputs: list[Tensor]) -> tuple[list[Tensor], float]:

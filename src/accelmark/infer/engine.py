@@ -1,4 +1,4 @@
-"""The contract of an inference engine: a compiler and its runtime behind one class."""
+"""The interface of an inference engine: a compiler and its runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The element type of a precision; int8 is left to the engine's quantisation."""
+"""Precision -> element type; engines quantise to int8 themselves."""
 
 
 @final
@@ -32,9 +32,9 @@ class EngineRequest:
     """The arguments of an engine."""
 
     model: nn.Module | None
-    """In eval mode, fp32, on the CPU; None where ``no_validation`` is set."""
+    """In eval mode, fp32, on the CPU; None if ``no_validation`` is set."""
     onnx_path: Path | None
-    """fp32, dynamic batch; None where nothing was exported and ``exist_onnx_path`` is not a file."""
+    """fp32, dynamic batch; None if nothing was exported and ``exist_onnx_path`` is not a file."""
     engine_path: Path | None
     """A compiled engine to load instead of compiling (``exist_compiler_path``)."""
     example: tuple[Tensor, ...]
@@ -60,12 +60,12 @@ class Engine(ABC):
     reads: ClassVar[Literal["onnx", "model"]] = "onnx"
     """Input of the compiler."""
     requires: ClassVar[tuple[str, ...]] = ()
-    """Packages that it needs, as literals: they are read without importing the file."""
+    """Required packages; must be literals, since they are read without importing the file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
-    """Whether another batch size is compiled again; a queue then pads its batches."""
+    """Whether each batch size is compiled separately; a queue then pads its batches."""
     known_options: ClassVar[frozenset[str] | None] = None
-    """Names that it reads from ``engine_options``; others cause a warning. None: not declared, no warning."""
+    """Supported names in ``engine_options``; others cause a warning. None: not declared, no warning."""
     loads: ClassVar[bool] = False
     """Whether it saves its compiled engine and can load one (``exist_compiler_path``)."""
 
@@ -79,14 +79,14 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """The engine's name, which is its file's."""
+        """Name of the engine: the name of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     @abstractmethod
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch of CPU tensors; return CPU tensors and the seconds that were not inference (mostly 0).
 
-        The outputs belong to the caller, who reads them some calls later: copy a buffer that the next call overwrites.
+        The caller reads the outputs some calls later, so do not return buffers that the next call overwrites.
         The seconds are between 0 and the duration of the call.
         """
 
@@ -95,7 +95,7 @@ class Engine(ABC):
         return {}
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what an engine file depends on: the engine's version, the chip, the precision."""
+        """Return the properties that an engine file depends on: engine version, chip, precision."""
         return {
             "engine": self.name,
             "precision": self.request.precision,
@@ -110,7 +110,7 @@ class Engine(ABC):
         )
 
     def device_memory_mib(self) -> float | None:
-        """Return the engine's peak device memory, where its runtime reports it."""
+        """Return the engine's peak device memory, or None if its runtime does not report it."""
         return None
 
     def close(self) -> None:

@@ -19,12 +19,12 @@ from accelmark.spec.inference.events import ForwardWindow, InferEvaluation, Phas
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]
-"""From CPU tensors to CPU tensors and the seconds that are not inference."""
+"""(inputs) -> (outputs, seconds that are not inference); tensors are on the CPU."""
 Emit = Callable[[Event, Spec], None]
 _Call = tuple[InferBatch, list[Tensor], float, float]
-"""A batch, its outputs, the duration of its call in s, and the part of it that was not inference."""
+"""(batch, outputs, duration of the call in s, part of it in s that was not inference)."""
 _MAX_HELD_BYTES: Final = 32 * 2**20
-"""Bytes of outputs that are kept until they are evaluated together."""
+"""Maximum size of outputs that are kept to be evaluated together."""
 
 
 @final
@@ -49,7 +49,7 @@ def warm_up(
     *,
     last_items: int = 0,
 ) -> WarmUp:
-    """Call ``forward`` once and then ``num_calls`` times on one batch; only the first call's time is a figure.
+    """Call ``forward`` once and then ``num_calls`` times on one batch; only the first call is timed.
 
     Args:
         forward: the framework's or the engine's.
@@ -58,8 +58,8 @@ def warm_up(
         phase: the phase to warm up for.
         context: for the message of a failure.
         emit: writes the event.
-        last_items: items of the last batch of a pass where it is smaller, else 0; one more call, which is not timed,
-            prepares the engine for it.
+        last_items: items of the last batch of a pass if it is smaller, else 0; an additional call prepares the
+            engine for it.
 
     Raises:
         AccelmarkError: the forward fails, as one of :mod:`accelmark.infer.failures`.
@@ -150,7 +150,7 @@ def measure(
 
 @final
 class _Window:
-    """Up to ``log_freq`` batches that are not written yet.
+    """Up to ``log_freq`` batches that are not yet written.
 
     Outputs are kept and evaluated together, so that evaluation does not disturb caches and threads between calls.
     """
@@ -161,7 +161,7 @@ class _Window:
         self.log_freq = log_freq
         self.context = context
         self.max_held = max_held
-        """Calls whose outputs fit into memory, by the size of the last outputs."""
+        """Number of calls whose outputs can be kept, by the size of the last outputs."""
         self.capacity = min(max_held, log_freq)
         """Calls to keep before ``settle``."""
         self.held: list[_Call] = []
@@ -211,7 +211,7 @@ class _Window:
 
 
 def _is_finite(output: Tensor) -> bool:
-    """Return whether all values are finite; a finite sum proves it."""
+    """Return whether all values are finite; a finite sum suffices."""
     return math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
 
 

@@ -15,7 +15,7 @@ from accelmark.infer.failures import EngineMissingError
 from accelmark.spec.errors import RequestError
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
-"""Bytes of weights beyond which the exporter writes them to a file of their own (protobuf's limit is 2 GiB)."""
+"""Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""
 
 
 def export_onnx(
@@ -34,7 +34,7 @@ def export_onnx(
         raise EngineMissingError("the ONNX export needs onnx and onnxscript: pip install onnx onnxscript") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
-    # The exporter takes a dimension of 1 for a constant, so the example needs at least two items.
+    # The exporter treats a dimension of 1 as constant, so the example needs at least two items.
     inputs = tuple(torch.cat([each, each])[:2] if each.shape[0] < 2 else each[:2] for each in example)
     weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     batch = torch.export.Dim("batch", min=1)

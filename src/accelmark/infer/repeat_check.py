@@ -27,11 +27,11 @@ _CALLS: Final = 5
 _FIRST: Final = 1
 _EARLY: Final = 2
 _FALSE_ALARMS: Final = Fraction(2, 1000)
-"""Highest probability of a false alarm, on a machine however busy."""
+"""Maximum probability of a false alarm, independent of other load."""
 _LEVELS: Final = {_FIRST: Fraction(16, 10000), _EARLY: Fraction(4, 10000)}
 """Significance level of each test: the first call against the others, the first two against the others."""
 _CLOCK_MS: Final = 1e-6
-"""Shortest duration of a call, to divide by."""
+"""Lower bound on the duration of a call, to avoid division by zero."""
 
 
 def repeat_check(
@@ -51,7 +51,7 @@ def repeat_check(
     one-sided Mann-Whitney test, stratified by batch). Two tests are made:
 
     * the first call against the other four, at 0.0016: detects a cache that answers from the second call on;
-    * the first two calls against the other three, at 0.0004: detects a cache that keeps what occurred twice.
+    * the first two calls against the other three, at 0.0004: detects a cache that stores items at their second call.
 
     An engine is suspicious when one of them is significant and the median over batches of the first call over the
     median of the last three is above ``LIMIT``: a false alarm in at most 2 of 1,000 runs, the sum of both levels.
@@ -135,14 +135,14 @@ def _slower(calls: Sequence[float], early: int, limit: float) -> int:
 
 
 def _at_least(slower: int, early: int, number: int) -> Fraction:
-    """Return the probability of ``slower`` pairs or more over ``number`` batches with all orders equally likely."""
+    """Return the probability of at least ``slower`` pairs over ``number`` batches if all orders are equally likely."""
     sums = _sums(early, number)
     return Fraction(sum(count for total, count in sums.items() if total >= slower), sum(sums.values()))
 
 
 @cache
 def _sums(early: int, number: int) -> Mapping[int, int]:
-    """Return sum of slower pairs -> number of orders of the calls of ``number`` batches that give it."""
+    """Return {sum of slower pairs: number of orders of the calls of ``number`` batches with this sum}."""
     if number == 0:
         return {0: 1}
     ways = Counter(_slower(order, early, 1.0) for order in permutations(range(_CALLS)))

@@ -50,7 +50,7 @@ class ComputeDevice:
 
     @classmethod
     def of(cls, job: JobSpec, settings: InferSettings) -> ComputeDevice:
-        """Return the device of a job; it is not opened yet."""
+        """Return the device of a job without opening it."""
         try:
             device = torch.device(job.device_type)
         except RuntimeError:
@@ -79,7 +79,7 @@ class ComputeDevice:
                 ) from error
 
     def describe(self, settings: InferSettings) -> InferStarted:
-        """Return versions, device and settings that actually run."""
+        """Return versions, device and effective settings."""
         return InferStarted(
             framework="pytorch",
             framework_version=torch.__version__,
@@ -139,7 +139,7 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
 
 
 def validation_precision(settings: InferSettings) -> InferPrecision:
-    """Return the precision of the validation: the engine's, or fp32 where that is quantised."""
+    """Return the precision of the validation: the engine's, or fp32 if that is quantised."""
     return "fp32" if settings.precision == "int8" else settings.precision
 
 

@@ -1,4 +1,4 @@
-"""The seven steps of an inference run; measurements of a step are kept when a later one fails."""
+"""Run the seven steps of an inference run; measurements are kept when a later step fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Results:
     onnx_path: Path | None = None
     engine: Engine | None = None
     unhashed: Engine | None = None
-    """An engine whose hashes are still to be computed."""
+    """An engine whose hashes are not yet computed."""
     compile_s: float | None = None
     check: RepeatCheck | None = None
     inference: Measured | None = None
@@ -136,7 +136,7 @@ class SevenSteps:
             self.failure = _Failure(step, classified)
             return
         took = time.perf_counter() - began
-        if self.results.unhashed is not None:  # not part of the step's duration
+        if self.results.unhashed is not None:  # excluded from the duration
             self.results.details |= engine_hashes(self.results.unhashed)
             self.results.unhashed = None
         if step is InferStep.COMPILE:

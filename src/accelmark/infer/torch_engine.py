@@ -26,15 +26,15 @@ class TorchEngine(Engine):
         super().__init__(request)
         self.device = request.device
         self.dtype = DTYPES[request.precision]
-        # fp32 means fp32: unless tf32 was requested, neither matmuls nor convolutions may use it.
+        # Disable tf32 in matrix products and convolutions unless it was requested.
         tf32 = request.precision == "tf32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         self.channels_last = False
         if self.device.type != "cpu":
-            # Shapes repeat: the fastest algorithm of each convolution is searched once, during the warm-up.
+            # Shapes repeat, so cuDNN selects the fastest convolution algorithms once, during the warm-up.
             torch.backends.cudnn.benchmark = True
-            # An engine before this one, the validation's, has a peak of its own.
+            # exclude the peak of the validation's engine
             forget_peak_memory(self.device)
 
     @abstractmethod
@@ -55,7 +55,7 @@ class TorchEngine(Engine):
     def to_device(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Copy a batch to the device, and convert floating tensors there to the precision and memory format.
 
-        The conversion follows the copy: a CPU converts a batch several times more slowly than it is copied.
+        It converts after the copy, since the CPU converts a batch several times more slowly than it is copied.
         """
         return [self._converted(each.to(self.device, non_blocking=True)) for each in inputs]
 
@@ -68,7 +68,7 @@ class TorchEngine(Engine):
     def model_on_device(self) -> nn.Module:
         """Return a copy of the model in eval mode, on the device and in the precision.
 
-        On accelerators, models with two-dimensional convolutions are in channels-last order, as their kernels want.
+        On accelerators, models with two-dimensional convolutions use the channels-last format, which is faster.
         """
         model: nn.Module = copy.deepcopy(self.torch_model()).eval().to(self.device).to(self.dtype)
         has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())

@@ -27,7 +27,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Load all parameters and buffers of ``model`` from ``path``.
 
     Raises:
-        DataError: the file is missing, damaged, or of another model; missing and unexpected names are listed.
+        DataError: the file is missing, damaged, or of another model; lists missing and unexpected names.
     """
     try:
         from safetensors import SafetensorError
@@ -55,7 +55,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _load_transformers(model: Any, path: Path) -> None:
-    """Load with transformers, which omits tied weights from files and renames others."""
+    """Load with transformers, which restores omitted tied weights and renamed ones."""
     try:
         loaded, info = type(model).from_pretrained(
             path.parent, config=model.config, output_loading_info=True, local_files_only=True

@@ -21,7 +21,7 @@ class PlannedNode(Spec):
     nproc: int
     """Devices used on this host."""
     command: tuple[str, ...]
-    """Command of one rank; the host fills in ``python`` and ``job.json``, and the framework's launch starts the ranks."""
+    """Command of one rank; ``python`` and ``job.json`` are filled in on the host. The launch starts one per rank."""
 
 
 class LayerFile(Spec):

@@ -1,1 +1,1 @@
-"""Measure the ceilings of a device, the denominator of MFU where no datasheet peak is known."""
+"""Measure the peak rates of a device, the denominator of MFU if no datasheet peak is known."""

@@ -1,4 +1,4 @@
-"""Bandwidth between ranks: all-reduce and point to point."""
+"""Measure the bandwidth between ranks: all-reduce and point to point."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from accelmark.spec.records import Rate
 
 CPU_SIZES_MIB: Final = (1, 16, 64, 256)
 ACCELERATOR_SIZES_MIB: Final = (*CPU_SIZES_MIB, 1024, 4096)
-"""Fast interconnects reach their bandwidth with buffers of gigabytes only."""
+"""Buffer sizes; fast interconnects need gigabytes to reach their bandwidth."""
 
 
 def probe_collectives(device: torch.device, budget_s: float) -> dict[str, Rate]:
-    """Return the bus bandwidth of all-reduce (algorithm bandwidth x 2(n-1)/n), and that from rank 0 to the last rank.
+    """Return the bus bandwidth of all-reduce (algorithm bandwidth x 2(n-1)/n) and of rank 0 to the last rank.
 
     All ranks of the default group have to call this.
     """

@@ -1,4 +1,4 @@
-"""Ceilings of one device: matrix products per precision, memory bandwidth, copies from and to the host."""
+"""Measure one device: matrix products per precision, memory bandwidth, copies from and to the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelmark.probe.timing import time_operation
 from accelmark.spec.records import Rate
 
 SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
-"""Sides of the square matrices, as far as time and memory allow."""
+"""Sizes of the square matrices; limited by time and memory."""
 PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _FLOATS: Final = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
                   "bf16": torch.bfloat16, "fp16": torch.float16}  # fmt: skip
@@ -123,7 +123,7 @@ def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
 
 
 def _buffer_bytes(device: torch.device) -> int:
-    """Return a size far above any cache and far below the memory."""
+    """Return a buffer size much larger than caches and much smaller than memory."""
     return _GIB // 4 if device.type == "cpu" else 2 * _GIB
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 MIN_REPETITIONS: Final = 5
 GROUPS: Final = 5
-"""Number of timed groups of repetitions; the median group counts, so that one disturbance does not matter."""
+"""Number of timed groups of repetitions; the median group is used to exclude disturbances."""
 _MIN_TOGETHER: Final = 3
 _MAX_TOGETHER: Final = 500
 
@@ -28,7 +28,7 @@ class Timing:
 
 
 def time_operation(operation: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
-    """Time ``operation`` within about ``budget_s`` seconds: a warm-up, then groups; the median group counts."""
+    """Time ``operation`` within about ``budget_s`` seconds: warm-up, then the median of groups."""
     operation()
     once = max(_time_repetitions(operation, device, 1), 1e-7)
     per_group = max(1, min(1000, int(budget_s / GROUPS / once)))
@@ -38,7 +38,7 @@ def time_operation(operation: Callable[[], object], device: torch.device, budget
 
 
 def time_collective(operation: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
-    """Time the same number of repetitions on all ranks of the default group; the slowest rank counts."""
+    """Time the same number of repetitions on all ranks of the default group; return the slowest rank's time."""
 
     def slowest(repetitions: int) -> float:
         dist.barrier()

@@ -1,1 +1,1 @@
-"""What the hardware did while a run was on it: host and devices, read from outside the ranks. Imports no framework."""
+"""Record host and device telemetry during a run, outside the ranks. Imports no framework."""

@@ -36,7 +36,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class Detect(Spec):
-    """Evidence that this vendor's devices are on a machine, found without a library; one match suffices."""
+    """Evidence of this vendor's devices on a machine, detected without a library; one match suffices."""
 
     device_files: tuple[str, ...] = ()
     """Glob patterns below ``/dev``."""
@@ -52,7 +52,7 @@ class Detect(Spec):
 
 class _Form(Spec):
     version: Pattern | None = None
-    """Must match somewhere in the output: the tool's versions that print this form."""
+    """Must match somewhere in the output; identifies the tool versions that print this form."""
     source: str
     """Where this form is documented (a page, a log), and the tool's version."""
     power_shared: Literal["previous", "next"] | None = None
@@ -64,7 +64,7 @@ class TableForm(_Form):
 
     form: Literal["table"] = "table"
     header: tuple[Pattern, ...] = Field(min_length=1)
-    """Consecutive heading lines; their match proves that no column has moved."""
+    """Consecutive heading lines; they match only if the columns are unchanged."""
     rows: tuple[Pattern, ...] = Field(min_length=1)
     """The lines of one device."""
     ignore: tuple[Pattern, ...] = ()
@@ -80,7 +80,7 @@ class LinesForm(_Form):
     like: Pattern
     """Every line that matches this must be a device's line."""
     line: Pattern
-    """A device's line including units, so that it no longer matches when a column moves."""
+    """A device's line including units, so that it does not match if columns change."""
 
 
 class CsvForm(_Form):
@@ -109,7 +109,7 @@ Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator
 
 
 class Identify(Spec):
-    """A second command, run once, for fields that the first lacks (names, memory); joined by ``index``."""
+    """A second command, run once, for fields missing in the first (names, memory); joined by ``index``."""
 
     command: tuple[str, ...] = Field(min_length=1)
     forms: tuple[Form, ...] = Field(min_length=1)
@@ -153,7 +153,7 @@ class VendorTelemetry(Spec):
     tool: ToolRule | None = None
     script: ScriptRule | None = None
     reasons: dict[Literal["devices"], str] = Field(default_factory=dict)
-    """``devices`` -> why they cannot be read, where nothing is declared above."""
+    """``devices`` -> why they cannot be read, if no source is declared above."""
 
 
 def read_vendor(folder: Path) -> tuple[VendorSpec, VendorTelemetry]:

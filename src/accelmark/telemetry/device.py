@@ -1,4 +1,4 @@
-"""The contract of a device reader: what it returns for a device, and the methods that it implements."""
+"""The interface of a device reader: its methods and the types that they return."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class DeviceSample:
 
 @runtime_checkable
 class DeviceSource(Protocol):
-    """Reads the devices of one vendor. It is called from one thread of its own and may block.
+    """Reads the devices of one vendor. It is called from a dedicated thread and may block.
 
-    A source that takes long to close declares how long in an attribute ``closing_s``; one that waits in ``sample`` may
-    have a method ``interrupt()``, which is called from another thread and ends the wait.
+    Optional members: ``closing_s``, the maximum duration of ``close``, and ``interrupt()``, which is called from
+    another thread to end a wait in ``sample``.
     """
 
     def open(self) -> tuple[DeviceInfo, ...]:

@@ -1,4 +1,4 @@
-"""Energy of a device over a window: its energy counter, cross-checked against integrated power. Pure."""
+"""Compute a device's energy over a window from its energy counter and integrated power."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TOLERANCE: Final = 0.05
 """Allowed difference between integrated power and the counter, as a share of the counter."""
 
 Series = Sequence[tuple[float, float]]
-"""(monotonic s, value), in the order of time."""
+"""(monotonic s, value), sorted by time."""
 
 
 class EnergyReason(StrEnum):
     """Why the energy of a window is unknown or doubtful."""
 
     NO_POWER = "no_power"
-    """There is neither a reading of power nor one of a counter."""
+    """There are no readings of power or of a counter."""
     EMPTY_WINDOW = "empty_window"
     START_NOT_COVERED = "start_not_covered"
     """No reading before the start of the window to interpolate from."""
@@ -39,14 +39,14 @@ class Energy:
     """Energy of one device over a window."""
 
     energy_j: float | None
-    """From the counter where there is one, else from integrated power; None where neither covers the window."""
+    """From the counter if available, else from integrated power; None if neither covers the window."""
     method: Literal["counter", "trapezoid"] | None
     counter_j: float | None = None
-    """Increase of the counter over the window, its ends interpolated."""
+    """Increase of the counter over the window, interpolated at its ends."""
     integrated_j: float | None = None
-    """Power integrated by trapezoids, its ends interpolated."""
+    """Power integrated by the trapezoidal rule, interpolated at the ends of the window."""
     reasons: tuple[EnergyReason, ...] = ()
-    """Empty where the energy is known without doubt."""
+    """Empty if the energy is reliable."""
 
 
 def energy(
@@ -60,8 +60,8 @@ def energy(
 ) -> Energy:
     """Return one device's energy over a window.
 
-    A counter is exact where sampled power is not: instant power at 1 s aliases with shorter training steps. Integrated
-    power is the figure where there is no usable counter, and the cross-check otherwise.
+    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps; integrated
+    power is the cross-check, and the figure if there is no usable counter.
 
     Args:
         power: power in W over monotonic time.
@@ -90,7 +90,7 @@ def energy(
 
 
 def integrate(points: Series, start_s: float, end_s: float) -> float:
-    """Return the integral of a piecewise linear curve from ``start_s`` to ``end_s``, its ends interpolated.
+    """Return the integral of a piecewise linear curve from ``start_s`` to ``end_s``, interpolated at both ends.
 
     Raises:
         ValueError: ``points`` do not cover the window.
@@ -111,7 +111,7 @@ def _integral(
 
 
 def _increase(counter: Series, start_s: float, end_s: float) -> tuple[float | None, tuple[EnergyReason, ...]]:
-    """Return the increase of a counter over the window; a gap inside it does not matter."""
+    """Return the increase of a counter over the window; gaps inside it have no effect."""
     if any(after < before for (_, before), (_, after) in itertools.pairwise(counter)):
         return None, (EnergyReason.COUNTER_WENT_BACK,)
     if problems := _not_covered(counter, start_s, end_s):

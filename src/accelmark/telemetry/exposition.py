@@ -1,4 +1,4 @@
-"""Live telemetry as Prometheus metrics: the last sample of each recorder, with units in the metrics' names.
+"""Expose the last sample of each recorder as Prometheus metrics, with units in their names.
 
 Format: the Prometheus text exposition format 0.0.4.
 """
@@ -41,8 +41,7 @@ _TIME: Final = "sample_timestamp_seconds"
 def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
     """Return the last sample of each recorder as metrics.
 
-    A record that has ended or has no sample is left out, as is one without a new sample for ten intervals (and 30 s):
-    its recorder was killed.
+    Records that have ended, have no sample, or have no new sample for ten intervals (and 30 s) are omitted.
 
     Args:
         recorders: labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``.

@@ -1,4 +1,4 @@
-"""Inventory of a machine: devices, drivers, frameworks, engines, and what works, without importing any of them."""
+"""Inventory of a machine: devices, drivers, frameworks, engines and their compatibility, without importing them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def inventory() -> Inventory:
 
 
 def _version(module: str, distributions: tuple[str, ...]) -> str | None:
-    """Return the version of the first installed distribution; finding it by its files would take far longer."""
+    """Return the version of the first installed distribution; a search by file would take far longer."""
     if not _is_there(module):
         return None
     for name in dict.fromkeys((*distributions, module)):

@@ -1,4 +1,4 @@
-"""A file that is appended to by whole lines, also when the disk is full."""
+"""Append whole lines to a file, even if the disk becomes full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 
 @final
 class LineFile:
-    """Appends each line with one write, so that a reader never sees half of one.
+    """Appends each line with one write, so that readers never read partial lines.
 
     A write that fails (disk full) loses its lines and is counted; a partial line is ended before the next one.
 

@@ -92,7 +92,7 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
             (log_path / PID_FILE).unlink(missing_ok=True)
             raise RunError(f"the monitor did not start: {errors}")
         time.sleep(0.05)
-    # The monitor outlives this process; mark the handle as done so that its destructor does not warn.
+    # The monitor continues after this process; mark the handle as finished so that its destructor does not warn.
     process.returncode = 0
     return status(log_path)
 

@@ -37,13 +37,13 @@ from accelmark.telemetry.sources.poller import Poller, with_age
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
 OPEN_TIMEOUT_S: Final = 10.0
-"""Samples are held back until the devices are open, for at most this time."""
+"""Maximum time that samples are buffered until the devices are open."""
 _MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor_logs:MonitorLogs"
-"""Named, not imported: ``compat`` builds on telemetry."""
+"""Imported by name at run time, since ``compat`` depends on telemetry."""
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
-"""Fewest usable cores of which the recorder takes one for itself."""
+"""Minimum number of usable cores at which the recorder reserves one for itself."""
 _NICE: Final = 5
 
 
@@ -54,7 +54,7 @@ class RecorderConfig(Spec):
     vendor_folder: Path
     interval_s: PositiveFloat = 1.0
     pids: tuple[int, ...] = ()
-    """Processes of the run, whose descendants belong to it too."""
+    """Processes of the run; their descendants also belong to it."""
     cpus: tuple[int, ...] = ()
     """Cores that the recorder runs on; empty: the last usable core, from four usable cores on."""
     detached: bool = Field(default=False)

@@ -25,7 +25,7 @@ class Engine(TorchEngine):
             raise self.incompatible(path, error) from error
 
     def _compile(self, path: Path) -> Path:
-        # torch.export takes a dimension of 1 for a constant.
+        # torch.export treats a dimension of 1 as constant.
         example = [torch.cat([each, each]) if each.shape[0] == 1 else each for each in self.request.example]
         batch = torch.export.Dim("batch", min=1)
         shapes = tuple({0: batch} for _ in example)

@@ -13,7 +13,7 @@ Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 
 
 class Engine(TorchEngine):
-    """The model, operator by operator; ``forward`` replaces the call of the model."""
+    """The uncompiled model; ``forward`` replaces the call of the model."""
 
     def __init__(self, request: EngineRequest, forward: Forward | None = None) -> None:
         super().__init__(request)

@@ -11,11 +11,11 @@ from accelmark.infer.engine import EngineRequest, as_list, text_options
 from accelmark.infer.torch_engine import TorchEngine, no_warnings
 
 GraphKey = tuple[tuple[torch.Size, bool], ...]
-"""What a graph is compiled for: the shape of each input, and whether it was created in inference mode."""
+"""Key of a compiled graph: the shape of each input, and whether it was created in inference mode."""
 
 
 class Engine(TorchEngine):
-    """A graph compiled for each batch size when it first occurs; the time of that call is reported as not inference."""
+    """Compiles a graph at the first call with each batch size, whose time is reported as not inference."""
 
     known_options = frozenset({"mode"})
     fixed_batch = True

@@ -16,7 +16,7 @@ from accelmark.spec.errors import nearest
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {
     "cpu": (_CPU,),
-    # PyTorch names AMD's devices cuda too; a build of ONNX Runtime has the providers of one vendor.
+    # PyTorch also names AMD's devices cuda; a build of ONNX Runtime has one vendor's providers.
     "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     "npu": ("CANNExecutionProvider",),
     "xpu": ("OpenVINOExecutionProvider",),
@@ -53,7 +53,7 @@ class Engine(Base):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = request.threads
         options.log_severity_level = 3
-        # Spinning threads take cores from other processes: a busy machine becomes ten times slower.
+        # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
         spins = bool(request.options.get("spinning", False))
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         if existing is None and self.providers[0] == _CPU:
@@ -150,7 +150,7 @@ class Engine(Base):
         return super().fingerprint() | {"onnxruntime": self.ort.__version__, "providers": ",".join(self.providers)}
 
     def describe(self) -> dict[str, str]:
-        """Return the version, the active providers, and how many nodes run on the CPU."""
+        """Return the version, the active providers, and the number of nodes on the CPU."""
         active = ",".join(self.session.get_providers())
         return {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
 

@@ -1,4 +1,4 @@
-"""The four MLPerf inference scenarios with a compiled engine."""
+"""Run the four MLPerf inference scenarios with a compiled engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MLPERF_MIN_DURATION_S: Final = 600.0
 _PROBES: Final = 5
 _MAX_TRIES: Final = 10
 _RATE_TOLERANCE: Final = 0.05
-"""The search ends when the highest rate that met the bound and the lowest that did not are this close."""
+"""Relative gap between the highest rate that met the bound and the lowest that did not, at which the search ends."""
 _HEADROOM: Final = 1.2
 
 
@@ -54,7 +54,7 @@ class Scenarios:
         self.minimum = LoadGenSettings(settings.scenario_duration_s, settings.scenario_queries)
 
     def run(self) -> list[ScenarioResult]:
-        """Run them in the order of the settings; write each result when it is known."""
+        """Run them in the order of the settings; write each result immediately."""
         kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
             "offline": self._offline,
             "single_stream": lambda: self._stream("single_stream", 1),
@@ -72,7 +72,7 @@ class Scenarios:
         expected = replace(self.minimum, queries_per_s=size / self._call_s(size) * _HEADROOM)
         log = self._run("offline", expected, self.log_dir("offline"))
         if not log.long_enough:
-            # The estimate was too low for the minimum duration; LoadGen advises to expect more than was reached.
+            # The estimate was too low for the minimum duration; LoadGen advises to expect more than the measured rate.
             reached = log.number("result_samples_per_second") or expected.queries_per_s
             log = self._run("offline", replace(expected, queries_per_s=reached * _HEADROOM), self.log_dir("offline"))
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))

@@ -23,7 +23,7 @@ class Query(Protocol):
 
     @property
     def id(self) -> int:
-        """Identifies the response."""
+        """Id of the response."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class RequestQueue:
             forward: the engine's forward.
             items: the data.
             batch_size: largest number of items in a call.
-            padded: fill a call up to ``batch_size`` by repeating its last item.
+            padded: pad each call to ``batch_size`` by repeating its last item.
             context: for the message of a failure.
         """
         self.forward = forward
@@ -85,7 +85,7 @@ class RequestQueue:
         self.batch_size = batch_size
         self.padded = padded
         self.complete: Callable[[Sequence[Query]], None] | None = None
-        """Called when queries are done."""
+        """Called with completed queries."""
         self.context = context
         self.failure: BaseException | None = None
         self._waiting: deque[Query] = deque()
@@ -131,7 +131,7 @@ class RequestQueue:
             self._process()
 
     def _warm_up(self) -> None:
-        """Call the engine in this thread and mode, so that it prepares nothing while LoadGen measures."""
+        """Call the engine in this thread and mode before LoadGen measures."""
         try:
             self.compute([0] * self.batch_size)
             if not self.padded:

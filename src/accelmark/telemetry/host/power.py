@@ -1,4 +1,4 @@
-"""Power and energy of the host: CPU packages through RAPL, the whole host through its management controller (IPMI)."""
+"""Read host power and energy: CPU packages through RAPL, the whole host through its management controller (IPMI)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accelmark.telemetry.command import CommandError, run_command
 
 POWERCAP: Final = Path("/sys/class/powercap")
 IPMI_INTERVAL_S: Final = 30.0
-"""A management controller takes seconds to answer and averages over seconds."""
+"""Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
 _IPMI_TIMEOUT_S: Final = 20.0
 _DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
 _SDR: Final = re.compile(
@@ -169,7 +169,7 @@ def read_ipmi_power_w(tool: str = "ipmitool") -> float:
 
 @final
 class IpmiPower:
-    """The latest power reading, refreshed in a thread of its own, since the controller is slow."""
+    """Reads power in a separate thread, since the controller is slow."""
 
     def __init__(self, tool: str = "ipmitool", interval_s: float = IPMI_INTERVAL_S) -> None:
         self._tool = tool
@@ -188,7 +188,7 @@ class IpmiPower:
             return self._reason
 
     def take(self) -> float | None:
-        """Return a reading in W that was not returned before, so that each is recorded once; else None."""
+        """Return the latest reading in W if it was not returned before, else None."""
         with self._lock:
             fresh, self._fresh = self._fresh, None
             return fresh

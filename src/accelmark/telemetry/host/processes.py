@@ -1,4 +1,4 @@
-"""Processes that do not belong to a run, on its devices and on its host."""
+"""Detect processes on a run's devices and host that do not belong to the run."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import psutil
 from accelmark.telemetry.host.processes import PROC, descendants, parents
 
 BUSY_CPU: Final = 0.2
-"""Share of all cores that may be busy before a run."""
+"""Maximum share of busy cores before a run."""
 BUSY_PRESSURE: Final = 10.0
-"""Percent of time that tasks may wait for the CPU, memory or disk before a run."""
+"""Maximum percentage of time that tasks wait for the CPU, memory or disk before a run."""
 _MIB: Final = 1024.0 * 1024.0
 _DESCENDANTS_EVERY_S: Final = 5.0
 _LEAST_CPU_S: Final = 0.1
@@ -28,7 +28,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """One sample of a host; rates are over the time since the sample before. A value that was not read is None."""
+    """One sample of a host; rates are since the previous sample. A value that was not read is None."""
 
     cpu: float | None = None
     """Share of all cores that was busy, 0..1."""
@@ -70,7 +70,7 @@ class CpuMeter:
             OSError: the kernel's counters cannot be read.
         """
         fields = psutil.cpu_times()._asdict()
-        # Guest time is part of user time already.
+        # user time includes guest time
         total = sum(value for name, value in fields.items() if name not in ("guest", "guest_nice"))
         idle = fields["idle"] + fields.get("iowait", 0.0)
         if self._before is None:
@@ -162,7 +162,7 @@ class HostSampler:
             return {}
         elapsed = now_s - before[0]
         steps = {name: count - before[1][name] for name, count in counts.items() if name in before[1]}
-        # A counter decreases when a device is added or removed; there is no correct rate then.
+        # A counter decreases when a device is added or removed; the rate is then unknown.
         return {name: step / _MIB / elapsed for name, step in steps.items() if step >= 0}
 
     def _rank_rss(self, now_s: float) -> float | None:
@@ -192,7 +192,7 @@ def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
     time.sleep(settle_s)
     elapsed_us = 1e6 * (time.monotonic() - began)
     stalled = {f"psi_{name}": 100 * (us - before[name]) / elapsed_us for name, us in _stalled_us().items()}
-    # The kernel's averages also cover what ran before, such as the previous round.
+    # The kernel's averages also include earlier load, such as the previous round.
     return busy_reasons(replace(sampler.sample(time.monotonic()), **stalled), psutil.cpu_count() or 1)
 
 

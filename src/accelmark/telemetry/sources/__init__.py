@@ -15,7 +15,7 @@ from accelmark.telemetry.device import DeviceSource, SourceError
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
 _SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor_script:MonitorScript"
-"""Named, not imported: ``compat`` builds on telemetry."""
+"""Imported by name at run time, since ``compat`` depends on telemetry."""
 
 
 def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:

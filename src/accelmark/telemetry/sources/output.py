@@ -1,4 +1,4 @@
-"""Parse a tool's output by a declared form: values in declared units, or ``UnreadableError`` with the reason. Pure."""
+"""Parse a tool's output by its declared form; raises ``UnreadableError`` if it does not match."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def device_sample(index: int, values: Values) -> DeviceSample:
 
 
 def device_index(at: int, values: Values) -> int:
-    """Return the device's declared index, or its position ``at`` where the tool reports none."""
+    """Return the device's declared index, or its position ``at`` if the tool reports none."""
     index = number(values, "index")
     return at if index is None else int(index)
 

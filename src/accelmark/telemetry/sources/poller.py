@@ -35,11 +35,11 @@ class Poller:
 
     def __init__(self, sources: Sequence[DeviceSource]) -> None:
         self.infos: tuple[DeviceInfo, ...] = ()
-        """The devices; empty until they are open and where opening failed."""
+        """The devices; empty before opening and after a failure."""
         self.problem: str | None = None
         """Why no source could be opened, or None."""
         self.opened = False
-        """Whether opening has finished, with or without success. Set last, after ``infos`` and ``problem``."""
+        """Whether opening has finished or failed; set after ``infos`` and ``problem``."""
         self._sources = sources
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ def _sample(source: DeviceSource) -> tuple[tuple[DeviceSample, ...], str | None]
 
 
 def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
-    """Return a reading's devices for a line at ``t``, with their age where it is not negligible."""
+    """Return a reading's devices for a line at ``t``, with their age if it is not negligible."""
     age = t - reading.t
     if abs(age) < _NEGLIGIBLE_AGE_S:
         return reading.devices

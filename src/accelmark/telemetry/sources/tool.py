@@ -45,7 +45,7 @@ class ToolSource:
         return tuple(device_sample(device_index(at, values), values) for at, values in enumerate(devices))
 
     def close(self) -> None:
-        """Nothing is held between samples."""
+        """Do nothing: no resources are held."""
 
     @property
     def _tool(self) -> str:
