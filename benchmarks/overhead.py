@@ -1,8 +1,9 @@
 """Measure the training driver's overhead per step: against a bare PyTorch loop, other trainers, and steps without work.
 
-Run ``python -m benchmarks.overhead`` (``--quick``: short; ``--peers``: with Trainer and Lightning). All loops train the same model on one batch with one optimizer and schedule. They alternate every few steps within one process
-(see ``turns.py``), so that other load of the machine affects all of them. The bare loop neither logs nor times
-anything. ``benchmarks/companions.py`` measures the cost of telemetry and progress.
+Run ``python -m benchmarks.overhead`` (``--quick``: short; ``--peers``: with Trainer and Lightning). All loops train the
+same model on one batch with one optimizer and schedule. They alternate every few steps within one process (see
+``turns.py``), so that other load of the machine affects all of them. The bare loop neither logs nor times anything.
+``benchmarks/companions.py`` measures the cost of telemetry and progress.
 """
 
 from __future__ import annotations
