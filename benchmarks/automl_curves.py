@@ -1,6 +1,6 @@
 """Draw the curves of search quality and of scheduling at scale from the JSON files in ``results``.
 
-    python -m benchmarks.automl_curves
+python -m benchmarks.automl_curves
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute the share of the workers' time in a search that was neither training nor evaluation.
 
-    accelmark automl run -c examples/automl-fashion.yaml --runs runs
-    python -m benchmarks.automl_idleness RUN_DIRECTORY
+accelmark automl run -c examples/automl-fashion.yaml --runs runs
+python -m benchmarks.automl_idleness RUN_DIRECTORY
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
     """Raise RequestError where a searched hyperparameter changes nothing of the seed network."""
     tuning = config.tuning
     plain = Hyperparameters(batch_size=1, learning_rate=1.0)
-    # A single searched kernel may be the network's own: two others show whether any kernel changes it.
+    # A single searched kernel may be the network's own, so two others are tried.
     kernels = [{"kernel": value} for value in (3, 5, *tuning.kernel)] if tuning.kernel else []
     rates = [{"dropout": value} for value in tuning.dropout or ()]
     for name, values, reason, instead in (

@@ -20,15 +20,15 @@ from accelmark.results.schema import Finding
 
 _SLACK_S: Final = 0.5
 _REPORT_DELAY_S: Final = 15.0
-"""How long before its report a worker's event may be dated: a slow start, a busy network."""
+"""Longest delay of a worker's event before it is reported: a slow start, a busy network."""
 _RANKS_START_S: Final = 600.0
-"""The same where a trial has several ranks, which may have to be restarted."""
+"""The same for trials with several ranks, which may have to be restarted."""
 _CLOCK_DRIFT: Final = 0.001
-"""Drift between two hosts' clocks, as a share of the time."""
+"""Largest drift between two hosts' clocks, relative to the time."""
 _COMPUTING: Final = 1.1
-"""A device may still compute what it had queued when an epoch's training ended."""
+"""Largest ratio of computing to training time: a device may still compute queued work when an epoch ends."""
 _END_SLACK_S: Final = 150.0
-"""A trial that does not end when cut is abandoned after 120 s; the rest is for a busy machine."""
+"""A trial that does not end when cut is abandoned after 120 s; the rest allows for a busy machine."""
 _COUNT_SLACK: Final = 1e-6
 """Rounding error of an accuracy times its number of images: correct predictions are summed in double precision."""
 

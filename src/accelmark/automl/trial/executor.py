@@ -115,7 +115,7 @@ def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
 
 @final
 class _TrialStop:
-    """Ends a trial when its listener wants it or its time is up; the driver asks after each step."""
+    """Requests the end of a trial when its listener does or its time is up; polled by the driver after each step."""
 
     interruptible = False
 
@@ -229,7 +229,7 @@ class _Trial:
 def _used_precision(started: Started) -> str:
     """Return the precision of the matrix work: autocast's type, else the parameters', where fp32 may be TF32.
 
-    Other types keep the framework's name, whose bits no rule knows.
+    Other types keep the framework's name, for which the rules have no number of bits.
     """
     kind = started.compute_type or "unknown"
     return started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
@@ -247,7 +247,7 @@ class _NoListener:
 
 
 def warm_up(place: RankContext) -> None:
-    """Train a tiny network, so that no trial's time is spent on what the first training loads and opens."""
+    """Train a tiny network, so that one-time initialization is not part of a trial."""
     size, classes = 8, 2
     number = 4 * place.ranks.world_size
     images = ArrayImages(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)

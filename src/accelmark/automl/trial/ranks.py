@@ -52,7 +52,7 @@ def make_executor(
 
 
 class RankGroup:
-    """Rank processes in step. If one breaks, the trial fails and all are restarted for the next one."""
+    """Rank processes that train together. If one fails, its trial fails and all are restarted for the next one."""
 
     def __init__(self, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> None:
         self._devices: Final = devices

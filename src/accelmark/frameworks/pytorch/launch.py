@@ -31,7 +31,7 @@ def launch(place: HostPlace) -> Launch:
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
-    """Tell from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
+    """Read from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
     wanted = _BUILDS.get(device_type)
     if wanted is None:
         return DeviceSupport(True, f"PyTorch {version}")

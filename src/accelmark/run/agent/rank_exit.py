@@ -154,9 +154,9 @@ def classify_ranks(
 def classify_rank(
     rank: int, local_rank: int, exit_code: int | None, log: LogEnd, termination: Termination | None
 ) -> RankExit:
-    """Return how one rank ended; ``exit_code`` is None where nobody saw one.
+    """Return how one rank ended; ``exit_code`` is None where it is unknown.
 
-    Success takes a FINISHED event that reports it and no other exit code than 0: a crash never counts as success.
+    Success requires a FINISHED event that reports it, and no exit code other than 0.
     """
     name = signal_name(exit_code) if exit_code is not None else None
     state: RankState
@@ -220,7 +220,7 @@ def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
 
 
 def _priority(rank: RankExit) -> tuple[int, int]:
-    """Order of blame: killed by a foreign signal, raised an error, was terminated; lost its connection comes last."""
+    """Priority as the first cause: foreign signal, error, other ends; termination and a lost connection come last."""
     order: dict[RankState, int] = {"signaled": 1, "failed": 2, "lost": 3, "stalled": 4, "timed_out": 5, "cancelled": 6}
     reason = (rank.reason or "").lower()
     lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
@@ -248,7 +248,7 @@ def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeS
 
     Args:
         nodes: how each node ended.
-        order: noderanks in the order in which their ends were seen.
+        order: noderanks in the order in which their ends were observed.
     """
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:

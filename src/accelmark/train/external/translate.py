@@ -24,10 +24,10 @@ class _UnreadableError(Exception):
 
 @final
 class LogTranslator:
-    """Turns matching lines into events as they come.
+    """Translates matching lines into events as they arrive.
 
     Times are those at which a line was read (``time.monotonic_ns``). Steps between two lines form one window: its loss
-    is the one that was printed, the times of single steps are known only where every step is printed.
+    is the printed one, and times of single steps are known only where every step is printed.
     """
 
     def __init__(self, work: ExternalJob, world_size: int, log: EventLog, account: Account) -> None:

@@ -13,11 +13,11 @@ from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
 
 MAX_LISTED: Final = 20
-"""Replaced functions that are listed."""
+"""Largest number of replaced functions in the list."""
 
 
 def runs_vendor_code(job: JobSpec) -> bool:
-    """Tell whether ranks run code of a vendor: hooks, a module, kernels, packages or a script."""
+    """Return whether ranks run a vendor's code: hooks, a module, kernels, packages or a script."""
     files = job.adaptation
     carried_out = files is not None and (files.has_build or files.has_environment or bool(files.requirements))
     return job.extern is not None or job.framework_module is not None or carried_out

@@ -157,7 +157,7 @@ def _is_replaced(now: Any, function: Any, body: tuple[Any, ...]) -> bool:
 
 
 def _is_from_torch(function: Any) -> bool:
-    # Not unwrapped: a wrapper around PyTorch's function belongs to its author.
+    # Not unwrapped: a wrapper around PyTorch's function counts as its author's code.
     code = getattr(function, "__code__", None)
     return code is not None and Path(code.co_filename).is_relative_to(_TORCH)
 

@@ -95,7 +95,7 @@ class Probes:
     """Probes a few steps of a rank."""
 
     def __init__(self, num_credited: int = 0, rows: float | None = None, reason: str | None = None) -> None:
-        """``num_credited``: samples of a step on this rank; ``rows``: rows per sample; ``reason``: why none."""
+        """Set the samples of a step on this rank, and rows per sample or the ``reason`` why they are unknown."""
         self._num_credited = num_credited
         self._rows = rows
         self._reason = reason

@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.hooks import Autocast
 from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
 
 NUM_SHOWN: Final = 20
-"""Replaced modules that are listed; the others are counted."""
+"""Largest number of replaced modules in the list; further ones are counted."""
 
 _SHARDED: Final = "FSDP"
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
@@ -77,7 +77,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Opti
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
-    """Return the type of the matrix work in a forward pass, in PyTorch's words (``bfloat16``)."""
+    """Return the type of the matrix work in a forward pass by its PyTorch name (``bfloat16``)."""
     with autocast():
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
