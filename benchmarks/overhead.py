@@ -261,7 +261,7 @@ class NothingToTrain:
 
 
 def alone(rounds: int, log: PerfLogWriter) -> Alone:
-    """Measure the driver with and without windows; return the cost of a step and that of a window."""
+    """Measure the driver with and without windows, to separate the cost of a step from that of a window."""
     steps = 2000
     with tempfile.TemporaryDirectory() as directory:
         windowed = micro_job(steps, Path(directory))

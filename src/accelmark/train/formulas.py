@@ -36,7 +36,7 @@ class Conv:
     channels_in: int
     channels_out: int
     is_first: bool = False
-    """The image needs no gradient, so the first convolution's backward pass has one product only."""
+    """The image needs no gradient, so the backward pass of the first convolution has only one product."""
 
     @property
     def flops(self) -> float:

@@ -110,7 +110,7 @@ def _check_weights(config: AutomlConfig, network: Network) -> None:
 
 
 def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool = False) -> Dataset | None:
-    """Check everything that needs nothing started; initial weights unless the seed is trained already.
+    """Check everything that needs nothing to be started; initial weights only if the seed is not trained yet.
 
     Returns:
         The data where trials run on this machine; else None: the hosts of a cluster check their own.

@@ -95,7 +95,7 @@ class TrialEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is gone with its trial."""
+    """A worker and its trial are lost."""
 
     worker: int
     status: Literal["lost", "out-of-memory"]

@@ -112,7 +112,7 @@ class WorkerPool(ABC):
         for one in drains:
             del self._pending[one]
         found: list[messages.Message] = []
-        with suppress(Exception):  # the worker may be lost after its trial; the result is known
+        with suppress(Exception):  # the worker may be lost now, but the trial's result is known
             for one in (*drains, self._submit(worker, "drain", _DRAIN_S)):
                 found += _progress(worker, one.result(_LAST_DRAIN_S))
         return [*found, messages.TrialEnded(worker, messages.TrialResult.model_validate_json(value[0]), value[1])]

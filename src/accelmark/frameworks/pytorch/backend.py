@@ -65,7 +65,7 @@ from accelmark.train.loop.ends import total_steps
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank that is alone in its process."""
+    """Return the backend of a rank that has its own process."""
     return PyTorchBackend(job, train, place, log)
 
 
@@ -295,7 +295,7 @@ class PyTorchBackend:
             model.compile(mode=mode)
 
     def _compile_mode(self) -> str | None:
-        """Return the mode to compile in; None where nothing is compiled."""
+        """Return the compilation mode; None where nothing is compiled."""
         mode = self._settings.compile
         if mode == "off":
             return None

@@ -31,7 +31,7 @@ _SAVED: Final = frozenset(
 )
 """Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
 _wrapped: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
-"""Block -> the forward set here, and whether the block had a forward of its own before."""
+"""Block -> the forward set here, and whether the block had its own forward before."""
 
 
 def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:

@@ -19,10 +19,10 @@ _PATH_VARIABLE = "PYTHONPATH"
 
 
 def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
+    """Return the variables of the process that starts ``task``'s ranks, in addition to those that are set already.
 
     Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
-    (threads, visible devices, directories of caches). A ``PYTHONPATH`` of theirs comes after AccelMark's own.
+    (threads, visible devices, directories of caches). Their ``PYTHONPATH`` is appended to AccelMark's.
     """
     environment = dict(ambient)
     launch = launch_of(task)

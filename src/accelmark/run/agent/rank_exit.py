@@ -27,7 +27,7 @@ _FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentatio
 _NOT_STARTED: Final = re.compile(
     r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
 )
-"""Python's message, without a traceback, where it finds nothing to run."""
+"""Python's message, without a traceback, where the script or module does not exist."""
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -214,7 +214,7 @@ def _is_victim(item: RankExit, culprits: Sequence[RankExit]) -> bool:
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
-    """Return the rank whose failure explains the others: it failed by itself, before those that ended because of it."""
+    """Return the rank whose failure caused the others: it failed by itself, and before them."""
     rest = [rank for rank in ranks if rank.state != "succeeded"]
     return min(rest, key=_priority, default=None)
 

@@ -162,7 +162,7 @@ class _Trainer:
         for line in self._lines():
             read_ns = time.monotonic_ns()
             self.last_lines.append(line)
-            # A trainer must not write events of its own.
+            # A trainer must not write PerfLog events itself.
             os.write(1, line.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
             if self._translator is not None:
                 self._translator.line(line, read_ns)

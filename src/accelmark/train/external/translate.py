@@ -91,7 +91,7 @@ class LogTranslator:
             raise _UnreadableError(f"step {step} follows step {progress.global_steps}")
         step_ms = numbers["step_time"] * _MS[units.step_time] if "step_time" in numbers else None
         if self._began_ns is None:
-            # Without the time of a step, initialisation counts as training: throughput is too low, never too high.
+            # Without the time of a step, initialisation counts as training, which makes throughput too low.
             first_ns = 0 if step_ms is None else at_ns - int(count * step_ms * 1e6)
             self._begin(max(self._opened_ns, first_ns))
         loss = numbers.get("loss")

@@ -71,7 +71,7 @@ class Driver:
 
     @property
     def progress(self) -> Progress:
-        """How far training has come."""
+        """The progress of training."""
         return self._account.progress
 
     def run(self) -> End:

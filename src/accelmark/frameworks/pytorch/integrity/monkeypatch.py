@@ -56,7 +56,7 @@ class Functions:
     def replaced(self) -> tuple[str, ...]:
         """Return the functions that were replaced or have another body, with the places of the replacements.
 
-        PyTorch puts wrappers of its own around some of its functions when they are first used; those do not count.
+        Wrappers that PyTorch itself puts around some of its functions at their first use do not count.
         """
         now = dict(_functions(self._case_class))
         return tuple(

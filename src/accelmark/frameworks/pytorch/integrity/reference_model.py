@@ -103,7 +103,7 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def _description(module: nn.Module) -> str:
-    # FSDP2 gives each module that it shards a class of its own, with a prefix.
+    # FSDP2 gives each module that it shards its own class, with a prefix.
     name = type(module).__name__
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
