@@ -127,7 +127,7 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
 
 
 def dry_run(config: AutomlConfig, network: Network) -> tuple[Dataset | None, tuple[str, ...]]:
-    """Check the request without starting it; return the data, and what cannot be checked without a start."""
+    """Check the request without starting it; return the data, and the checks that need a start."""
     dataset = check_request(config, network)
     unchecked: list[str] = []
     if dataset is None:

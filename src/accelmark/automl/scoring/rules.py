@@ -1,4 +1,4 @@
-"""Versioned rules of valid results, and what recorded facts violate of them."""
+"""Versioned rules of valid results, and violations of them by recorded facts."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ _USEFUL: Final = ("finished", "cut")
 class RankContext:
     """This process's rank for all its trials.
 
-    ``control``: the gloo group in which the ranks have met; None for a single rank. ``threads``: None: the rank's share
-    of the cores.
+    ``control``: the gloo group of the ranks; None for a single rank. ``threads``: None: the rank's share of the cores.
     """
 
     device_type: str
@@ -95,7 +94,7 @@ def trial_settings(order: TrialOrder, *, images: int, world_size: int, threads: 
 
 
 def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
-    """Return the driver's job; the network is given in place of a case's folder, its digest as the folder's."""
+    """Return the driver's job; network and digest replace the case's folder and its hash."""
     network, kind = order.network, place.device_type
     here = Path(__file__).parent
     return JobSpec(

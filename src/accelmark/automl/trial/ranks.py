@@ -203,7 +203,7 @@ def main() -> int:
 
 
 def _place(ranks: RankPlace, folder: Path, threads: int | None) -> RankContext:
-    """Meet the other ranks once for all trials: gloo for control, and the device's own backend."""
+    """Open the process groups of all trials: gloo for control, and the device's own backend."""
     kind = device_type()
     own = dist.get_default_backend_for_device(kind)
     backend = own if kind == "cpu" else f"cpu:gloo,{kind}:{own}"

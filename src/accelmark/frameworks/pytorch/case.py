@@ -23,7 +23,7 @@ class Batches(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch over all ranks (what the last batch drops is not counted)."""
+        """Samples of one epoch over all ranks, without a dropped last batch."""
         ...
 
     def epoch(self, number: int) -> Iterator[Batch]:

@@ -32,7 +32,7 @@ _MAX_LINE_CHARACTERS: Final = 2**16
 _LAST_LINES: Final = 20
 _HEARTBEAT_S: Final = 5.0
 _TERMINATE_S: Final = 10.0
-"""Time between SIGTERM and SIGKILL for the trainer; below the grace of the rank itself."""
+"""Time between SIGTERM and SIGKILL for the trainer; shorter than the rank's own grace period."""
 _DRAIN_S: Final = 5.0
 """Longest wait for further output after the trainer ended; a process that it left running may keep its output open."""
 

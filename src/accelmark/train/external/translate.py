@@ -171,7 +171,7 @@ class LogTranslator:
         self._compare_rates()
 
     def _compare_rates(self) -> None:
-        """Warn where the trainer's own throughput differs from what its steps and their times give."""
+        """Warn where the trainer's own throughput differs from that computed from its steps and their times."""
         rates = self._rates[1:]  # the first window may contain initialisation
         seconds = sum(duration_s for _, _, duration_s in rates)
         if not seconds:

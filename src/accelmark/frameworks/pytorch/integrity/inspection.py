@@ -44,7 +44,7 @@ class Inspection:
         self._foreign = foreign_functions()
 
     def module_imported(self) -> None:
-        """Record what the device's module replaced of PyTorch. It has no reason to replace AccelMark's functions."""
+        """Record which functions of PyTorch the device's module replaced. It has no reason to replace AccelMark's."""
         self.module_functions = tuple(name for name in self._functions.replaced() if name.startswith("torch"))
 
     def replaced(self) -> tuple[str, ...]:
