@@ -50,7 +50,7 @@ class Section(Spec):
 
 
 class DatasetConfig(Section):
-    """Images and their location. The held-out split is for the scored error; the search uses the training split."""
+    """Images and their place. The test split is held out for the scored error; the search uses the training split."""
 
     name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
     directory: Path | None = None
