@@ -1,1 +1,1 @@
-"""The standard cases, a folder each."""
+"""The standard cases, one folder each."""

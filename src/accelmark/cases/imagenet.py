@@ -1,4 +1,4 @@
-"""Reading the ImageNet layout, ``train/<synset>/*`` and ``val/<synset>/*``, without torchvision."""
+"""Read the ImageNet layout, ``train/<synset>/*`` and ``val/<synset>/*``, without torchvision."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from accelmark.spec.errors import DataError
 
 MEAN: Final = (0.485, 0.456, 0.406)
-"""Of each channel over the training images, for values from 0 to 1; here and below as torchvision publishes them."""
+"""Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""
 STD: Final = (0.229, 0.224, 0.225)
-"""Standard deviation, likewise."""
+"""Standard deviation of each channel, from the same source."""
 _SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
@@ -26,14 +26,14 @@ _TRIES: Final = 10
 
 @final
 class ImageFolder:
-    """The images of one split; the class of an image is the rank of its folder's name.
+    """The images of one split; an image's class is the index of its folder in sorted order.
 
-    Training samples are a random resized crop (8 to 100 % of the area, ratio 3:4 to 4:3) flipped half of the time,
-    evaluation samples the centre of the image scaled so that 224 of 256 pixels remain: the recipe of Szegedy et al.
-    2015 (arXiv:1409.4842) that ResNet's published accuracies use.
+    Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
+    0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
+    ResNet's published accuracies.
 
     Raises:
-        DataError: the split is missing or has another number of class folders than ``num_classes``.
+        DataError: the split is missing or does not have ``num_classes`` class folders.
     """
 
     def __init__(self, directory: Path, split: str, *, num_classes: int, size: int, train: bool) -> None:
@@ -85,7 +85,7 @@ def _random_box(size: tuple[int, int], random: torch.Generator) -> tuple[float, 
 
 
 def centre_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the square (left, top, right, bottom) of which 224 of 256 pixels of the shorter side remain."""
+    """Return the centre square (left, top, right, bottom) with 224/256 of the shorter side."""
     width, height = size
     side = min(size) * 224 / 256
     left, top = (width - side) / 2, (height - side) / 2

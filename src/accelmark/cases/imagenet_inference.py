@@ -1,4 +1,4 @@
-"""What inference on ImageNet's validation images has in common, whatever the model."""
+"""Base class of inference cases on ImageNet's validation images."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class _Validation(Dataset[tuple[Tensor, int]]):
 
 
 class ImageNetCase(InferCase):
-    """Classification of normalised images; top-1 accuracy on ``val`` of the directory that the user names."""
+    """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
 
     input_names = ("image",)
     output_names = ("logits",)
     mean: ClassVar[tuple[float, float, float]] = MEAN
-    """Of each channel, for values from 0 to 1."""
+    """Mean of each channel, for values from 0 to 1."""
     std: ClassVar[tuple[float, float, float]] = STD
 
     def build_dataloader(self) -> InferBatches:
@@ -59,12 +59,12 @@ class ImageNetCase(InferCase):
         return LoaderBatches(images, self.settings.batch_size, self.settings.num_workers, _collate)
 
     def constants(self) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation for bytes, of shape (3, 1, 1)."""
+        """Return mean and standard deviation for pixel values from 0 to 255, of shape (3, 1, 1)."""
         mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (self.mean, self.std))
         return mean, std
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count right answers."""
+        """Count correct predictions."""
         return {"right": float((outputs[0].argmax(1) == labels).sum()), "count": float(len(labels))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -72,7 +72,7 @@ class ImageNetCase(InferCase):
         return {"top1": sums["right"] / sums["count"]}
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Make up normalised images."""
+        """Return random normalised images."""
         side = self.number("image_size")
         return InferBatch((torch.randn(size, 3, side, side),), None)
 

@@ -1,4 +1,4 @@
-"""Plan a run: from the run file to every job, its settings and its commands, before anything starts."""
+"""Plan a run: resolve a run file to jobs with settings and commands, before anything starts."""
 
 from accelmark.plan.build import Detected, build_plan
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode

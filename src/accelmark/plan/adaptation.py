@@ -15,7 +15,7 @@ BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", 
 
 
 def adaptation_files(folder: Path) -> AdaptationFiles | None:
-    """Return the contents of ``folder`` (``vendors/<v>/cases/<model>-<framework>``), None where it does not exist."""
+    """Return the contents of ``folder`` (``vendors/<v>/cases/<model>-<framework>``), None if it does not exist."""
     if not folder.is_dir():
         return None
     csrc = folder / "csrc"
@@ -44,5 +44,5 @@ def _requirements(path: Path) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    # For reports only: pip installs from the file itself.
+    # for reports only; pip reads the file itself
     return tuple(without_userinfo(line) for line in lines if line)

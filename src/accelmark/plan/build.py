@@ -1,4 +1,4 @@
-"""Build the plan: keys x rounds, merged settings, every check that needs no host."""
+"""Build the plan: all rounds of all keys, merged settings, and all checks that need no host."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from accelmark.spec.runfile import CaseRequest, RunSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What was found on the machine under test, without a framework."""
+    """Properties of the machine under test, detected without a framework."""
 
     vendor: str
     hardware: str
     """The chip's name for keys (``H100``, ``CPU``)."""
     chip: Chip | None
     num_devices: int | None
-    """null where ranks are not bound to devices (a CPU)."""
+    """null if ranks are not bound to devices (a CPU)."""
     ceilings: Ceilings | None = None
-    """Rates that ``accelmark probe`` measured on these devices; None where it did not run."""
+    """Rates that ``accelmark probe`` measured on these devices; None without a probe."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
-    """Capability that this machine was found to have (``amx_bf16``) -> the file that shows it."""
+    """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
 
 
 PLANNERS: Final[Mapping[str, Planner]] = {"train": plan_training, "infer": plan_inference}
-"""Task of a request -> what plans it."""
+"""Task of a request -> its planner."""
 
 
 def build_plan(
@@ -62,17 +62,17 @@ def build_plan(
     """Resolve ``request`` into a plan.
 
     Args:
-        request: what is asked for.
-        cluster: the cluster that it names, read already.
+        request: the run file.
+        cluster: the cluster that the request names.
         detected: the chip under test.
-        data_dirs: where each case's data is.
+        data_dirs: returns the directories of a case's data.
         created_at: UTC time, ISO 8601.
         where: the run file, or ``command line``, for errors.
-        command_line: dotted settings given on the command line, the strongest layer.
+        command_line: dotted settings from the command line, the strongest layer.
 
     Raises:
-        SpecError: with every problem of every key at once.
-        RequestError: nothing can run on this vendor's chips.
+        SpecError: with all problems of all keys.
+        RequestError: no case can run on this vendor's chips.
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
     vendor = load_vendor(vendor_name)
@@ -117,7 +117,7 @@ def build_plan(
 @final
 @dataclass(slots=True)
 class _Planner:
-    """Plans one key after another, and collects the problems of all."""
+    """Plans keys one by one and collects their problems."""
 
     is_open: bool
     cluster: ClusterSpec
@@ -191,7 +191,7 @@ class _Planner:
             yield from (Need(requirement=one, needed_by=needed_by) for one in requirements)
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
-        """Return what the device is capable of: by its entry in ``vendor.yaml``, and as found on this machine."""
+        """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
         sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.launcher.is_localhost and self.vendor.name == self.detected.vendor:
             return Capabilities({**self.detected.capabilities, **sources})
@@ -202,7 +202,7 @@ class _Planner:
         )
 
     def _check_engine(self, key: CaseKey, name: str | None) -> None:
-        """Refuse an engine that is not known where this Python is the ranks' own; elsewhere they may have it."""
+        """Reject an unknown engine if the ranks use this Python environment; another one may have it."""
         known = known_engines(self.vendor_folder.path)
         if name is None or name in known:
             return
@@ -240,7 +240,7 @@ class _Planner:
         )
 
     def _chip(self, key: CaseKey) -> Chip | None:
-        """Return the detected chip where the key means it, else the one chip of that name; never one of several."""
+        """Return the detected chip if the key names it, else the only chip of that name, else None."""
         if self.vendor.name == self.detected.vendor:
             if key.hardware.lower() == self.detected.hardware.lower():
                 return self.detected.chip

@@ -20,7 +20,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     """Merge the inference settings of a key, and find its data and weights."""
     side = _inference_side(request)
     layers, files = request.vendor_layers("infer")
-    # The command line's option for synthetic data has the name of training's setting.
+    # The command-line option for synthetic data uses the name of the training setting.
     given = {"synthetic" if key == "loader.synthetic" else key: value for key, value in request.command_line.items()}
     over = [Layer.of(request.where, request.request.settings), Layer("command line", given)]
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over)
@@ -68,7 +68,7 @@ def _inference_side(request: KeyRequest) -> InferCaseSpec:
 
 
 def _data(request: KeyRequest, side: InferCaseSpec, settings: InferSettings) -> tuple[dict[str, Path], list[str]]:
-    """Return the directories of what the run needs, and warnings about what is missing."""
+    """Return the directories of the required data and weights, and warnings about missing ones."""
     if settings.synthetic:
         return {}, ["synthetic data: the figures are of speed only"]
     case, named = request.case, request.request.data

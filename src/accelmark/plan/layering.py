@@ -1,4 +1,4 @@
-"""Configuration files in a vendor's folder for a case: which of them apply to a key, and why."""
+"""Select the configuration files in a vendor's folder for a case that apply to a key."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SCALE: Final = re.compile(r".+x\d+x\d+")
 @final
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the device under test is capable of (``fp8``, ``amx_bf16``), and how that is known."""
+    """Capabilities of the device under test (``fp8``, ``amx_bf16``) and their sources."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Capability -> where it comes from (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
+    """Capability -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
     unknown: str | None = None
-    """Why others may be present without being listed; null where the list is complete."""
+    """Why the list may be incomplete; null if it is complete."""
 
 
 def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
-    """Return the capabilities that files of this host show, each with its file."""
+    """Detect capabilities from files of this host; return each with its file."""
     found = {}
     for name, test in vendor.capabilities.items():
         try:
@@ -52,7 +52,7 @@ def vendor_layers(
     Args:
         adaptation: the vendor's folder for the case; it need not exist.
         vendor: the vendor's name.
-        key: names chip and scale.
+        key: the key, with chip and scale.
         capabilities: those of the device.
         stem: ``config`` for training, ``infer`` for inference.
 

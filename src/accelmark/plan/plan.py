@@ -1,4 +1,4 @@
-"""``plan.json``: every job of a run with all that was resolved."""
+"""``plan.json``: all jobs of a run with resolved settings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class PlannedNode(Spec):
     """The host's name in directories and reports."""
     noderank: int
     nproc: int
-    """Devices that the job uses on this host."""
+    """Devices used on this host."""
     command: tuple[str, ...]
-    """The command of one rank; ``python`` and ``job.json`` are filled in on the host, where the framework's launch
-    starts as many of them as it needs."""
+    """Command of one rank; the host fills in ``python`` and ``job.json``, and the framework's launch starts the ranks."""
 
 
 class LayerFile(Spec):
@@ -49,7 +48,7 @@ class PlannedJob(Spec):
 
 
 class Plan(Spec):
-    """A run, resolved: what ``--dry-run`` prints and the coordinator carries out."""
+    """A resolved run, printed by ``--dry-run`` and executed by the coordinator."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -57,7 +56,7 @@ class Plan(Spec):
     """UTC, ISO 8601."""
     accelmark_version: str
     source_sha256: str
-    """Hash over AccelMark's own files."""
+    """Hash over AccelMark's files."""
     vendor: str
     vendor_sha256: str
     open: bool
@@ -70,7 +69,7 @@ class Plan(Spec):
     """How often a lost job is repeated automatically."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     offline: bool = False
-    """Hosts fetch no data; what they have is used."""
+    """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec
     jobs: tuple[PlannedJob, ...]
     warnings: tuple[str, ...] = ()

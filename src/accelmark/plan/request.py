@@ -1,4 +1,4 @@
-"""What one key of a run asks for, and what is planned of it."""
+"""Input and output of a planner: the request for one key and the planned work."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from accelmark.spec.runfile import CaseRequest
 from accelmark.spec.work import Work
 
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
-"""From a case and the directory that the user named (or None): data set name -> its directory, present or to be
-fetched."""
+"""(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """One key of a run with everything that its planning depends on."""
+    """One key of a run with all inputs of its planning."""
 
     key: CaseKey
     request: CaseRequest
@@ -67,9 +66,9 @@ class PlannedWork:
     provenance: Mapping[str, Provenance]
     layer_files: tuple[LayerFile, ...] = ()
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What needs packages (``trainer torchtitan``) -> their requirements."""
+    """Origin (``trainer torchtitan``) -> requirements."""
     engine: str | None = None
-    """Name of the inference engine, where one is used."""
+    """Name of the inference engine, if one is used."""
     warnings: tuple[str, ...] = ()
 
 

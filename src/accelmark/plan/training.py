@@ -1,4 +1,4 @@
-"""Plan training, by AccelMark's own loop or by another project's trainer."""
+"""Plan training by AccelMark's own loop or an external trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.spec.settings import TrainSettings
 from accelmark.spec.work import ExternalJob, TrainJob
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
-"""Settings that an external trainer need not be given: AccelMark applies them, or they have no meaning for it."""
+"""Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
 
 
 def plan_training(request: KeyRequest) -> PlannedWork:
@@ -57,7 +57,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
 
 
 def _check_settings(framework: str, resolved: Resolved[TrainSettings]) -> None:
-    """Raise SpecError for each combination of settings that the framework refuses."""
+    """Raise SpecError with all combinations of settings that the framework does not support."""
     provenance = resolved.provenance
     problems = [
         Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
@@ -79,10 +79,10 @@ def _training_side(request: KeyRequest) -> TrainCaseSpec:
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
-    """Return warnings about the case's settings that the trainer is not given.
+    """Return warnings about the case's settings that are not passed to the trainer.
 
     Raises:
-        SpecError: the trainer does not know the case, or is not given a setting that a layer above the case changes.
+        SpecError: the trainer does not support the case, or cannot be passed a setting that another layer changes.
     """
     problems = list(_trainer_problems(request, trainer, resolved))
     if problems:

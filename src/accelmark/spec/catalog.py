@@ -1,4 +1,4 @@
-"""Find plug-ins (cases, vendors, frameworks, ...): here, in installed packages, and in ACCELMARK_PLUGINS."""
+"""Find plug-ins (cases, vendors, frameworks, ...) in AccelMark, installed packages and ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from accelmark.spec.yaml_file import read_yaml
 
 Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
 JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
-"""Kinds of plug-ins that jobs need on their hosts."""
+"""Kinds of plug-ins that a job needs on its hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
-"""Directories (separated as in ``PATH``) with a folder for each kind (``cases/``, ``trainers/``, ...)."""
+"""Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
 
 _PACKAGE: Final = {
     "cases": "accelmark.cases",
@@ -47,7 +47,7 @@ _FILE: Final = {
 }
 _SOURCE: Final = Path(__file__).parents[2]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Folders that belong to no plug-in and not to AccelMark."""
+"""Names of folders that are excluded from hashes."""
 
 
 @final
@@ -62,20 +62,20 @@ class Folder:
     """``accelmark``, the distribution that ships it, or the directory."""
 
     def ref(self) -> FolderRef:
-        """Return what a job needs to find this folder, with the hash of its files."""
+        """Return a reference by which a job finds this folder, with the hash of its files."""
         return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
 
 
 def tree_hash(path: Path) -> str:
-    """SHA-256 over the names and contents of all files below ``path``, in sorted order.
+    """Return the SHA-256 over the names and contents of all files below ``path``, in sorted order.
 
-    Caches are left out, and so is each ``README.md``: nothing that runs reads it, and tables of results in it change.
+    Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
     """
     return files_hash((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
 
 
 def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
-    """SHA-256 over (name, content) of files in the order in which they are given."""
+    """Return the SHA-256 over (name, content) of files in the given order."""
     digest = hashlib.sha256()
     for name, content in files:
         digest.update(name.encode())
@@ -121,7 +121,7 @@ def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
 
 
 def look_again() -> None:
-    """Forget which folders were found, after one was made or installed."""
+    """Clear the cache of found folders, after one was created or installed."""
     _folders.cache_clear()
 
 
@@ -179,7 +179,7 @@ def load_framework(name: str) -> FrameworkSpec:
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
-    """Return the vendor's device as ``framework`` knows it: by ``vendor.yaml``, else by ``framework.yaml``.
+    """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``.
 
     Raises:
         RequestError: there is no such framework, or neither file declares the device.
@@ -210,7 +210,7 @@ def load_launch(name: str) -> FrameworkLaunch:
 
 
 def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
-    """Import ``module`` of a folder: as part of its package, or from its file where it has none.
+    """Import ``module`` of a folder: as part of its package, or from its file if it has no package.
 
     Raises:
         RequestError: the folder has no such file.

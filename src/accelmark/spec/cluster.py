@@ -16,14 +16,14 @@ class HostSpec(Spec):
     address: str = Field(min_length=1)
     """Host name or IP address."""
     label: str | None = None
-    """The name in reports and directories; the address when null."""
+    """Name in reports and directories; null: the address."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """SSH port; the cluster's when null."""
+    """SSH port; null: the cluster's."""
     user: str | None = None
     key: Path | None = None
-    """Private key file; the cluster's ``key``, else those that ``ssh`` finds, when null."""
+    """Private key file; null: the cluster's ``key``, else the default keys of ``ssh``."""
     interface: str | None = None
-    """Network interface between ranks; the one that routes to host 0 when null."""
+    """Network interface between ranks; null: the one that routes to host 0."""
     service_ports: tuple[int, ...] = ()
     """Ports for servers of the framework on this host (FlagPerf's HOSTS_PORTS). The framework's launch gets the first;
     preflight checks that all are free."""
@@ -37,7 +37,7 @@ class HostSpec(Spec):
 
     @property
     def name(self) -> str:
-        """What this host is called in directories, reports and errors."""
+        """Name of this host in directories, reports and errors."""
         return self.label or self.address
 
 
@@ -46,9 +46,9 @@ class ContainerSpec(Spec):
 
     engine: Literal["docker", "podman"]
     image: str | None = None
-    """An image to use as it is; null builds the vendor's own."""
+    """An image to use unchanged; null: build the vendor's image."""
     image_file: Path | None = None
-    """An archive on the hosts; hosts without ``image`` load it from there."""
+    """An image archive on the hosts, loaded where ``image`` is missing."""
     shm_size: str | None = None
     options: tuple[str, ...] = ()
     """Further options of the engine's ``run``, one argument each."""
@@ -58,7 +58,7 @@ class ContainerSpec(Spec):
     """``host path:container path[:ro]``, each one argument; no shell expands it."""
     privileged: bool = False
     pip_source: str | None = None
-    """Package index for installs inside the container."""
+    """Package index for installations inside the container."""
     python: str = "python3"
     """The interpreter inside the image."""
 
@@ -84,7 +84,7 @@ class ClusterSpec(Spec):
     vendor: str | None = None
     """Vendor of all hosts; null detects it."""
     python: str = "python3"
-    """The Python of the hosts: ranks without a container run with it."""
+    """Python interpreter on the hosts, which runs ranks without a container."""
     master_port: int = Field(default=29501, ge=1024, le=65535)
     container: ContainerSpec | None = None
     environment: dict[str, str] = Field(default_factory=dict)
@@ -116,5 +116,5 @@ class ClusterSpec(Spec):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings of launchers, as they were written."""
+        """The settings of launchers, unchecked."""
         return dict(self.model_extra or {})

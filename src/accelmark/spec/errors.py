@@ -16,33 +16,33 @@ EXIT_CANCELLED: Final = 130
 class AccelmarkError(Exception):
     """An error for the user: what is wrong, where, and what to do.
 
-    ``exit_code`` is what the command line ends with when this reaches it.
+    ``exit_code`` is the exit code of the command line.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILED
 
 
 class RequestError(AccelmarkError):
-    """The request itself is wrong: an unknown name, a bad file, an impossible combination."""
+    """The request is invalid: an unknown name, a bad file, an impossible combination."""
 
     exit_code: ClassVar[int] = EXIT_USAGE
 
 
 class DataError(AccelmarkError):
-    """Data or weights are missing, corrupt, or laid out differently from what the case needs."""
+    """Data or weights are missing, corrupt, or not in the layout that the case requires."""
 
 
 class RunError(AccelmarkError):
-    """A run could not be carried out or read, although the request was right."""
+    """A valid request failed: a run could not be carried out or read."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a file that somebody wrote.
+    """One problem in a file that a user wrote.
 
-    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the sentence that a
-    person reads, and ``hint`` what to do about it.
+    ``where`` is the file (or ``command line``), ``key`` the dotted path inside it, ``what`` the problem as a
+    sentence, and ``hint`` the remedy.
     """
 
     where: str
@@ -56,7 +56,7 @@ class Problem:
 
 
 class SpecError(RequestError):
-    """All problems that were found in what somebody wrote, at once."""
+    """All problems that were found in files or options."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)

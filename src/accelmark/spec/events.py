@@ -11,7 +11,7 @@ from accelmark.spec.model import Spec
 
 
 class Event(StrEnum):
-    """The names of events, in the order in which a run emits them first.
+    """Names of events, in the order of their first occurrence in a run.
 
     All up to ``SUBMIT_INFO`` are FlagPerf's. ``STEP_END`` is written once for each window of optimizer steps, with
     arrays of per-step figures (``step_ms``, ``data_wait_ms``, ``losses``), so that logging adds no work to a step.
@@ -52,12 +52,12 @@ class Event(StrEnum):
 
 
 class StepWindow(Spec):
-    """The value of ``STEP_END``: one window of optimizer steps, figures per step in arrays."""
+    """The value of ``STEP_END``: one window of optimizer steps, with arrays of per-step figures."""
 
     global_steps: int
     """Optimizer steps done when the window closed."""
     num_steps: int | None = None
-    """Optimizer steps in the window; null: as many as ``losses`` has entries."""
+    """Optimizer steps in the window; null: the length of ``losses``."""
     epoch: int
     num_trained_samples: int
     """Samples over all ranks when the window closed."""
@@ -65,17 +65,16 @@ class StepWindow(Spec):
     loss: float | None
     """Mean loss of the window's last step on this rank; null where it is not finite."""
     losses: tuple[float | None, ...]
-    """Of the window's last steps; an external trainer may print fewer than it takes."""
+    """Losses of the window's last steps; an external trainer may print only some of them."""
     step_ms: tuple[float, ...]
-    """Computation of each step, by device events or the monotonic clock; empty where the framework times windows only.
-    """
+    """Computation of each step, by device events or the monotonic clock; empty if the framework times windows only."""
     data_wait_ms: tuple[float, ...]
-    """Waiting for each step's batches."""
+    """Time spent waiting for each step's batches."""
     wall_ms: float
-    """From the window's opening to its closing, evaluation left out."""
+    """Duration of the window without evaluation."""
     span_ms: float | None = None
-    """From the start of the window's first step to the end of its last, by the clock of ``step_ms``: gaps between steps
-    included. Unlike ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
+    """From the start of the first step to the end of the last, gaps included, by the clock of ``step_ms``. Unlike
+    ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
 
 
 class Evaluation(Spec):
@@ -96,7 +95,7 @@ EndReason = Literal[
     "target", "max_epochs", "max_steps", "max_samples", "max_duration", "early_stop", "nonfinite_loss",
     "out_of_memory", "cancelled", "error", "evaluated",
 ]  # fmt: skip
-"""``early_stop``: ended by the judge of a process that carries out many jobs; never by a job's own settings."""
+"""``early_stop``: stopped by the process that runs many jobs, not by the job's own settings."""
 
 
 class Finished(Spec):
@@ -105,9 +104,9 @@ class Finished(Spec):
     state: Literal["completed", "failed", "cancelled"]
     end_reason: EndReason
     message: str | None = None
-    """What happened and what to do, where the state is not ``completed``."""
+    """Cause and remedy if the state is not ``completed``."""
     converged: bool | None
-    """null where there is no target or the data was synthetic."""
+    """null without a target or with synthetic data."""
     e2e_time: float
     """From the start of the rank's process."""
     init_time: float
@@ -117,7 +116,7 @@ class Finished(Spec):
     global_steps: int
     num_trained_samples: int
     throughput_raw: float | None
-    """Units per second over all ranks: whole, then without evaluation, then of computation alone."""
+    """Units per second over all ranks: in total, then without evaluation, then for computation only."""
     throughput_no_eval: float | None
     throughput_pure_compute: float | None
     final_loss: float | None
@@ -126,15 +125,15 @@ class Finished(Spec):
     peak_device_memory_mib: float | None
     num_parameters: int
     flops_per_sample: float | None
-    """Forward and backward, counted by the framework on the real model."""
+    """Forward and backward pass, counted by the framework on the real model."""
     flops_per_sample_formula: float | None
-    """The same by the case's own formula, as a check."""
+    """The same by the case's formula, as a cross-check."""
     core_wait_s: float | None = None
     """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
 
 
 class Started(Spec):
-    """The value of ``INIT_END``: what really runs, as the framework reports it."""
+    """The value of ``INIT_END``: versions, device, model and settings as the framework reports them."""
 
     framework: str
     framework_version: str
@@ -154,34 +153,34 @@ class Started(Spec):
     """The same of the model as its case built it."""
     standard_num_parameters: int | None = None
     module_hash: str | None = None
-    """SHA-256 over names, classes and settings of all modules as the hooks left them, those without parameters too."""
+    """SHA-256 over names, classes and settings of all modules (with and without parameters) as the hooks left them."""
     standard_module_hash: str | None = None
     """The same of the model as its case built it."""
     replaced_modules: tuple[str, ...] = ()
-    """Modules of another class or with other settings than the case's (``act: ReLU -> Identity``), the first few."""
+    """The first few modules whose class or settings differ from the case's (``act: ReLU -> Identity``)."""
     num_replaced_modules: int = 0
     replaced_functions: tuple[str, ...] = ()
-    """Functions of the framework and of AccelMark's training that the vendor's code replaced in their module or class,
-    or on an object; each with the place of the replacement."""
+    """Functions of the framework and of AccelMark's training loop that the vendor's code monkey-patched, each with the
+    location of the replacement."""
     module_functions: tuple[str, ...] = ()
-    """Functions of the framework that ``framework_module`` replaced when it was imported, the first few."""
+    """The first few functions of the framework that the import of ``framework_module`` replaced."""
     num_module_functions: int = 0
     output_difference: float | None = None
-    """Largest relative difference between what the vendor's model and the case's compute of the same synthetic samples;
-    null where no code of a vendor's ran, the model is sharded, or it could not be computed."""
+    """Largest relative difference between the outputs of the vendor's model and the case's for the same synthetic
+    samples; null if no vendor code ran, the model is sharded, or it could not be computed."""
     checkpoint_hash: str | None
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
     trained_checkpoint_hash: str | None = None
-    """The same as the hooks left them, where a vendor's code ran (rank 0); a sharded model is gathered for it."""
+    """The same as the hooks left them, if vendor code ran (rank 0); a sharded model is gathered for it."""
     optimizer_class: str
     standard_optimizer_class: str | None = None
     """The optimizer that the case would build."""
     optimizer_changes: tuple[str, ...] = ()
-    """Where the optimizer's numbers differ from those of the case's (``weight_decay: 0.01 -> 0.0``)."""
+    """Differences of the optimizer's numbers from the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
-    """Type of the matrix work in a forward pass: autocast's where it is on, else the parameters'."""
+    """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
     train_samples: int | None = None
-    """Samples of an epoch over all ranks."""
+    """Samples per epoch over all ranks."""
     eval_samples: int | None = None
     """Samples of a whole evaluation over all ranks; null for synthetic data, which is not evaluated."""
     hooks: dict[str, str]
@@ -192,26 +191,26 @@ class Started(Spec):
 
 
 class Inspected(Spec):
-    """The value of ``INSPECTED``: what a rank saw of a vendor's code up to the end of training, if there was any."""
+    """The value of ``INSPECTED``: a rank's observations of a vendor's code during training."""
 
     replaced_functions: tuple[str, ...] = ()
-    """As in :class:`Started`, looked for again when training had ended."""
+    """As in :class:`Started`, detected again after training."""
     probed_steps: tuple[int, ...] = ()
-    """Steps of this process that were looked at; drawn anew in each."""
+    """Steps of this process that were inspected, drawn at random in each process."""
     samples_credited: int | None = None
-    """Samples that an optimizer step counts on a rank."""
+    """Samples counted per optimizer step on a rank."""
     samples_seen: int | None = None
-    """Fewest samples that went through the model's forward pass, in training, in any step that was looked at."""
+    """Smallest number of samples in the model's forward pass in any inspected training step."""
     samples_reason: str | None = None
     """Why they could not be counted."""
     compute_types: tuple[str, ...] | None = None
-    """Types of what the layers of matrix work gave in those steps."""
+    """Data types of the outputs of matrix product layers in those steps."""
     compute_reason: str | None = None
     """Why none was recorded."""
 
 
 class Evaluated(Spec):
-    """The value of ``EVALUATED``: the metrics of given weights, by the case's own code without hooks of a vendor."""
+    """The value of ``EVALUATED``: the metrics of given weights, by the case's code without vendor hooks."""
 
     weights: str
     """Name of the checkpoint whose weights were evaluated."""
@@ -220,7 +219,7 @@ class Evaluated(Spec):
 
 
 class Replayed(Spec):
-    """The value of ``REPLAYED``: optimizer steps repeated from a checkpoint without hooks of a vendor."""
+    """The value of ``REPLAYED``: optimizer steps repeated from a checkpoint without vendor hooks."""
 
     checkpoint: str
     first_step: int
@@ -228,13 +227,13 @@ class Replayed(Spec):
     losses: tuple[float | None, ...]
     """Loss of each step on this rank."""
     update_norms: tuple[float | None, ...]
-    """Euclidean norm of each step's change of all trainable parameters; of this rank's shards where sharded."""
+    """Euclidean norm of each step's change of all trainable parameters (of this rank's shards if sharded)."""
 
 
 class Compiled(Spec):
-    """The value of ``COMPILED``: what the framework's compiler made of the model."""
+    """The value of ``COMPILED``: statistics of the framework's compiler."""
 
     graphs: int
-    """Graphs that were compiled; blocks of the same structure share one."""
+    """Number of compiled graphs; blocks of the same structure share one."""
     graph_breaks: int
-    """Places where compiled code returns to the interpreter."""
+    """Number of graph breaks."""

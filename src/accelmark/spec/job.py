@@ -1,4 +1,4 @@
-"""``job.json``: all that the processes of one round on one host need to know."""
+"""``job.json``: the specification of one round, read by its processes on every host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelmark.spec.work import ExternalJob, Work
 
 
 class FolderRef(Spec):
-    """Where a case or vendor folder is: inside an importable package, or a directory."""
+    """Location of a case or vendor folder: an importable package or a directory."""
 
     name: str
     path: Path
@@ -40,8 +40,8 @@ class Provenance(Spec):
 class JobSpec(Spec):
     """One round of one case, as the job side reads it.
 
-    Only what is the same on every rank is here; a rank reads its own place from the environment (``RANK``,
-    ``LOCAL_RANK``, ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``).
+    It is the same for every rank; a rank reads its place from the environment (``RANK``, ``LOCAL_RANK``,
+    ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``).
     """
 
     schema_version: Literal[2] = 2
@@ -54,25 +54,25 @@ class JobSpec(Spec):
     case_version: int
     vendor: str
     device_type: str
-    """What the framework calls the vendor's devices (``cuda``, ``npu``, ``cpu``)."""
+    """The framework's name of the vendor's devices (``cuda``, ``npu``, ``cpu``)."""
     framework_module: str | None
     """Module that registers the device with the framework when it is imported."""
     vendor_environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that the vendor's ``vendor.yaml`` starts every rank with."""
+    """Environment variables of every rank from ``vendor.yaml``."""
     collective_backend: str
     extern: FolderRef | None = None
-    """The vendor's folder for this case, where it overrides hooks."""
+    """The vendor's folder for this case, if it overrides hooks."""
     adaptation: AdaptationFiles | None = None
-    """Contents of the vendor's folder for this case; null where it has none."""
+    """Contents of the vendor's folder for this case; null without one."""
     ceilings: Ceilings | None = None
-    """What ``accelmark probe`` measured of this device; null where it was not probed."""
+    """Rates that ``accelmark probe`` measured on this device; null if it was not probed."""
     chip: Chip | None = None
-    """The chip under test as its vendor describes it; null where it is unknown (then MFU is null)."""
+    """The chip under test as its vendor describes it; null if unknown (then MFU is null)."""
     data_dirs: dict[str, Path]
     """Data set name -> verified directory, the same path on every host."""
     checkpoint_dir: Path
     resume: bool = False
-    """Go on from the newest checkpoint in ``checkpoint_dir`` if there is one."""
+    """Resume from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     open: bool = False
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def framework_of(work: Work, key: CaseKey) -> str:
 
 
 def upgrade_job(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ``job.json`` of schema version 1 (AccelMark before the kinds of work) as version 2."""
+    """Convert a ``job.json`` of schema version 1 (without kinds of work) to version 2."""
     upgraded = {key: value for key, value in values.items() if key not in ("task", "train", "infer")}
     kind = values.get("task", "train")
     upgraded["schema_version"] = 2
@@ -138,4 +138,4 @@ class NodeExit(Spec):
     warnings: tuple[str, ...] = ()
     """Problems that did not end the job, for example a telemetry recorder that died."""
     others_cpu_s: float | None = None
-    """CPU time of other processes on this host meanwhile; null where the kernel does not report it."""
+    """CPU time of other processes on this host during the job; null where the kernel does not report it."""

@@ -40,7 +40,7 @@ class CaseKey(Spec):
 
     @property
     def slug(self) -> str:
-        """A directory name: the key without its repeat, and without characters that shells or engines split at."""
+        """Directory name: the key without its repeat and characters special to shells or container engines."""
         version = f"_{self.framework_version}" if self.framework_version else ""
         return f"{self.model}-{self.framework}{version}-{self.hardware}x{self.nnodes}x{self.nproc}"
 
@@ -51,12 +51,12 @@ class CaseKey(Spec):
 
     @classmethod
     def parse(cls, text: str, *, hardware: str, framework: str = "pytorch", where: str = "key") -> Self:
-        """Read a key; parts left out at the end take their defaults (``resnet_mini`` alone is a key).
+        """Parse a key; omitted trailing parts take their defaults (``resnet_mini`` alone is a key).
 
         Args:
-            text: the key as the user wrote it.
-            hardware: the chip that is meant when the key names none (usually the one detected).
-            framework: the framework that is meant when the key names none.
+            text: the key.
+            hardware: the default chip (usually the detected one).
+            framework: the default framework.
             where: the file that contains the key, or ``command line``, for the error.
 
         Raises:

@@ -21,7 +21,7 @@ from accelmark.spec.settings import TrainSettings
 S = TypeVar("S", bound=BaseModel)
 
 ALWAYS_MUTABLE: Final = ("loader.synthetic",)
-"""Settings that every layer may change, since they mark the result."""
+"""Settings that every layer may change; doing so marks the result."""
 
 
 @final
@@ -78,13 +78,13 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 class LayerMerger(ABC, Generic[S]):
     """Merges layers, weakest first, into settings of type ``S``.
 
-    A subclass decides which values a layer may set; the base keeps values, history and problems.
+    A subclass decides which values a layer may set.
     """
 
     def __init__(self, model: type[S], base: str) -> None:
         self.model: Final = model
         self.base: Final = base
-        """Name of the weakest layer: the case's own settings."""
+        """Name of the weakest layer, the case."""
         self.values: Final[dict[str, Any]] = {}
         self.problems: Final[list[Problem]] = []
         self.notes: Final[list[Note]] = []
@@ -104,7 +104,7 @@ class LayerMerger(ABC, Generic[S]):
         self._history.setdefault(key, []).append((layer, value))
 
     def typed(self, layer: str, key: str, value: Any, shown: str | None = None) -> Any:
-        """Return ``value`` as the type of its field; record a problem (under the name ``shown``) where it is none."""
+        """Return ``value`` as the type of its field; record a problem (for key ``shown``) if it is invalid."""
         adapter = _adapters(self.model).get(key)
         if adapter is None:
             return value
@@ -143,7 +143,7 @@ class LayerMerger(ABC, Generic[S]):
         return Provenance(value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced)
 
     def _blamed(self, problem: Problem) -> str:
-        """Return the strongest layer among those that last set the keys which a problem is about or mentions."""
+        """Return the strongest of the layers that last set the keys named in a problem."""
         keys = {problem.key} | set(re.findall(r"\w+", problem.what))
         changed = [self._layers.index(self._history[key][-1][0]) for key in keys if key in self._history]
         return self._layers[max(changed)] if changed else self.base
@@ -151,7 +151,7 @@ class LayerMerger(ABC, Generic[S]):
 
 @cache
 def setting_defaults(model: type[BaseModel], prefix: str = "") -> Mapping[str, Any]:
-    """Return every dotted setting of ``model`` with its default (None where it has to be given)."""
+    """Return every dotted setting of ``model`` with its default (None if it is required)."""
     defaults: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -229,7 +229,7 @@ class TrainingMerger(LayerMerger[TrainSettings]):
             self.put(layer.name, key, value)
 
     def _check_case_type(self, layer: str, key: str, value: Any) -> None:
-        """Check one of the case's own numbers (``model.*``), whose type is that of its value in ``case.yaml``."""
+        """Check a parameter of the case (``model.*``) against the type of its value in ``case.yaml``."""
         if not key.startswith("model.") or self._base_values[key] is None:
             return
         expected = type(self._base_values[key])
@@ -241,8 +241,8 @@ def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_op
     """Merge ``over`` (weakest first) into a case's own training settings.
 
     Raises:
-        SpecError: with all problems of all layers: unknown keys, wrong types, and changes to what the case does not
-            list as mutable (unless ``is_open``), each naming its layer.
+        SpecError: with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
+            settings that are not mutable.
     """
     merger = TrainingMerger(base, mutable=mutable, is_open=is_open)
     for layer in over:

@@ -1,4 +1,4 @@
-"""The base of every specification, and how a validation error becomes sentences."""
+"""The base class of every specification, and the conversion of validation errors to sentences."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ M = TypeVar("M", bound=BaseModel)
 _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
     "tuple_type": "must be a list"
 }
-"""pydantic's error types in the terms of YAML."""
+"""pydantic's error types -> messages in the terms of YAML."""
 
 
 class Spec(BaseModel):
-    """Frozen, and strict about names: an unknown key is an error."""
+    """Base model: frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
-    """Check ``values`` against ``model``.
+    """Validate ``values`` as ``model``.
 
     Raises:
         SpecError: with every problem at once, each naming ``where`` and its dotted key.
@@ -36,7 +36,7 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
-    """Turn pydantic's errors into sentences; an unknown key is given the nearest known name."""
+    """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
     items = error.errors()
     return [_problem(item, model, where) for item in items if not _follows(item, items)]
 
@@ -49,7 +49,7 @@ def _follows(item: Any, items: Iterable[Any]) -> bool:
 
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
-    # Where one of several types is meant, pydantic puts which into the location: "[cluster]", "lax-or-strict[…]".
+    # For a union, pydantic inserts the tried type into the location: "[cluster]", "lax-or-strict[…]".
     loc: tuple[int | str, ...] = tuple(part for part in item["loc"] if "[" not in str(part))
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 NOTHING: Final = "–"
-"""What is shown for a value that was not measured."""
+"""Placeholder for a value that was not measured."""
 THIN: Final = "\u202f"
 """Narrow no-break space between a number and its unit."""
 
@@ -20,12 +20,12 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
     "J": (1e-9, 1e18, 10), "W": (1e-9, 1e18, 10), "s": (1e-9, 1, 1), "FLOP": (1, 1e18, 1), "OP": (1, 1e18, 1),
     "FLOP/s": (1, 1e18, 1), "OP/s": (1, 1e18, 1), "B/s": (1, 1e18, 1),
 }  # fmt: skip
-"""Base unit -> smallest and largest factor of its prefixes, and from how many of a prefixed unit it is used."""
+"""Base unit -> smallest and largest prefix factor, and the smallest prefixed value that is shown."""
 _COUNTED: Final = frozenset({"trials", "images"})
 
 
 def digits(value: float, significant: int = 4) -> str:
-    """Return a number with ``significant`` digits and grouped thousands; digits before the point are never dropped."""
+    """Return a number with ``significant`` digits and grouped thousands; integer digits are never dropped."""
     if not math.isfinite(value):
         return NOTHING
     if value == 0:

@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Spec)
 
 PERFLOG_PREFIX: Final = "[PerfLog] "
 MAX_LINE_BYTES: Final = 16 * 2**20
-"""The reader ignores the rest of a longer line."""
+"""Longer lines are cut off here by the reader."""
 
 _PREFIX: Final = PERFLOG_PREFIX.encode()
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)
@@ -117,7 +117,7 @@ class PerfLogRecord:
     """One decoded event."""
 
     event: str
-    """Its name; a vendor's code may use names that :class:`Event` does not have."""
+    """Name of the event; a vendor's code may use names that are not in :class:`Event`."""
     value: Mapping[str, Any]
     time_ms: float
     """Wall clock, Unix milliseconds."""
@@ -131,10 +131,10 @@ class PerfLogRecord:
 
 
 def decode_line(line: bytes | str) -> list[PerfLogRecord]:
-    """Return the records in a line, empty where it has none or they are damaged.
+    """Return the valid records in a line.
 
-    Other output may precede the prefix. A line has several records where processes wrote at the same time. The rest of
-    the line is tried as one record first, since a message inside a record may contain the prefix.
+    Other output may precede the prefix. A line has several records if processes wrote at the same time. The rest of
+    the line is first decoded as one record, since a message inside a record may contain the prefix.
     """
     data = line.encode(errors="backslashreplace") if isinstance(line, str) else line
     start = data.find(_PREFIX)
@@ -185,7 +185,7 @@ class ReadReport:
 class PerfLogReader:
     """Iterates over the records of a log that also contains other output; ``report`` is complete after the iteration.
 
-    Memory is bounded: one line at a time, of which at most :data:`MAX_LINE_BYTES`.
+    It holds one line at a time, at most :data:`MAX_LINE_BYTES` of it.
     """
 
     def __init__(self, path: Path) -> None:

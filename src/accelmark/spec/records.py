@@ -1,4 +1,4 @@
-"""Records of a run for its audit: data, source, a vendor's adaptation, measured rates."""
+"""Records of a run for its audit: data, AccelMark's source, vendor adaptation, measured rates."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ SOURCE_FILE: Final = "source.json"
 ADAPTATION_FILE: Final = "adaptation.json"
 """In the directory of a round on one host: an :class:`AdaptationRecord`."""
 COORDINATOR_LOG: Final = "coordinator.log"
-"""In the run's directory: the log of the coordinator's libraries, asyncssh's above all."""
+"""In the run's directory: the log of the coordinator's libraries, mainly asyncssh."""
 
 
 class DataRecord(Spec):
-    """One data set as it was found on the machine."""
+    """Hash of one data set on the machine."""
 
     path: str
     fingerprint: str
-    """SHA-256 over the sorted (path, sha256) of the files found; of a tree, over (path, size)."""
+    """SHA-256 over the sorted (path, sha256) of the files; for a tree, over (path, size)."""
     declared: str | None
-    """The same as the case declares it; null for a directory whose content the case does not fix."""
+    """The hash that the case declares; null for a directory whose content the case does not fix."""
 
 
 class SourceRecord(Spec):
-    """Which AccelMark ran: as it was released, or with what changed."""
+    """Version and modifications of AccelMark's source."""
 
     kind: Literal["wheel", "checkout", "folder"]
     """Installed from a wheel, in a git checkout, or neither."""
     version: str
     sha256: str
-    """Over all files of the package."""
+    """Hash over all files of the package."""
     commit: str | None = None
     modified: tuple[str, ...] = ()
-    """Files that differ from the wheel's record or from the commit."""
+    """Files that differ from the wheel's RECORD or from the commit."""
     reason: str | None = None
     """Why the modified files are unknown."""
 
 
 class AdaptationFiles(Spec):
-    """A vendor's folder for a case, counted when the run was planned."""
+    """Contents of a vendor's folder for a case when the run was planned."""
 
     name: str
     """``<model>-<framework>``."""
     sha256: str
     extern: dict[str, int] = Field(default_factory=dict)
-    """Python file below ``extern/`` -> lines that are neither empty nor comment."""
+    """Python file below ``extern/`` -> lines of code."""
     kernels: dict[str, int] = Field(default_factory=dict)
-    """Source file below ``csrc/`` -> lines; build files are left out."""
+    """Source file below ``csrc/`` -> lines; build files are excluded."""
     requirements: tuple[str, ...] = ()
     has_environment: bool = False
     """Whether there is an ``environment_variables.sh``."""
     has_build: bool = False
-    """Whether ``csrc/`` can be built: it has a ``setup.py`` or a ``pyproject.toml``."""
+    """Whether ``csrc/`` has a ``setup.py`` or a ``pyproject.toml``."""
 
 
 class AdaptationRecord(Spec):
-    """What of a vendor's folder for a case was carried out on a host before the ranks started."""
+    """Effects of a vendor's folder for a case on a host before the ranks started."""
 
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that ``environment_variables.sh`` set or changed; values of what looks like a secret are left out."""
+    """Variables that ``environment_variables.sh`` set or changed; values of secrets are omitted."""
     removed: tuple[str, ...] = ()
     """Variables that it unset."""
     ignored: tuple[str, ...] = ()
-    """Variables that it set and that are AccelMark's own."""
+    """Variables reserved by AccelMark that it set."""
     installed: tuple[str, ...] = ()
     """Distributions that were installed for the ranks, ``name==version``."""
     duration_s: float = 0.0
@@ -81,18 +81,18 @@ ProbeItem = Literal["matmul", "memory", "copies", "collectives"]
 
 
 class Rate(Spec):
-    """A measured rate; ``value`` is null only together with a ``reason``."""
+    """A measured rate; if ``value`` is null, ``reason`` is set."""
 
     value: float | None
     unit: Literal["TFLOP/s", "TOP/s", "GB/s"]
     reason: str | None = None
     size: str | None = None
-    """The problem size that gave it."""
+    """Problem size of the measurement."""
     repetitions: int = 0
 
 
 class Ceilings(Spec):
-    """What one device (and for collectives, the group) reached."""
+    """Measured rates of one device and, for collectives, of the group."""
 
     schema_version: Literal[1] = 1
     device_type: str
@@ -110,4 +110,4 @@ class Ceilings(Spec):
     collectives: dict[str, Rate] = Field(default_factory=dict)
     """``all_reduce`` as bus bandwidth (algorithm bandwidth x 2(n-1)/n), ``point_to_point``."""
     disturbed: tuple[str, ...] = ()
-    """Other load on the host before or during the probe, which makes the rates lower than the device's."""
+    """Other load on the host before or during the probe, which reduces the measured rates."""

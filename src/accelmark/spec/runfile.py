@@ -1,4 +1,4 @@
-"""A run file: what one ``accelmark run FILE`` does."""
+"""Schema of a run file, the input of ``accelmark run FILE``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accelmark.spec.model import Spec
 
 
 class CaseRequest(Spec):
-    """One key of a run, with its data and the settings that this run changes; a word alone is a key."""
+    """One key of a run, with its data and changed settings; a plain string is a key."""
 
     key: str
     task: Literal["train", "infer"] = "train"
     data: Path | None = None
-    """Directory with the case's data and weights; null fetches what can be fetched."""
+    """Directory with the case's data and weights; null: fetch what can be fetched."""
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -33,7 +33,7 @@ def _cluster_kind(given: Any) -> str:
 ClusterOrFile = Annotated[
     Annotated[ClusterSpec, Tag("[cluster]")] | Annotated[Path, Tag("[file]")], Discriminator(_cluster_kind)
 ]
-"""A cluster, or the path of a cluster file; errors name the type that was meant."""
+"""A cluster, or the path of a cluster file, as a tagged union for clear error messages."""
 
 
 class RunSpec(Spec):
@@ -45,17 +45,17 @@ class RunSpec(Spec):
     open: bool = False
     """Allow changes to immutable settings; every result is permanently marked OPEN."""
     strict: bool = False
-    """Refuse to start where a warning would be given (a busy machine, differing drivers)."""
+    """Treat preflight warnings (a busy machine, differing drivers) as errors."""
     fail_fast: bool = False
     timeout_s: PositiveFloat | None = None
-    """Longest time one round may take from launch to its end; null: no limit."""
+    """Maximum duration of one round from its launch; null: no limit."""
     stall_timeout_s: PositiveFloat = 1800.0
-    """Longest time without an event of a rank, or from its last one to its end, before its job is ended as stalled."""
+    """Maximum time without an event from a rank, or between its last event and its exit; then the job is stopped."""
     telemetry_interval_s: PositiveFloat = 1.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of ``coordinator.log`` in the run directory."""
     retry_lost: int = Field(default=0, ge=0, le=10)
-    """How often a lost round (its host or agent vanished) is repeated automatically; failed rounds are not."""
+    """How often a lost round (its host or agent is unreachable) is repeated automatically; failed rounds are not."""
     cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
     cases: tuple[CaseRequest, ...] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""Secrets: values of variables whose names mark them, and the user part of addresses."""
+"""Detect and remove secrets: values of variables with certain names, and the user part of addresses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import unquote
 
 LEFT_OUT: Final = "(left out)"
 MIN_SECRET_LENGTH: Final = 4
-"""Shorter values would match parts of unrelated words."""
+"""Minimum length of a searched secret; shorter values would match parts of unrelated words."""
 
 _NAME: Final = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _ASSIGNED: Final = re.compile(r"(?:-\S*=)?([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
 _INNER: Final = r"[^\s/?#\"'<>\\]"
 _USERINFO: Final = re.compile(rf"((?<!ssh)://|://(?={_INNER}*:{_INNER}*@))({_INNER}+)@", re.ASCII)
-"""A lone user of an address over SSH (``git@``) is no secret; of any other it may be a token."""
+"""A user without a password in an SSH address (``git@``) is no secret; in other addresses it may be a token."""
 _PLAIN: Final = frozenset({"true", "false", "none", "null", "auto", "default", "enabled", "disabled"})
 
 
@@ -30,7 +30,7 @@ def without_userinfo(text: str) -> str:
 
 
 def displayed_value(name: str, value: str) -> str:
-    """Return a variable's value as it may be shown."""
+    """Return a variable's value for display, masked if it is a secret."""
     return LEFT_OUT if is_secret(name) else without_userinfo(value)
 
 
@@ -43,7 +43,7 @@ def passwords(text: str) -> Iterator[str]:
 
 
 def is_searchable(value: str) -> bool:
-    """Return whether a value is long enough to be searched for: no switch, small number or short word."""
+    """Return whether a value can be searched for; switches, small numbers and short words cannot."""
     return len(value) >= MIN_SECRET_LENGTH and value.lower() not in _PLAIN and not (value.isdigit() and len(value) < 8)
 
 
@@ -66,7 +66,7 @@ def secrets_in(value: Any) -> Iterator[str]:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return ``text`` with every one of ``secrets``, and the user part of its addresses, left out."""
+    """Return ``text`` without ``secrets`` and without the user part of its addresses."""
     text = without_userinfo(text)
     for secret in sorted(set(secrets), key=len, reverse=True):
         text = text.replace(secret, LEFT_OUT)
@@ -74,7 +74,7 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def shown(value: Any, secrets: Iterable[str]) -> Any:
-    """Return parsed JSON with its ``secrets`` and the values of secret variables replaced, fit for display."""
+    """Return parsed JSON for display, with ``secrets`` and the values of secret variables replaced."""
     known = tuple(secrets)
     if isinstance(value, str):
         return without(value, known)

@@ -12,21 +12,21 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Scalar = bool | int | float | str | None
 
 TYPE_OF_PRECISION: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""What frameworks call the type that the matrix work of a precision is given in."""
+"""Precision -> the frameworks' name of the input type of matrix products."""
 
 
 def _off(given: object) -> object:
-    """Read YAML's ``off`` as the word."""
+    """Convert YAML's ``off`` (False) to the string."""
     return "off" if given is False else given
 
 
 def _checkpointing(given: object) -> object:
-    """Read a truth value, as settings had before there was a choice."""
+    """Convert a boolean, the type of this setting in earlier versions."""
     return {True: "full", False: "off"}[given] if isinstance(given, bool) else given
 
 
 class OptimizerSettings(Spec):
-    """The optimizer; which of the numbers it reads depends on its name."""
+    """The optimizer; its name determines which of the numbers it uses."""
 
     name: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
     lr: float = Field(default=0.1, ge=0)
@@ -35,12 +35,12 @@ class OptimizerSettings(Spec):
     nesterov: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
     decay_norm_and_bias: bool = True
-    """Apply weight decay to one-dimensional parameters too."""
+    """Also apply weight decay to one-dimensional parameters."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: PositiveFloat = 1e-8
     fused: bool | None = None
-    """One kernel for all parameters; null lets the driver choose by device."""
+    """Use one kernel for all parameters; null: the driver chooses by device."""
 
 
 class ScheduleSettings(Spec):
@@ -51,7 +51,7 @@ class ScheduleSettings(Spec):
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Warm-up as a share of all steps; used when ``warmup_steps`` is 0."""
     final_lr_ratio: float = Field(default=0.0, ge=0)
-    """Learning rate at the end over the peak."""
+    """Final learning rate as a share of the peak."""
     power: float = 1.0
     """Exponent of the polynomial schedule."""
     step_epochs: int = Field(default=30, ge=1)
@@ -60,7 +60,7 @@ class ScheduleSettings(Spec):
 
 
 class EndSettings(Spec):
-    """When training ends: whichever comes first. At least one bound has to be set."""
+    """Bounds of training: the first that is reached ends it. At least one has to be set."""
 
     at_target: bool = False
     """End at the first evaluation that reaches the target."""
@@ -80,16 +80,16 @@ class EndSettings(Spec):
 
 
 class EvaluateSettings(Spec):
-    """When the model is evaluated; it always is once more at the end unless the data is synthetic."""
+    """When the model is evaluated, in addition to the evaluation at the end; synthetic data is not evaluated."""
 
     every_steps: PositiveInt | None = None
     every_epochs: PositiveInt | None = None
     max_batches: PositiveInt | None = None
-    """Evaluate on this many batches only (marks the run, since the figure is then of a part)."""
+    """Evaluate on this many batches only (marks the run)."""
 
 
 class CheckpointSettings(Spec):
-    """Checkpoints in the run directory, from which a run is resumed with the same loss."""
+    """Checkpoints in the run directory, from which a run resumes with the same loss."""
 
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 1
@@ -101,36 +101,36 @@ class LoaderSettings(Spec):
     num_workers: int = Field(default=0, ge=0)
     prefetch: PositiveInt = 2
     pin_memory: bool | None = None
-    """null: pinned where the device is not the CPU."""
+    """Pin memory; null: unless the device is the CPU."""
     synthetic: bool = False
-    """Made-up data of the right shapes: speed only, no accuracy; marks the run."""
+    """Use synthetic data of the same shapes: speed only, no accuracy (marks the run)."""
 
 
 class TrainSettings(Spec):
-    """Everything about a training run that is a number or a choice."""
+    """All settings of a training run."""
 
     batch_size: PositiveInt
-    """Samples per device in one forward pass; the global batch is this x devices x accumulation."""
+    """Samples per device in one forward pass; the global batch is this times devices times accumulation."""
     eval_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
     precision: Precision = "fp32"
-    """Precision of the matrix work: tf32 and fp32 keep fp32 weights, bf16 and fp16 autocast over them."""
+    """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
-    """Mode of the framework's compiler. A host that cannot compile trains without it, with a warning."""
+    """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""
     channels_last: bool = False
     activation_checkpointing: Annotated[Literal["off", "full", "selective"], BeforeValidator(_checkpointing)] = "off"
-    """What the backward pass recomputes of each block: ``full`` all of it; ``selective`` all but matrix products and
-    attention, whose outputs are kept. ``true`` and ``false`` mean ``full`` and ``off``."""
+    """Activation checkpointing: ``full`` recomputes each block in the backward pass, ``selective`` all but matrix
+    products and attention. ``true`` and ``false`` mean ``full`` and ``off``."""
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
-    """Kernel of scaled dot-product attention that is tried first; ``auto`` leaves the choice to the framework."""
+    """Preferred kernel of scaled dot-product attention; ``auto``: the framework chooses."""
     gradient_clip_norm: PositiveFloat | None = None
     seed: int = Field(default=1, ge=0)
     """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives its own."""
     threads: PositiveInt | None = None
-    """CPU threads of a rank; null: cores of the host over its ranks."""
+    """CPU threads per rank; null: cores of the host divided by its ranks."""
     log_every_steps: PositiveInt = 20
-    """Optimizer steps in a window: losses and timings are read and logged when a window closes."""
+    """Optimizer steps per window; losses and timings are read and logged at the end of a window."""
     end: EndSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -138,4 +138,4 @@ class TrainSettings(Spec):
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     model: dict[str, Scalar] = Field(default_factory=dict)
-    """The case's own numbers (width, depth, sequence length); ``case.yaml`` fixes their names and types."""
+    """Parameters of the case (width, depth, sequence length); ``case.yaml`` defines their names and types."""

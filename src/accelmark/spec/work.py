@@ -1,4 +1,4 @@
-"""The kinds of work that a job can do, as a union that is discriminated by ``kind``."""
+"""The kinds of work of a job, as a union discriminated by ``kind``."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from accelmark.spec.settings import Scalar, TrainSettings
 
 
 class BaseWork(Spec):
-    """What is common to all kinds of work."""
+    """Base class of all kinds of work."""
 
     rank_module: ClassVar[str]
     """Module that each rank runs: ``python -m <rank_module> job.json``."""
     unit: Unit = "sample"
-    """What throughput counts."""
+    """Unit of throughput."""
     units_per_sample: int = 1
     min_repeats: int = Field(default=1, ge=1)
-    """Rounds that a valid result needs."""
+    """Minimum number of rounds of a valid result."""
 
     @property
     def precision(self) -> InferPrecision:
-        """Precision of the matrix work that was requested."""
+        """Requested precision of matrix products."""
         return "fp32"
 
     @property
     def threads(self) -> int | None:
-        """CPU threads of a rank; null leaves the choice to the framework."""
+        """CPU threads of a rank; null: the framework chooses."""
         return None
 
     def for_round(self, number: int) -> Self:
@@ -42,7 +42,7 @@ class BaseWork(Spec):
 
 
 class TrainingWork(BaseWork):
-    """What is common to all training, whoever carries it out."""
+    """Base class of training by AccelMark and by external trainers."""
 
     unit: Unit
     units_per_sample: int
@@ -52,12 +52,12 @@ class TrainingWork(BaseWork):
 
     @property
     def precision(self) -> InferPrecision:
-        """Precision of the matrix work that was requested."""
+        """Requested precision of matrix products."""
         return self.settings.precision
 
     @property
     def threads(self) -> int | None:
-        """CPU threads of a rank; null leaves the choice to the framework."""
+        """CPU threads of a rank; null: the framework chooses."""
         return self.settings.threads
 
     def for_round(self, number: int) -> Self:
@@ -89,20 +89,20 @@ class EvaluateJob(BaseWork):
     train: TrainJob
     """The training job whose result is checked."""
     weights: Path | None = None
-    """Checkpoint whose weights are evaluated, relative to the job's ``checkpoint_dir``; null evaluates nothing."""
+    """Checkpoint to evaluate, relative to the job's ``checkpoint_dir``; null: no evaluation."""
     checkpoint: Path | None = None
-    """Checkpoint to replay from, relative to the job's ``checkpoint_dir``; null replays nothing."""
+    """Checkpoint to replay from, relative to the job's ``checkpoint_dir``; null: no replay."""
     num_steps: NonNegativeInt = 0
     """Optimizer steps to replay from ``checkpoint``."""
 
     @property
     def precision(self) -> InferPrecision:
-        """Precision of the matrix work."""
+        """Precision of matrix products."""
         return self.train.precision
 
     @property
     def threads(self) -> int | None:
-        """CPU threads of a rank; null leaves the choice to the framework."""
+        """CPU threads of a rank; null: the framework chooses."""
         return self.train.threads
 
 
@@ -126,19 +126,19 @@ class InferJob(BaseWork):
 
     @property
     def threads(self) -> int | None:
-        """CPU threads; null leaves the choice to the framework."""
+        """CPU threads; null: the framework chooses."""
         return self.settings.threads
 
 
 class ProbeJob(BaseWork):
-    """Measure what a device, or a group of them, can reach."""
+    """Measure the peak rates of a device or a group of devices."""
 
     rank_module: ClassVar[str] = "accelmark.probe"
     kind: Literal["probe"] = "probe"
     items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
     budget_s: PositiveFloat = 60.0
-    """About how long measuring may take."""
+    """Approximate time budget for the measurement."""
 
 
 Work = Annotated[TrainJob | InferJob | EvaluateJob | ExternalJob | ProbeJob, Field(discriminator="kind")]
-"""What a job does. A new kind of work is one more member, with a planner in ``plan/`` and a reader in ``results/``."""
+"""The work of a job. Each kind has a planner in ``plan/`` and a reader in ``results/``."""

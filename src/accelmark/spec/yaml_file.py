@@ -1,4 +1,4 @@
-"""Reading a YAML file as data, with the traps of YAML 1.1 taken out."""
+"""Read a YAML file as data, without the pitfalls of YAML 1.1."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Loader.add_constructor("!exponent", _construct_exponent)
 
 
 def read_value(text: str, where: str) -> Any:
-    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``) as in a file.
+    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``).
 
     Raises:
         SpecError: it is not YAML; ``where`` is named.
@@ -58,7 +58,7 @@ def _load(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_NESTING:  # before the recursive loader, whose own limit is the interpreter's
+        if depth > _MAX_NESTING:  # the loader is recursive
             mark: Any = event.start_mark
             raise yaml.MarkedYAMLError(problem=f"nests deeper than {_MAX_NESTING} levels", problem_mark=mark)
     loader = _Loader(text)

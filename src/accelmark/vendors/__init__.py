@@ -1,1 +1,1 @@
-"""One folder a vendor: ``vendor.yaml``, how its devices are read, its images, and what it changes of a case."""
+"""One folder per vendor: ``vendor.yaml``, a device reader, container images, and adaptations of cases."""

@@ -1,4 +1,4 @@
-"""Masking windows of tokens as BERT's pretraining does (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
+"""Mask windows of tokens as in BERT's pretraining (Devlin et al. 2018, arXiv:1810.04805, section 3.1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 CLS: Final = 101
 SEP: Final = 102
 MASK: Final = 103
-"""Token numbers of ``bert-large-uncased``'s vocabulary; 0 is padding."""
+"""Token ids of ``bert-large-uncased``'s vocabulary; 0 is padding."""
 MASKED_SHARE: Final = 0.15
 _SPECIAL: Final = torch.tensor([0, CLS, SEP, MASK])
 
@@ -24,7 +24,7 @@ _SPECIAL: Final = torch.tensor([0, CLS, SEP, MASK])
 class MaskedWindows:
     """``[CLS] window [SEP]`` with 15 % of the window's tokens to predict, at most ``max_predictions`` of them.
 
-    Of those, 80 % are replaced by ``[MASK]``, 10 % by a random token and 10 % left as they are.
+    Of those, 80 % are replaced by ``[MASK]``, 10 % by a random token, and 10 % are unchanged.
     """
 
     def __init__(self, shards: TokenShards, max_predictions: int, vocab_size: int) -> None:
@@ -34,7 +34,7 @@ class MaskedWindows:
         return len(self._shards)
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens`` (length,), ``positions`` and ``labels`` (predictions,), the rest of these ignored."""
+        """Return ``tokens`` (length,), and ``positions`` and ``labels`` (predictions,), padded with ignored entries."""
         tokens = functional.pad(self._shards.window(index), (1, 1))
         tokens[0], tokens[-1] = CLS, SEP
         candidates = torch.isin(tokens, _SPECIAL, invert=True).nonzero().flatten()

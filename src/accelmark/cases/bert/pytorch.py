@@ -20,7 +20,7 @@ CHECKPOINT: Final = "initial/model.safetensors"
 
 
 class MaskedLm(nn.Module):
-    """transformers' BERT that computes the vocabulary's logits at the masked positions only."""
+    """BERT of transformers, computing vocabulary logits at the masked positions only."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class MaskedLm(nn.Module):
 
 
 class Case(MaskedTokens):
-    """Masked tokens predicted at full sequence length, from the checkpoint that the data directory brings."""
+    """Masked-token prediction at full sequence length, from the checkpoint in the data directory."""
 
     block_class = "BertLayer"
 
@@ -70,11 +70,11 @@ class Case(MaskedTokens):
         return IndexedBatches(windows, size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:
-        """Windows of ``train``, masked anew each epoch."""
+        """Return windows of ``train``, masked anew in each epoch."""
         return self._batches("train", self.settings.batch_size, train=True)
 
     def eval_batches(self) -> Batches:
-        """Windows of ``val``, masked in the same way at every evaluation."""
+        """Return windows of ``val``, masked identically in every evaluation."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
 
     def flops_per_sample(self) -> float:

@@ -1,4 +1,4 @@
-"""Inference of BERT-large: fill in the masked tokens of prepared sequences."""
+"""Inference of BERT-large: predict the masked tokens of prepared sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED = -100
 
 
 class _Logits(nn.Module):
-    """transformers' model with a plain tensor as its output."""
+    """Wrapper of transformers' model that returns a plain tensor."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _Logits(nn.Module):
 
 
 class Case(InferCase):
-    """Sequences from ``bert_large/sequences.safetensors`` below the directory that the user names.
+    """Sequences from ``bert_large/sequences.safetensors`` below the data directory.
 
     It holds ``tokens``, ``mask`` and ``labels`` of shape (sequences, length), int64; a label of -100 is not masked.
     """
@@ -56,7 +56,7 @@ class Case(InferCase):
         return TensorBatches((held["tokens"], held["mask"]), held["labels"], self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
-        """Build the network, with the weights of the directory that the user names."""
+        """Build the network, with the weights from the data directory."""
         config = BertConfig(
             vocab_size=self.number("vocab_size"),
             hidden_size=self.number("hidden_size"),
@@ -71,17 +71,17 @@ class Case(InferCase):
         return _Logits(net)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count masked tokens that were filled in right."""
+        """Count correctly predicted masked tokens."""
         masked = labels != _IGNORED
         right = (outputs[0].argmax(2) == labels) & masked
         return {"right": float(right.sum()), "count": float(masked.sum())}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of masked tokens that were filled in right."""
+        """Return the share of correctly predicted masked tokens."""
         return {"mlm_accuracy": sums["right"] / max(1.0, sums["count"])}
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Make up tokens."""
+        """Return random tokens."""
         length = self.number("seq_length")
         tokens = torch.randint(0, self.number("vocab_size"), (size, length))
         return InferBatch((tokens, torch.ones(size, length, dtype=torch.int64)), None)

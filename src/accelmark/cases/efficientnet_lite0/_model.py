@@ -1,6 +1,6 @@
 """EfficientNet-Lite0 (Tan & Le 2019, arXiv:1905.11946, without squeeze-and-excitation and with ReLU6).
 
-Parameters bear the names of the packaged checkpoint.
+Parameters have the names of the packaged checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class SamePadded(nn.Conv2d):
-    """A convolution padded as TensorFlow does: what is odd goes to the right and the bottom."""
+    """A convolution with TensorFlow's padding: an odd pixel is added at the right and the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of ``x``, of size ceil(size / stride)."""
@@ -42,7 +42,7 @@ class SamePadded(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """Expansion, depthwise convolution, projection, with a shortcut where the shape stays."""
+    """Expansion, depthwise convolution and projection, with a shortcut if the shape is unchanged."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Takes normalised images, gives logits of the 1,000 classes of ImageNet."""
+    """EfficientNet-Lite0: normalised images to logits of ImageNet's 1,000 classes."""
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inference of EfficientNet-Lite0 with packaged weights: on ImageNet where it is named, else on a few photographs."""
+"""Inference of EfficientNet-Lite0 with packaged weights, on ImageNet if given, else on four photographs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PHOTOS: Final = {
     "motorcycle_left.png": (665, 670),
     "rocket.jpg": (657, 744),
 }
-"""The classes of ImageNet that name what a photograph shows: a cat, coffee, a motorcycle, a rocket."""
+"""Photograph (cat, coffee, motorcycle, rocket) -> correct ImageNet classes."""
 
 
 class Case(ImageNetCase):
-    """Without ImageNet the accuracy is a sanity check of four photographs, and the run is marked so."""
+    """Image classification; without ImageNet the accuracy is a sanity check on four photographs (marks the run)."""
 
     mean = (127 / 255, 127 / 255, 127 / 255)
     std = (128 / 255, 128 / 255, 128 / 255)
@@ -63,7 +63,7 @@ class Case(ImageNetCase):
         return model
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count right answers; a photograph accepts each of its classes."""
+        """Count correct predictions; each class of a photograph is accepted."""
         if labels.ndim == 1:
             return super().evaluator(outputs, labels)
         right = labels.gather(1, outputs[0].argmax(1, keepdim=True))

@@ -33,9 +33,8 @@ def causal_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention by SDPA without a mask tensor, so that a flash kernel can be chosen.
 
-    transformers builds no mask for an attention function that it has no mask function for. Its own ``sdpa`` tests the
-    position ids with ``.all()``, which synchronizes on an accelerator and fails on the meta device, and under
-    ``torch.compile`` passes a dense mask.
+    transformers' own ``sdpa`` tests the position ids with ``.all()``, which synchronizes on an accelerator and fails on
+    the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
 
     Args:
         module: the attention layer; unused.
@@ -57,7 +56,7 @@ AttentionInterface.register(_CAUSAL, causal_attention)
 
 
 class CausalLm(nn.Module):
-    """transformers' Llama with random weights; takes tokens, gives logits, or the loss where it is given labels."""
+    """Llama of transformers with random weights; returns logits, or the loss if labels are given."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -74,15 +73,15 @@ class CausalLm(nn.Module):
 
 
 class Case(NextToken):
-    """Next-token prediction; the last of a sample's ``seq_length + 1`` tokens is only predicted."""
+    """Next-token prediction on samples of ``seq_length + 1`` tokens, the last of which is only a label."""
 
     block_class = "LlamaDecoderLayer"
 
     def build_model(self) -> nn.Module:
-        """Build Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288); smaller by ``model`` in open runs.
+        """Build Llama 2 7B (Touvron et al. 2023, arXiv:2307.09288); open runs may reduce its size by ``model``.
 
-        Weights are normal with a standard deviation of 0.02, norms one, as transformers initializes Llama. They are
-        drawn by all threads at once: one thread takes minutes.
+        Weights are normal with a standard deviation of 0.02 and norms are one, as in transformers. Several threads
+        draw them, since one takes minutes.
         """
         config = LlamaConfig(
             vocab_size=self.number("vocab_size"),
@@ -109,17 +108,17 @@ class Case(NextToken):
         return IndexedBatches(NextTokens(shards), size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:
-        """Windows of ``train`` in a new order each epoch."""
+        """Return windows of ``train`` in a new order each epoch."""
         return self._batches("train", self.settings.batch_size, train=True)
 
     def eval_batches(self) -> Batches:
-        """Windows of ``val``."""
+        """Return windows of ``val``."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of a token, in nats; in training without all logits in memory.
+        """Return the mean cross entropy per token, in nats; training computes it in chunks of the logits.
 
-        fp16 computes them all: its gradients need the scale of the loss, which chunks do not know.
+        fp16 does not use chunks, whose gradients would lack the loss scale.
         """
         if model.training and self.settings.precision != "fp16":
             loss: Tensor = model(batch["tokens"][:, :-1], batch["tokens"][:, 1:])

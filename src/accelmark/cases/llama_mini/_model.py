@@ -1,4 +1,4 @@
-"""A Llama-style decoder (Touvron et al. 2023, arXiv:2302.13971) of a few layers, with tables for rotary positions."""
+"""A small Llama-style decoder (Touvron et al. 2023, arXiv:2302.13971) with precomputed rotary embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INIT_STD: Final = 0.02
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm that stays in its input's precision."""
+    """Root-mean-square norm in the precision of its input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class RmsNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal attention with rotary positions, then a gated feed-forward part, each beside a residual."""
+    """Causal attention with rotary embeddings and a gated feed-forward network, each with a residual connection."""
 
     def __init__(self, hidden: int, intermediate: int, heads: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class LlamaMini(nn.Module):
-    """Embedding, layers, norm and an output layer of its own; takes tokens, gives logits."""
+    """Decoder with an untied output layer: tokens to logits."""
 
     cos: Tensor
     sin: Tensor
@@ -74,7 +74,7 @@ class LlamaMini(nn.Module):
         self._initialise(_INIT_STD / math.sqrt(2 * layers))
 
     def _initialise(self, residual_std: float) -> None:
-        """Draw weights as GPT-2 does: those that add to the residual smaller by the square root of their number."""
+        """Initialise weights as in GPT-2; residual projections are divided by the square root of their number."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 is_residual = name.endswith(("out.weight", "down.weight"))

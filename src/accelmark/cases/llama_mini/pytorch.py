@@ -18,11 +18,11 @@ from accelmark.train.formulas import attention_flops, dense_flops
 
 _VOCAB: Final = 256
 HELD_OUT: Final = ("macbeth", "richard-ii", "twelfth-night")
-"""Whole plays that training never sees: a tragedy, a history, a comedy."""
+"""Plays held out from training: a tragedy, a history, a comedy."""
 
 
 def read_plays(directory: Path, *, held_out: bool) -> Tensor:
-    """Return the plays' bytes one after another, uint8: those of ``HELD_OUT``, or all others.
+    """Return the concatenated bytes (uint8) of the plays in ``HELD_OUT`` or of all others.
 
     Raises:
         DataError: there are no plays, or a held-out one is missing.
@@ -36,7 +36,7 @@ def read_plays(directory: Path, *, held_out: bool) -> Tensor:
 
 
 class Case(NextToken):
-    """Next-byte prediction in consecutive windows; the byte after each is only predicted."""
+    """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
 
     tokens = "bytes"
     dtype = torch.uint8
@@ -60,12 +60,12 @@ class Case(NextToken):
         return read_plays(self.data_dirs["shakespeare"], held_out=held_out).unfold(0, length + 1, length)
 
     def train_batches(self) -> Batches:
-        """Give the training plays' windows in a new order each epoch."""
+        """Return the training plays' windows in a new order each epoch."""
         windows = self._windows(held_out=False)
         return TensorBatches({"bytes": windows}, self.settings.batch_size, self.place, train=True)
 
     def eval_batches(self) -> Batches:
-        """Give ``eval_windows`` windows that are spread evenly over the held-out plays."""
+        """Return ``eval_windows`` windows, spread evenly over the held-out plays."""
         windows = self._windows(held_out=True)
         chosen = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
         return TensorBatches({"bytes": chosen}, self.settings.eval_batch_size, self.place, train=False)

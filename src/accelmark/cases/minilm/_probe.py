@@ -1,6 +1,6 @@
-"""The linear probe: fitted once on embeddings of passages that inference never sees, and kept as a small file.
+"""The linear probe, fitted on embeddings of passages that inference does not use, and saved to a file.
 
-``python -m accelmark.cases.minilm._probe PLAYS_DIR MINILM_DIR`` fits it anew.
+``python -m accelmark.cases.minilm._probe PLAYS_DIR MINILM_DIR`` fits it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The labelled passages as tokens, and the encoder that reads them."""
+"""The sentence encoder, and the labelled passages as tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CONFIG: Final = EncoderConfig(
 
 
 class SentenceEncoder(nn.Module):
-    """The mean of the states over the real tokens, of length 1: what all-MiniLM-L6-v2 calls an embedding."""
+    """Encoder that returns the normalised mean of hidden states over non-padding tokens, as all-MiniLM-L6-v2 does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = Encoder(CONFIG)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return embeddings of shape (batch, 384); ``mask`` is 1 on real tokens."""
+        """Return embeddings of shape (batch, 384); ``mask`` is 0 on padding."""
         hidden: Tensor = self.encoder(tokens, mask.bool())
         weight = mask.unsqueeze(-1).to(hidden.dtype)
         return F.normalize((hidden * weight).sum(1) / weight.sum(1))
@@ -39,7 +39,7 @@ def read_text(
     """Return tokens and mask, int64 of shape (passages, seq_length), and labels.
 
     Raises:
-        DataError: the plays or the tokenizer are not there.
+        DataError: the plays or the tokenizer are missing.
     """
     passages = split_passages(read_passages(data_dirs["shakespeare"], passage_chars), held_out=held_out, limit=limit)
     tokenizer = Tokenizer.from_file(str(data_dirs["minilm"] / "tokenizer.json"))

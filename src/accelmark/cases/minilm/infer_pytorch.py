@@ -1,4 +1,4 @@
-"""Inference of the MiniLM sentence encoder: embeddings of passages that a linear probe tells apart."""
+"""Inference of the MiniLM sentence encoder: embeddings of passages that a linear probe classifies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelmark.infer.case import InferBatch, InferCase
 
 
 class Case(InferCase):
-    """The passages of the held-out act lie in memory as tokens; the probe is part of the evaluation."""
+    """Embedding of the held-out act's passages, tokenised in memory; the evaluation applies the probe."""
 
     input_names = ("tokens", "mask")
     output_names = ("sentence",)
@@ -39,7 +39,7 @@ class Case(InferCase):
         return model
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count passages whose kind of play the probe names right."""
+        """Count passages that the probe classifies correctly."""
         right = (outputs[0] @ self.weight.T + self.bias).argmax(1) == labels
         return {"right": float(right.sum()), "count": float(len(labels))}
 
@@ -48,7 +48,7 @@ class Case(InferCase):
         return {"accuracy": sums["right"] / sums["count"]}
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Make up tokens, none of them padding."""
+        """Return random tokens without padding."""
         length = self.number("seq_length")
         tokens = torch.randint(1000, CONFIG.vocab_size, (size, length))
         return InferBatch((tokens, torch.ones(size, length, dtype=torch.int64)), None)

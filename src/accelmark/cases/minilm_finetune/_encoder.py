@@ -1,4 +1,4 @@
-"""A BERT encoder (Devlin et al. 2018, arXiv:1810.04805) whose parameters bear the names of published checkpoints."""
+"""A BERT encoder (Devlin et al. 2018, arXiv:1810.04805) with the parameter names of published checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accelmark.spec.errors import DataError
 @final
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The encoder's numbers."""
+    """Dimensions of the encoder."""
 
     hidden_size: int
     intermediate_size: int
@@ -31,7 +31,7 @@ class EncoderConfig:
 
 
 class Output(nn.Module):
-    """A projection with dropout, added to the residual and normed."""
+    """Projection, dropout, residual connection and layer norm."""
 
     def __init__(self, size: int, config: EncoderConfig) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Output(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, inner: Tensor, x: Tensor) -> Tensor:
-        """Return the normed sum."""
+        """Return the normalised sum."""
         result: Tensor = self.LayerNorm(x + F.dropout(self.dense(inner), self.dropout, self.training))
         return result
 
 
 class Projections(nn.Module):
-    """What makes queries, keys and values."""
+    """Projections to queries, keys and values."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Projections(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the real tokens."""
+    """Self-attention over non-padding tokens."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Attention(nn.Module):
 
 
 class Dense(nn.Module):
-    """A projection under the name that checkpoints give it."""
+    """A linear layer with the parameter name of checkpoints."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Dense(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward part."""
+    """Self-attention and a feed-forward network."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class EncoderLayer(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Tokens, positions and the one segment there is."""
+    """Embeddings of tokens, positions and a single segment."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Embeddings(nn.Module):
 
 
 class Layers(nn.Module):
-    """The layers under the name that checkpoints give them."""
+    """The layers with the parameter names of checkpoints."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Layers(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers; takes tokens and the mask of real ones, gives hidden states."""
+    """Embeddings and layers: tokens and a padding mask to hidden states."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -142,17 +142,17 @@ class Encoder(nn.Module):
         self.encoder = Layers(config)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return hidden states of shape (batch, length, hidden); ``mask`` is true on real tokens."""
+        """Return hidden states of shape (batch, length, hidden); ``mask`` is false on padding."""
         x: Tensor = self.embeddings(tokens)
         for layer in self.encoder.layer:
             x = layer(x, mask[:, None, None, :])
         return x
 
     def load(self, path: Path) -> None:
-        """Take the weights of a published checkpoint; its pooler is not used.
+        """Load the weights of a published checkpoint except its pooler.
 
         Raises:
-            DataError: the file is missing, broken or of another shape.
+            DataError: the file is missing, damaged or has other shapes.
         """
         try:
             state = {name: weight for name, weight in load_file(path).items() if not name.startswith("pooler.")}

@@ -1,4 +1,4 @@
-"""Passages of Shakespeare's plays, labelled with the kind of play that they are from."""
+"""Passages of Shakespeare's plays, labelled with the kind of play."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from accelmark.spec.errors import DataError
 
 KINDS: Final = ("comedies", "histories")
 HELD_OUT_ACT: Final = "IV"
-"""The act of every play that training never sees."""
+"""The act of every play that is held out from training."""
 _HEADING: Final = re.compile(r"^#+\s*(?:ACT\s+([IVX]+))?", re.IGNORECASE)
 _NOT_SPOKEN: Final = re.compile(r"^\*\*.*\*\*\s*$|^_.*_\s*$")
 """A speaker's name or a stage direction."""
 
 
 class Passage(NamedTuple):
-    """Some lines that are spoken one after another in one act."""
+    """Consecutive spoken lines of one act."""
 
     text: str
     kind: int
@@ -28,7 +28,7 @@ class Passage(NamedTuple):
 
 
 def read_passages(directory: Path, num_chars: int) -> list[Passage]:
-    """Cut all plays into passages of about ``num_chars`` characters, in the order of the plays' paths.
+    """Split all plays into passages of about ``num_chars`` characters, in the order of the plays' paths.
 
     Raises:
         DataError: there are no plays of a kind below ``directory``.
@@ -45,7 +45,7 @@ def read_passages(directory: Path, num_chars: int) -> list[Passage]:
 
 
 def split_passages(passages: list[Passage], *, held_out: bool, limit: int | None = None) -> list[Passage]:
-    """Return those of the held-out act or all others; of more than ``limit``, those whose SHA-256 is lowest."""
+    """Return the held-out or the other passages; if more than ``limit``, those with the lowest SHA-256."""
     chosen = [passage for passage in passages if (passage.act == HELD_OUT_ACT) == held_out]
     if limit is None or len(chosen) <= limit:
         return chosen
@@ -73,6 +73,6 @@ def _cut(lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
 
 
 def _close(act: str, held: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
-    """Keep a passage that a heading cuts short, if it has half of its length."""
+    """Keep a passage that ends at a heading if it has at least half of the full length."""
     if sum(map(len, held)) >= num_chars // 2:
         yield act, " ".join(held)

@@ -1,4 +1,4 @@
-"""A pretrained sentence encoder fine-tuned to tell comedies from histories, in PyTorch."""
+"""Fine-tuning of a pretrained sentence encoder to classify passages by kind of play, in PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from accelmark.train.formulas import attention_flops, dense_flops
 
 
 class Classifier(nn.Module):
-    """The mean of the encoder's states over the real tokens, dropout, and a linear classifier."""
+    """Mean of the hidden states over non-padding tokens, dropout, and a linear classifier."""
 
     def __init__(self, config: EncoderConfig, num_classes: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Classifier(nn.Module):
 
 
 class Case(Classification):
-    """All passages are tokenised once and stay in memory."""
+    """Text classification; all passages are tokenised once and kept in memory."""
 
     inputs = ("tokens", "mask")
     accuracies: ClassVar = {"accuracy": 1}
@@ -68,17 +68,17 @@ class Case(Classification):
         return {"tokens": torch.tensor([one.ids for one in encoded]), "mask": mask, "label": label}
 
     def train_batches(self) -> Batches:
-        """Give the passages of all acts but one."""
+        """Return the passages of all acts but one."""
         data = self._passages(held_out=False, limit=None)
         return TensorBatches(data, self.settings.batch_size, self.place, train=True)
 
     def eval_batches(self) -> Batches:
-        """Give ``eval_passages`` passages of the held-out act."""
+        """Return ``eval_passages`` passages of the held-out act."""
         data = self._passages(held_out=True, limit=self.number("eval_passages"))
         return TensorBatches(data, self.settings.eval_batch_size, self.place, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Make up tokens, none of them padding."""
+        """Return random tokens without padding."""
         random, length = generator_for(self.place.seed), self.number("seq_length")
         return {
             "tokens": torch.randint(1, self._config.vocab_size, (size, length), generator=random),
@@ -87,7 +87,7 @@ class Case(Classification):
         }
 
     def flops_per_sample(self) -> float:
-        """Count encoder, head and attention over all tokens, padding too (PaLM, arXiv:2204.02311, appendix B)."""
+        """Count encoder, head and attention over all tokens including padding (PaLM, arXiv:2204.02311, appendix B)."""
         config, length = self._config, self.number("seq_length")
         hidden, layers = config.hidden_size, config.num_layers
         weights = layers * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
@@ -95,7 +95,7 @@ class Case(Classification):
         return dense + attention_flops(layers, hidden, length)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Give the new head a rate of its own, ``head_lr_ratio`` times the encoder's."""
+        """Build the optimizer; the head's learning rate is ``head_lr_ratio`` times the encoder's."""
         optimizer = build_optimizer(model, self.settings.optimizer, self.place.device)
         head = {parameter for name, parameter in model.named_parameters() if "head" in name.split(".")}
         for group in list(optimizer.param_groups):

@@ -10,7 +10,7 @@ from accelmark.infer.weights import load_weights
 
 
 class _Logits(nn.Module):
-    """transformers' model with a plain tensor as its output."""
+    """Wrapper of transformers' model that returns a plain tensor."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -23,10 +23,10 @@ class _Logits(nn.Module):
 
 
 class Case(ImageNetCase):
-    """Weights in the format of transformers (``model.safetensors`` of microsoft/resnet-50)."""
+    """ImageNet classification with weights in transformers' format (``model.safetensors`` of microsoft/resnet-50)."""
 
     def create_model(self) -> nn.Module:
-        """Build the network, with the weights of the directory that the user names."""
+        """Build the network, with the weights from the data directory."""
         config = ResNetConfig()
         config.num_labels = self.number("num_classes")
         net = ResNetForImageClassification(config)

@@ -21,7 +21,7 @@ _WIDTHS: Final = (256, 512, 1024, 2048)
 
 
 class ResNet50(nn.Module):
-    """transformers' ResNet with the stride in the 3x3 convolutions (v1.5); takes uint8 images, gives logits."""
+    """ResNet of transformers with the stride in the 3x3 convolutions (v1.5): uint8 images to logits."""
 
     mean: Tensor
     std: Tensor
@@ -41,12 +41,12 @@ class ResNet50(nn.Module):
 
 
 class Case(Classification):
-    """The 90-epoch recipe; images are normalised on the device."""
+    """The 90-epoch schedule; images are normalised on the device."""
 
     accuracies: ClassVar = {"top1": 1, "top5": 5}
 
     def build_model(self) -> nn.Module:
-        """Build ResNet-50; fewer blocks a stage in open runs."""
+        """Build ResNet-50; open runs may use fewer blocks per stage."""
         return ResNet50(self._blocks, self.number("num_classes"))
 
     @property
@@ -59,15 +59,15 @@ class Case(Classification):
         return IndexedBatches(folder, size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:
-        """Random resized crops, flipped half of the time."""
+        """Return random resized crops, flipped with probability 0.5."""
         return self._batches("train", self.settings.batch_size, train=True)
 
     def eval_batches(self) -> Batches:
-        """Centre crops of ``val``."""
+        """Return centre crops of ``val``."""
         return self._batches("val", self.settings.eval_batch_size, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Random bytes as images, random labels."""
+        """Return random images and labels."""
         random, side = generator_for(self.place.seed), self.number("image_size")
         return {
             "image": torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8),
@@ -93,7 +93,7 @@ class Case(Classification):
                 size, before = after, width
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the rate with the global batch from ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
+        """Scale the learning rate by global batch / ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""
         settings = self.settings
         batch = settings.batch_size * settings.gradient_accumulation_steps * self.place.world_size
         rate = settings.optimizer.lr * batch / self.number("lr_batch_size")

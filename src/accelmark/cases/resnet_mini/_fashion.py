@@ -1,4 +1,4 @@
-"""Reading Fashion-MNIST's files: IDX arrays, packed by gzip or plain."""
+"""Read Fashion-MNIST's files: IDX arrays, gzipped or plain."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from accelmark.spec.errors import DataError
 
 MEAN: Final = 0.2860 * 255
-"""Of the training images' bytes."""
+"""Mean of the training images' pixel values."""
 STD: Final = 0.3530 * 255
-"""Of the training images' bytes."""
+"""Standard deviation of the training images' pixel values."""
 _PREFIX: Final = {"train": "train", "test": "t10k"}
 _UINT8: Final = 8
 
@@ -24,7 +24,7 @@ def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[Tensor
     """Return the images, uint8 of shape (samples, 1, 28, 28), and the labels, int64 of shape (samples,).
 
     Raises:
-        DataError: a file is missing, broken, or holds something else.
+        DataError: a file is missing, damaged, or has other content.
     """
     prefix = _PREFIX[split]
     images = _read_idx(directory, f"{prefix}-images-idx3-ubyte", dimensions=3)

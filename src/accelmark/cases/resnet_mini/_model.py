@@ -1,4 +1,4 @@
-"""A residual network for small grey images."""
+"""A residual network for small greyscale images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEM_STRIDE: Final = 2
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class ResNetMini(nn.Module):
-    """A strided stem, one stage a width, and a classifier; takes uint8 images, gives logits."""
+    """A strided stem, one stage per width, and a classifier: uint8 images to logits."""
 
     def __init__(self, widths: Sequence[int], blocks: int, num_classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inference of the small ResNet on the 10,000 test images of Fashion-MNIST, with weights of our own training."""
+"""Inference of the small ResNet on the 10,000 test images of Fashion-MNIST, with packaged weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from accelmark.infer.weights import load_weights
 _SIDE: Final = 28
 _NUM_CLASSES: Final = 10
 _WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
-"""From a round of ``accelmark train resnet_mini``; ``weights.json`` is its record."""
+"""Weights from a round of ``accelmark train resnet_mini``, recorded in ``weights.json``."""
 
 
 class _FromNormalised(nn.Module):
-    """The network behind its normalisation, so that any precision can be given to all of it."""
+    """The network without its normalisation layer, so that all of it can be converted to any precision."""
 
     def __init__(self, network: ResNetMini) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _FromNormalised(nn.Module):
 
 
 class Case(InferCase):
-    """The test images lie in memory, normalised."""
+    """Image classification; the normalised test images are kept in memory."""
 
     input_names = ("image",)
     output_names = ("logits",)
@@ -46,14 +46,14 @@ class Case(InferCase):
         return TensorBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
-        """Build the network with the kept weights."""
+        """Build the network with the packaged weights."""
         widths = [self.number("width") * 2**stage for stage in range(self.number("num_stages"))]
         network = ResNetMini(widths, self.number("blocks_per_stage"), _NUM_CLASSES)
         load_weights(network, _WEIGHTS)
         return _FromNormalised(network)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count right answers."""
+        """Count correct predictions."""
         return {"right": float((outputs[0].argmax(1) == labels).sum()), "count": float(len(labels))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -61,5 +61,5 @@ class Case(InferCase):
         return {"top1": sums["right"] / sums["count"]}
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Make up normalised images."""
+        """Return random normalised images."""
         return InferBatch((torch.randn(size, 1, _SIDE, _SIDE),), None)

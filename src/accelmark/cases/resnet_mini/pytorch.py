@@ -20,14 +20,14 @@ _NUM_CLASSES: Final = 10
 
 
 def flip(batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
-    """Mirror half of the images."""
+    """Flip half of the images horizontally."""
     image = batch["image"]
     chosen = torch.rand(len(image), 1, 1, 1, generator=random) < 0.5
     return {**batch, "image": torch.where(chosen.to(image.device), image.flip(3), image)}
 
 
 class Case(Classification):
-    """The whole set stays in memory as bytes and is normalised in the model."""
+    """Image classification; the data set is kept in memory as bytes and normalised in the model."""
 
     def build_model(self) -> nn.Module:
         """Build the network with PyTorch's initial weights."""
@@ -43,15 +43,15 @@ class Case(Classification):
         return TensorBatches(data, size, self.place, train=split == "train", augment=augment)
 
     def train_batches(self) -> Batches:
-        """Give the 60,000 training images, half of them mirrored."""
+        """Return the 60,000 training images, half of them flipped."""
         return self._batches("train", self.settings.batch_size, flip)
 
     def eval_batches(self) -> Batches:
-        """Give the 10,000 test images."""
+        """Return the 10,000 test images."""
         return self._batches("test", self.settings.eval_batch_size, None)
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Make up bytes and labels."""
+        """Return random images and labels."""
         random = generator_for(self.place.seed)
         return {
             "image": torch.randint(0, 256, (size, 1, _SIDE, _SIDE), generator=random, dtype=torch.uint8),

@@ -10,7 +10,7 @@ from accelmark.infer.weights import load_weights
 
 
 class _Logits(nn.Module):
-    """transformers' model with a plain tensor as its output."""
+    """Wrapper of transformers' model that returns a plain tensor."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class _Logits(nn.Module):
 
 
 class Case(ImageNetCase):
-    """Weights in the format of transformers (``model.safetensors`` of google/vit-large-patch16-224)."""
+    """ImageNet classification with weights of google/vit-large-patch16-224 in transformers' format."""
 
     mean = (0.5, 0.5, 0.5)
     std = (0.5, 0.5, 0.5)
 
     def create_model(self) -> nn.Module:
-        """Build the network, with the weights of the directory that the user names."""
+        """Build the network, with the weights from the data directory."""
         config = ViTConfig(
             hidden_size=self.number("hidden_size"),
             num_hidden_layers=self.number("num_layers"),

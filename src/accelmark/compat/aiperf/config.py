@@ -1,4 +1,4 @@
-"""Read AIPerf's ``config.yml`` unchanged: flags are taken from its command, which is never run."""
+"""Read AIPerf's ``config.yml``: flags are parsed from its command, which is never executed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FLAGS: Final = {
 }  # fmt: skip
 _FLAGS_WITHOUT_EFFECT: Final = {"ip", "num_parallel_calls"}
 _SEEDS: Final = {(224, 3, 1000): "resnet50", (28, 1, 10): "small28", (32, 3, 10): "small32"}
-"""(width, channels, classes) -> seed network."""
+"""(width, channels, classes) -> seed network of the search."""
 _DATASETS: Final = {"small28": "fashion-mnist", "small32": "cifar-10"}
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
@@ -39,16 +39,16 @@ _NAME: Final = "aiperf"
 _NAME_LENGTH: Final = 80
 _KERNELS: Final = (3, 5, 7)
 _BATCH_SHARES: Final = (12, 13, 14)
-"""AIPerf searches the batch between 12 and 14 times a card's memory in GiB; its own 448 is 14 times 32."""
+"""AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
 
 def is_aiperf(text: str) -> bool:
-    """Return whether a configuration is AIPerf's: it has the top-level key ``trialConcurrency``."""
+    """Return whether a configuration is AIPerf's, by its top-level key ``trialConcurrency``."""
     return re.search(r"^trialConcurrency\s*:", text, re.MULTILINE) is not None
 
 
 def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:
-    """Return the search that AIPerf's configuration describes, and its parts without effect, each with the reason.
+    """Return the search that AIPerf's configuration describes, and its ignored parts, each with the reason.
 
     Raises:
         SpecError: with all problems.
@@ -129,7 +129,7 @@ class _Reader:
         return flags, environment
 
     def _count(self, key: str, default: int) -> int | None:
-        """Return a key or ``--flag`` as an integer of at least 1; None after noting a problem. Nothing is rounded."""
+        """Return a key or ``--flag`` as an integer of at least 1; None after recording a problem."""
         flag = key.startswith("--")
         value = self.flags.get(key[2:]) if flag else self.values.get(key)
         if value is None:
@@ -157,7 +157,7 @@ class _Reader:
         return None
 
     def search(self) -> dict[str, Any]:
-        """Return the configuration's values; valid only where no problem was found."""
+        """Return the configuration's values; valid only if no problem was found."""
         concurrency, slaves = self._count("trialConcurrency", 1), self._count("--slave", 1)
         if "slave" in self.flags and None not in (slaves, concurrency) and slaves != concurrency:
             self._problem("trial.command --slave", f"must be trialConcurrency, {concurrency}")
@@ -192,7 +192,7 @@ class _Reader:
         }
 
     def _name(self) -> str:
-        """Return the experiment's name with the characters that are valid in a directory's name."""
+        """Return the experiment's name, reduced to characters that are valid in a directory name."""
         given = self.values.get("experimentName")
         if given is None:
             return _NAME
@@ -212,7 +212,7 @@ class _Reader:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             self._problem("maxExecDuration", f"must be a time above 0, such as 12h, found {given!r}")
             return None
-        return float(seconds) if isinstance(given, str | None) else seconds * 3600.0  # AIPerf's bare numbers are hours
+        return float(seconds) if isinstance(given, str | None) else seconds * 3600.0  # numbers without a unit are hours
 
     def _method(self) -> str:
         key = "tuner.builtinTunerName"
@@ -252,6 +252,6 @@ class _Reader:
 
 
 def _searched_batches(batch: int, devices: int) -> tuple[int, ...]:
-    """Return the batches that AIPerf searches where ``batch`` is the largest, as multiples of ``devices``."""
+    """Return the batch sizes that AIPerf searches up to ``batch``, as multiples of ``devices``."""
     shares = (batch * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES)
     return tuple(sorted({share for share in shares if share > 0})) or (batch,)

@@ -1,4 +1,4 @@
-"""FlagPerf's configuration files, read without executing them, as AccelMark's."""
+"""Convert FlagPerf's configuration files to AccelMark's, without executing them."""
 
 from accelmark.compat.flagperf.convert import Converted, convert
 

@@ -1,4 +1,4 @@
-"""FlagPerf's container options, a command line in one text, as the container of a cluster file."""
+"""Convert FlagPerf's container options, a command line in one string, to the container of a cluster file."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _LONG: Final = {
     "-ti": "--tty",
 }
 _SWITCHES: Final = frozenset({"--privileged", "--init", "--rm", "--detach", "--interactive", "--tty", "--read-only"})
-"""Options that take no word after them."""
+"""Options without a value."""
 _SAID_ANYWAY: Final = frozenset(
     {("--network", "host"), ("--ipc", "host"), ("--init", None), ("--init", "true"), ("--rm", None), ("--rm", "true")}
 )
-"""Options of every FlagPerf container that AccelMark sets itself."""
+"""Options of all FlagPerf containers that AccelMark sets itself."""
 _OWN: Final = frozenset(
     {"--network", "--ipc", "--init", "--rm", "--name", "--entrypoint", "--detach", "--interactive", "--tty"}
 )
-"""Options whose value AccelMark decides."""
+"""Options whose value AccelMark sets."""
 _ONCE: Final = frozenset({"--gpus", "--pid", "--runtime"})
 """Options that may be given only once."""
 
@@ -40,10 +40,10 @@ _ONCE: Final = frozenset({"--gpus", "--pid", "--runtime"})
 @final
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One option with its value, and the words it was written in."""
+    """One option with its value and its original words."""
 
     name: str
-    """In its long form; empty for a word that belongs to no option."""
+    """Long form of the option; empty for a word that belongs to no option."""
     value: str | None
     words: tuple[str, ...]
 
@@ -52,7 +52,7 @@ class _Option:
 
 
 def container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
-    """Return ``container`` of the cluster file; empty where no setting of FlagPerf's concerns it."""
+    """Return ``container`` of the cluster file; empty if no FlagPerf setting concerns it."""
     plain = {"SHM_SIZE": "shm_size", "PIP_SOURCE": "pip_source"}
     container: Values = {name: given[key].read(text) for key, name in plain.items() if key in given}
     written = given.get("ACCE_CONTAINER_OPT")
@@ -145,6 +145,6 @@ def _options_in(words: Iterable[str]) -> list[_Option]:
 
 
 def _target(mount: str) -> str:
-    """Return where a mount appears inside the container."""
+    """Return the path of a mount inside the container."""
     parts = mount.split(":")
     return (parts[1] if len(parts) > 1 else parts[0]).rstrip("/")

@@ -28,14 +28,14 @@ class Converted:
     configs: dict[str, Values] = field(default_factory=dict)
     """File name (``config.yaml``, ``config_<HW>x<nnodes>x<nproc>.yaml``) -> settings."""
     left_over: list[Problem] = field(default_factory=list)
-    """What was not converted, and why."""
+    """Settings that were not converted, each with the reason."""
 
 
 def convert(paths: Iterable[Path]) -> Converted:
-    """Convert FlagPerf's files, all into one cluster and one run.
+    """Convert FlagPerf's files to one cluster file and one run file.
 
     Raises:
-        SpecError: a file cannot be read, the files give no valid cluster, or two of them the same output file.
+        SpecError: a file cannot be read, the cluster is invalid, or two files give the same output file.
     """
     result = Converted()
     given: dict[str, Given] = {}

@@ -12,7 +12,7 @@ from accelmark.telemetry.host.sampler import HostSample
 from accelmark.telemetry.line_file import LineFile
 
 INTERVAL_S: Final = 5.0
-"""FlagPerf's interval."""
+"""FlagPerf's sampling interval."""
 TIMESTAMP: Final = "%Y-%m-%d-%H:%M:%S"
 
 
@@ -22,7 +22,7 @@ class MonitorLogs:
 
     Args:
         directory: the node's directory.
-        vendor: name of the vendor, or None where the vendor's own script writes that log.
+        vendor: name of the vendor, or None if the vendor's own script writes that log.
 
     Raises:
         OSError: the directory is not writable.
@@ -32,7 +32,7 @@ class MonitorLogs:
         self._cpu = LineFile(directory / "cpu_monitor.log")
         self._memory = LineFile(directory / "mem_monitor.log")
         self._power = LineFile(directory / "pwr_monitor.log")
-        # For the vendor `cpu` the name would be that of the host's log.
+        # For the vendor `cpu`, the name would be the same as the host log's.
         name = None if vendor is None else f"{vendor}_monitor.log"
         hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
         self._vendor = None if name is None or name in hosts else LineFile(directory / name)
@@ -40,7 +40,7 @@ class MonitorLogs:
         self._unavailable: set[str] = set()
 
     def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
-        """Append a sample to each log that is due; power whenever there is a reading."""
+        """Append a sample to each log that is due, and to the power log whenever there is a reading."""
         stamp = time.strftime(TIMESTAMP, time.localtime(wall))
         if host.power_w is not None:
             self._power.write(f"{stamp}\t{host.power_w:.1f}")
@@ -59,7 +59,7 @@ class MonitorLogs:
         return True
 
     def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
-        """Log once why the host's power (``power_w``) or the devices (``devices``) cannot be read."""
+        """Log once why the host power (``power_w``) or the devices (``devices``) cannot be read."""
         stamp = time.strftime(TIMESTAMP, time.localtime(wall))
         for name in reasons.keys() - self._unavailable:
             if name == "power_w":

@@ -25,8 +25,8 @@ _CLOSING_S: Final = 10.0
 class MonitorScript:
     """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
 
-    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. A script that does
-    not start because a previous run left its pid file is restarted, as FlagPerf does.
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. If a stale pid file
+    prevents the start, the script is restarted, as in FlagPerf.
 
     Args:
         script: the script.
@@ -45,7 +45,7 @@ class MonitorScript:
         self._started = False
         self._interrupted = threading.Event()
         self.closing_s = _CLOSING_S
-        """Seconds that stopping the script may take: FlagPerf's scripts wait a second after each signal."""
+        """Maximum duration of stopping the script: FlagPerf's scripts wait a second after each signal."""
 
     def open(self) -> tuple[DeviceInfo, ...]:
         """Start the script and wait for its first block."""

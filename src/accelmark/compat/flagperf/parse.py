@@ -1,4 +1,4 @@
-"""Reading FlagPerf's files as data: assignments of literals from Python's syntax tree, or YAML. Nothing is executed."""
+"""Parse FlagPerf's files without executing them: assignments of literals in Python, or YAML."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.yaml_file import read_yaml
 
 MAX_NESTING: Final = 100
-"""Deepest nesting of an expression that is read."""
+"""Maximum nesting of an expression."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The settings of one file, and what in it is no setting."""
+    """The settings of one file, and its other statements."""
 
     file: str
     values: dict[str, Any]
     skipped: dict[str, str] = field(default_factory=dict)
     """Name (or ``line N``) -> why it could not be read as data."""
     taken_whole: dict[str, str] = field(default_factory=dict)
-    """``line N`` -> the module that everything is taken from there (``from M import *``)."""
+    """``line N`` -> the module of a ``from M import *`` in this line."""
 
 
 def parse_file(path: Path) -> Parsed:
     """Read a ``.py`` or ``.yaml`` file of FlagPerf.
 
     Raises:
-        SpecError: it cannot be read, or is not of the kind that its name says.
+        SpecError: it cannot be read, or its content does not match its suffix.
     """
     if path.suffix in (".yaml", ".yml"):
         return Parsed(str(path), read_yaml(path))
@@ -68,9 +68,9 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _line_of_deep_nesting(source: bytes) -> int | None:
-    """Return the first line of the first statement whose expressions may nest deeper than ``MAX_NESTING``, else None.
+    """Return the first line of a statement whose expressions may nest deeper than ``MAX_NESTING``, else None.
 
-    Counted on tokens, before the recursive parser reads them: operators, keywords and open brackets between two commas.
+    It counts operators, keywords and open brackets between commas on tokens, since the parser is recursive.
     """
     first: int | None = None
     counts = [0]
@@ -91,14 +91,14 @@ def _line_of_deep_nesting(source: bytes) -> int | None:
             if sum(counts) > MAX_NESTING:
                 return first
     except (tokenize.TokenError, SyntaxError, ValueError):
-        return None  # the parser says what is wrong
+        return None  # the parser reports the error
     return None
 
 
 def _take(statement: ast.stmt, parsed: Parsed) -> None:
     line = f"line {statement.lineno}"
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return  # a documentation string
+        return  # docstring
     if isinstance(statement, ast.Import):
         return
     if isinstance(statement, ast.ImportFrom):
@@ -132,7 +132,7 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
 
 
 def _literal(expression: ast.expr) -> Any:
-    """Return the value of a literal, or of arithmetic and joining of literals.
+    """Return the value of a literal, or of arithmetic or concatenation of literals.
 
     Raises:
         ValueError: it is something else.

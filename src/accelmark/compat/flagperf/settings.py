@@ -1,4 +1,4 @@
-"""A FlagPerf configuration of a case (``config_<HW>x<nnodes>x<nproc>.py``) as a layer of AccelMark's settings."""
+"""Convert a FlagPerf configuration of a case (``config_<HW>x<nnodes>x<nproc>.py``) to a layer of settings."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NUMBERS: Final = {
 }
 _PRECISIONS: Final = {"fp16": "fp16", "amp": "fp16", "bf16": "bf16"}
 _LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
-"""What a case has to give: with it, a layer can be checked by itself."""
+"""Required settings of a case, with which a layer can be checked alone."""
 
 
 def settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
-    """Return the file's settings; what AccelMark would refuse is reported as left over."""
+    """Return the file's settings; those that AccelMark would reject are added to ``left_over``."""
     taken: dict[str, Given] = {}
     values: dict[str, Any] = {}
     for item in settings_in(parsed):
@@ -78,7 +78,7 @@ def _take_precision(item: Given, taken: dict[str, Given], values: dict[str, Any]
         return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
     precision = _PRECISIONS[item.key]
     before = taken.get("precision")
-    # amp says that a lower precision is used, and another setting may say which.
+    # amp enables a lower precision; another setting may specify which one.
     if before is not None and before.key == "amp":
         taken["precision"], values["precision"] = item, precision
         return ""
@@ -96,7 +96,7 @@ def _take(dotted: str, item: Given, value: Any, taken: dict[str, Given], values:
 
 
 def _misfits(file: str, values: Values) -> list[Problem]:
-    """Return what the reader of settings refuses, once for each dotted key."""
+    """Return one problem for each dotted key whose value is invalid."""
     try:
         resolve(_LEAST, [Layer(file, values)], mutable=(), is_open=True)
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""FlagPerf's settings of a site and its runs (cluster_conf.py, test_conf.py, host.yaml) as a cluster and a run file."""
+"""Convert FlagPerf's cluster_conf.py, test_conf.py and host.yaml to a cluster file and a run file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KNOWN: Final = frozenset(_PLAIN) | {
 
 
 def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
-    """Add a file's settings to ``given``, where the last file wins, and its cases to ``cases``."""
+    """Add a file's settings to ``given``, replacing those of earlier files, and its cases to ``cases``."""
     for item in settings_in(parsed):
         before = given.get(item.key)
         if item.key not in _KNOWN:
@@ -43,10 +43,10 @@ def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over:
 
 
 def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
-    """Return the cluster file; empty where no setting belongs there.
+    """Return the cluster file; empty without settings for it.
 
     Raises:
-        SpecError: the files give no valid cluster.
+        SpecError: the cluster is invalid.
     """
     cluster: Values = {}
     if "HOSTS" in given:
@@ -68,7 +68,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
 
 
 def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) -> None:
-    """Give hosts their ports: FlagPerf's cases take one port for all hosts, or the one at each host's place."""
+    """Assign ports to hosts: one port for all hosts, or one per host in their order."""
     ports = item.read(_ports)
     if not ports:
         return
@@ -87,7 +87,7 @@ def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) 
 def _ports(value: Any) -> list[int]:
     written = [str(value)] if isinstance(value, int) else texts(value)
     if not any(written):
-        return []  # the template's blanks
+        return []  # empty entries of the template
     ports = [whole(port) for port in written]
     if not all(1 <= port <= 65535 for port in ports):
         raise ValueError("contains something else than ports")
@@ -95,10 +95,10 @@ def _ports(value: Any) -> list[int]:
 
 
 def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[Problem]) -> Values:
-    """Return the run file; empty where the files name no case, since a run needs one.
+    """Return the run file; empty if the files name no case.
 
     Raises:
-        SpecError: CASES is no table.
+        SpecError: CASES is not a dictionary.
     """
     listed: dict[tuple[str, str], Values] = {}
     for item in cases:
@@ -135,7 +135,7 @@ def _table(value: Any) -> dict[str, str | None]:
 
 def _take_case(written: str, data: str | None, listed: dict[tuple[str, str], Values]) -> str:
     try:
-        # A key of inference names no chip; which one is meant is found out when it runs.
+        # An inference key names no chip; it is detected at run time.
         key = CaseKey.parse(written, hardware="any")
     except SpecError as error:
         return "; ".join(problem.what for problem in error.problems)

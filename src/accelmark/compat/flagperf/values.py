@@ -1,4 +1,4 @@
-"""Values of FlagPerf's files with their places, and the forms in which they are read."""
+"""Values of FlagPerf's files with their locations, and their conversion to types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IGNORED: Final = {
 @final
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting and its place."""
+    """One setting and its location."""
 
     file: str
     key: str
@@ -34,18 +34,18 @@ class Given:
 
     @property
     def is_set(self) -> bool:
-        """Return whether it has a value: None and blank text have none."""
+        """Whether it has a value; None and blank strings count as none."""
         return self.value is not None and not (isinstance(self.value, str) and not self.value.strip())
 
     def left(self, why: str) -> Problem:
-        """Return the line that reports why it was not converted."""
+        """Return the problem that reports why it was not converted."""
         return Problem(self.file, self.key, why)
 
     def read(self, kind: Callable[[Any], T]) -> T:
-        """Return the value as ``kind`` reads it.
+        """Return the value converted by ``kind``.
 
         Raises:
-            SpecError: it is not of that kind.
+            SpecError: the conversion fails.
         """
         try:
             return kind(self.value)
@@ -59,7 +59,7 @@ def settings_in(parsed: Parsed) -> list[Given]:
 
 
 def text(value: Any) -> str:
-    """Read a text; a whole number is one too."""
+    """Convert a string or an integer to a string."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):
@@ -68,7 +68,7 @@ def text(value: Any) -> str:
 
 
 def texts(value: Any) -> list[str]:
-    """Read a list of texts, or one text with commas or blanks between."""
+    """Convert a list of strings, or a string separated by commas or blanks."""
     if isinstance(value, str):
         return [part for part in re.split(r"[,\s]+", value) if part]
     if not isinstance(value, list | tuple):
@@ -77,7 +77,7 @@ def texts(value: Any) -> list[str]:
 
 
 def whole(value: Any) -> int:
-    """Read a whole number, also one written as a text."""
+    """Convert an integer, or a string that contains one."""
     written = "" if isinstance(value, float) else text(value)
     if not written.isascii() or not written.isdigit():
         raise ValueError("is not a whole number")
@@ -85,7 +85,7 @@ def whole(value: Any) -> int:
 
 
 def flag(value: Any) -> bool:
-    """Read True or False."""
+    """Convert True or False."""
     if isinstance(value, bool):
         return value
     raise TypeError("is neither True nor False")

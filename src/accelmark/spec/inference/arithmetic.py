@@ -9,7 +9,7 @@ from typing import Final
 _TOKEN: Final = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<sign>[-+*/()]))")
 _MAX_CHARACTERS: Final = 200
 _MAX_NESTING: Final = 20
-"""Parentheses and signs inside one another."""
+"""Maximum nesting of parentheses and signs."""
 
 
 def calculate(text: str) -> float:

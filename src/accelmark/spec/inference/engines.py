@@ -1,4 +1,4 @@
-"""Inference engines by name, known without importing one: AccelMark's own, a vendor's, an installed package's."""
+"""Look up inference engines of AccelMark, vendors and installed packages by name, without importing them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from accelmark.spec.model import Spec, parse
 from accelmark.spec.yaml_file import read_yaml
 
 ENTRY_POINTS: Final = "accelmark.engines"
-"""Group in which a package declares its engines: ``name = package.module:Class``."""
+"""Entry point group in which a package declares its engines: ``name = package.module:Class``."""
 DECLARATIONS_FILE: Final = "engines.yaml"
 """File next to the engines of a folder: name -> :class:`EngineSpec`; optional in a vendor's folder."""
 _OWN: Final = Path(__file__).parents[2] / "infer" / "engines"
 
 
 class EngineSpec(Spec):
-    """What is known of an engine without importing it."""
+    """Declaration of an engine, readable without importing it."""
 
     title: str
     module: str
     """The module that it imports."""
     distributions: tuple[str, ...] = ()
-    """Packages that may provide ``module``, most likely first; empty: the one of the module's name."""
+    """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
     requires: tuple[str, ...] = ()
     """Requirements to install, as pip takes them."""
 
@@ -35,7 +35,7 @@ def own_engines() -> set[str]:
 
 
 def known_engines(vendor_folder: Path | None) -> set[str]:
-    """Return the names of all engines that a run on this vendor can use, as seen by this Python."""
+    """Return the names of all engines in this Python environment that a run on this vendor can use."""
     found = own_engines() | {entry.name for entry in entry_points(group=ENTRY_POINTS)}
     return found | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
 
@@ -51,7 +51,7 @@ def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
 
 
 def engine_file(vendor_folder: Path | None, name: str) -> Path | None:
-    """Return the file of an engine of AccelMark (``vendor_folder`` None) or of a vendor, None where there is none."""
+    """Return the file of an engine of AccelMark (``vendor_folder`` None) or of a vendor; None if it has none."""
     file = (_OWN if vendor_folder is None else vendor_folder / "engines") / f"{name}.py"
     return file if file.is_file() else None
 

@@ -52,7 +52,7 @@ class StageEnd(Spec):
 
 
 class WarmUp(Spec):
-    """The value of ``WARMUP``: calls before measuring, which no figure but the first call's counts."""
+    """The value of ``WARMUP``: calls before measuring; only the duration of the first is a figure."""
 
     phase: Phase
     first_call_ms: float
@@ -60,20 +60,20 @@ class WarmUp(Spec):
 
 
 class ForwardWindow(Spec):
-    """The value of ``FORWARD``: ``log_freq`` batches, one entry of each tuple a batch."""
+    """The value of ``FORWARD``: ``log_freq`` batches; each tuple has one entry per batch."""
 
     phase: Phase
     pass_number: int
     """From 1."""
     items: tuple[int, ...]
     latency_ms: tuple[float, ...]
-    """Computation including copies to and from the device, without what the engine reports as not inference."""
+    """Computation, including copies to and from the device, without the time declared as not inference."""
     not_inference_ms: tuple[float, ...]
     """Time that the engine declares as not inference, for example a compilation in the first call."""
     wall_ms: float
-    """From the window's opening to its closing: loading, computation and evaluation."""
+    """Duration of the window: loading, computation and evaluation."""
     nonfinite_batches: int
-    """Batches with NaN or infinity in an output."""
+    """Batches whose outputs contain NaN or infinity."""
 
 
 class InferEvaluation(Spec):
@@ -91,14 +91,14 @@ class RepeatCheck(Spec):
     fresh_ms: float | None
     """Median latency of new batches."""
     same_ms: float | None
-    """Median latency of the same batches as they come for the third to the fifth time."""
+    """Median latency of the third to fifth call with the same batches."""
     speedup: float | None
     """Median over batches of the first call over the median of the third to the fifth."""
     chance: float | None = None
-    """Upper bound of the probability of these times for an engine without a cache."""
+    """Upper bound on the probability of these times for an engine without a cache."""
     limit: float
     suspicious: bool
-    """True where ``speedup`` is beyond ``limit`` and ``chance`` is 0.002 or less."""
+    """True if ``speedup`` exceeds ``limit`` and ``chance`` is at most 0.002."""
     num_batches: int
     reason: str | None = None
     """Why it was not done."""
@@ -111,7 +111,7 @@ class ScenarioResult(Spec):
     valid: bool
     """LoadGen's own verdict."""
     functional: bool
-    """True where the run was shorter than MLPerf asks, so that it shows function and not a submission's figure."""
+    """True if the run was shorter than MLPerf requires, so that its figure is not comparable with a submission."""
     figure: float | None
     """Offline: samples/s; SingleStream and MultiStream: latency in ms at the percentile; Server: highest QPS."""
     figure_name: Literal["samples_per_second", "latency_p90_ms", "latency_p99_ms", "queries_per_second"]
@@ -119,14 +119,14 @@ class ScenarioResult(Spec):
     latencies_ms: dict[str, float]
     """LoadGen's percentiles (``p50`` ... ``p99.9``)."""
     tried: tuple[tuple[float, bool], ...] = ()
-    """Server: each QPS that the search tried, and whether the bound held."""
+    """Server: each QPS of the search, and whether the bound was met."""
     log_dir: str
     """LoadGen's own logs, relative to the node's directory."""
     reason: str | None = None
 
 
 class InferFinished(Spec):
-    """The value of ``FINISHED``, the last event, however the run ends. Names as in FlagPerf where it has them."""
+    """The value of ``FINISHED``, the last event of every run. Names are FlagPerf's where it has them."""
 
     state: Literal["completed", "failed", "cancelled"]
     end_reason: InferEndReason

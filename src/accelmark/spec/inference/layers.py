@@ -1,4 +1,4 @@
-"""Configuration layers of inference: a vendor's, a run file's and the command line's, over those of the case."""
+"""Configuration layers of inference, weakest first: the case, the vendor, the run file, the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InferenceMerger(LayerMerger[InferSettings]):
                 self.problems.append(Problem(where, f"configurations.{key}", "unknown key", nearest(key, _FIELDS)))
 
     def add(self, layer: Layer) -> None:
-        """Merge a layer of the run file or the command line, which may repeat a value but not invent a key."""
+        """Merge a layer of the run file or the command line; it may repeat values, and unknown keys are errors."""
         for key, value in self._read(layer):
             if _is_known(key):
                 self.put(layer.name, key, value)
@@ -42,7 +42,7 @@ class InferenceMerger(LayerMerger[InferSettings]):
                 self.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, _FIELDS)))
 
     def add_vendor(self, layer: Layer) -> None:
-        """Merge a vendor's layer: changes are noted, repeated values are errors, unknown keys go to the engine."""
+        """Merge a vendor's layer: changes are noted, repeated values are errors, unknown keys become engine options."""
         for key, value in self._read(layer):
             if not _is_known(key):
                 what = f"is none of the configurations ({nearest(key, _FIELDS)}); it goes to the engine as an option"
@@ -59,7 +59,7 @@ class InferenceMerger(LayerMerger[InferSettings]):
             self.put(layer.name, key, value)
 
     def _read(self, layer: Layer, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the values that a layer may set, by their names in the settings, each as the type of its field."""
+        """Yield (setting, value) for the values that a layer may set, converted to the type of the field."""
         values = dict(layer.values)
         if "fp16" in values:
             fp16 = values.pop("fp16")
@@ -117,7 +117,7 @@ def _is_known(key: str) -> bool:
 
 
 def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
-    """Yield a problem where the layers of one name give two precisions, as an option and a setting can."""
+    """Yield a problem if layers of the same name give two precisions, one as an option and one as a setting."""
     given: dict[str, dict[str, Any]] = {}
     for layer in over:
         if not {"fp16", "precision"} <= layer.values.keys():  # both in one layer is a problem already

@@ -1,4 +1,4 @@
-"""The inference side of a case: its settings, what may be changed of them, and which of the seven steps run."""
+"""The inference side of a case: its settings, which of them may change, and which of the seven steps run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
 EngineOption = Scalar | tuple[Scalar, ...]
 
 RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
-"""Names that the framework sets itself."""
+"""Names that AccelMark sets itself."""
 
 
 def _count(value: object) -> object:
@@ -47,48 +47,48 @@ class InferSettings(Spec):
     """The configurations of an inference case, which a vendor may override; parameters are separate."""
 
     batch_size: PositiveInt
-    """Items in one call of the engine."""
+    """Items per call of the engine."""
     flops: Annotated[PositiveFloat | None, BeforeValidator(_count)] = None
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"
-    """What the engine computes in. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
+    """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
     compiler: str | None = None
     """Name of the engine; null ends the run after the framework's validation."""
     num_workers: int = Field(default=0, ge=0)
     log_freq: PositiveInt = 30
-    """Batches in a window: latencies are written when a window closes."""
+    """Batches per window; latencies are written at the end of a window."""
     repeat: PositiveInt = 1
     """Passes over the data."""
     no_validation: bool = False
     """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
     exist_onnx_path: str | None = None
-    """An ONNX file to compile instead of exporting one; anything but null leaves the export out."""
+    """An ONNX file to compile instead of exporting one; any value but null skips the export."""
     exist_compiler_path: str | None = None
     """An engine file to load instead of compiling."""
     warmup_batches: int = Field(default=5, ge=0)
-    """Calls before measuring, besides the first call, which is timed on its own."""
+    """Warm-up calls after the first call, which is timed separately."""
     threads: PositiveInt | None = None
-    """CPU threads; null: the cores this process may use."""
+    """CPU threads; null: the number of cores that this process may use."""
     max_batches: PositiveInt | None = None
     """Use the first batches of the data only (marks the run)."""
     synthetic: bool = False
-    """Synthetic data or initial weights: speed only, no accuracy; marks the run."""
+    """Use synthetic data or initial weights: speed only, no accuracy (marks the run)."""
     repeat_check: bool = True
-    """Whether the same items again are compared with fresh ones, to find a cache."""
+    """Compare the speed of repeated items with new ones, to detect a cache."""
     scenarios: tuple[ScenarioName, ...] = ()
     """LoadGen scenarios to run after the accuracy pass."""
     scenario_duration_s: PositiveFloat = 10.0
-    """Least time of one LoadGen run; below MLPerf's own (600 s) a run is labelled functional."""
+    """Minimum duration of one LoadGen run; below MLPerf's minimum (600 s) a run is labelled functional."""
     scenario_queries: PositiveInt = 100
-    """Least number of queries of one LoadGen run."""
+    """Minimum number of queries of one LoadGen run."""
     multi_stream_queries: PositiveInt = 662
-    """Least number of queries of the MultiStream scenario, if more: LoadGen's early stopping needs so many for p99."""
+    """The same for MultiStream, if larger: LoadGen's early stopping needs this many for p99."""
     server_latency_bound_ms: PositiveFloat | None = None
-    """The bound that 99 % of the queries of the Server scenario have to hold."""
+    """Latency bound for 99 % of the queries of the Server scenario."""
     multi_stream_samples: PositiveInt = 8
-    """Items in one query of the MultiStream scenario."""
+    """Items per query of the MultiStream scenario."""
     engine_options: dict[str, EngineOption] = Field(default_factory=dict)
-    """What one engine alone understands; keys that a vendor adds to the configurations come here."""
+    """Options of one engine, among them the keys that a vendor adds to the configurations."""
 
     @model_validator(mode="after")
     def _possible(self) -> InferSettings:
@@ -107,7 +107,7 @@ class InferSettings(Spec):
 
 
 class Reference(Spec):
-    """An accuracy from elsewhere that validation has to come near."""
+    """A published accuracy that the validation must reproduce within a tolerance."""
 
     value: float
     within: float = Field(ge=0)
@@ -122,19 +122,19 @@ class InferCaseSpec(Spec):
     metric: str
     """Name of the accuracy that the case's ``metrics`` returns."""
     tolerance: float = Field(ge=0)
-    """Largest difference between the metric in the engine and in the framework; beyond it the run is invalid."""
+    """Largest valid difference between the metric in the engine and in the framework."""
     tolerance_why: str
     reference: Reference | None = None
     data: tuple[str, ...] = ()
-    """The case's data sets that inference needs; none with synthetic data."""
+    """Data sets of the case that inference needs; none with synthetic data."""
     optional_data: tuple[str, ...] = ()
     """Data sets that are used if the given data directory contains them."""
     weights: str | None = None
-    """Path of trained weights below the given data directory; without them a run measures speed only."""
+    """Path of trained weights below the given data directory; a run without them measures speed only."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
-    """The case's own numbers (sequence length, image size): the same on every chip, never overridden."""
+    """Parameters of the case (sequence length, image size): the same on every chip, never overridden."""
 
 
 class Note(Spec):
@@ -150,7 +150,7 @@ class Note(Spec):
 
 
 class PlannedStep(Spec):
-    """One step of a run, and why it is skipped if it is."""
+    """One step of a run, and the reason if it is skipped."""
 
     step: InferStep
     skipped: str | None = None
@@ -174,7 +174,7 @@ def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
 
 
 def file_at(path: str | None) -> Path | None:
-    """Return ``path`` if it is an existing file; FlagPerf allows any string where no file is read."""
+    """Return ``path`` if it is an existing file; FlagPerf also allows strings that are no paths."""
     if path is None:
         return None
     file = Path(path).expanduser()

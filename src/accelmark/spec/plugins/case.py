@@ -13,14 +13,14 @@ Unit = Literal["image", "token", "sequence", "sample"]
 
 
 class Target(Spec):
-    """What a training run has to reach at an evaluation to count as converged."""
+    """Convergence target: a metric and the value that it must reach in an evaluation."""
 
     metric: str
     """Name of a metric that the case's evaluation returns."""
     direction: Literal["at_least", "at_most"]
     value: float
     why: str
-    """Where the value comes from."""
+    """Source of the value."""
 
     def reached(self, metric: float) -> bool:
         """Return whether ``metric`` meets the target; NaN never does."""
@@ -28,7 +28,7 @@ class Target(Spec):
 
 
 class ReferenceLoss(Spec):
-    """Convergence by a reference loss curve: the mean relative error against it stays under a limit."""
+    """Convergence by a reference loss curve: a limit on the mean relative error of the losses."""
 
     steps: tuple[int, ...]
     loss: tuple[float, ...]
@@ -40,15 +40,15 @@ class TrainCaseSpec(Spec):
     """The training side of a case."""
 
     unit: Unit
-    """What throughput counts."""
+    """Unit of throughput."""
     units_per_sample: int = Field(default=1, ge=1)
     """Units in one sample, for example tokens in a sequence."""
     units_per_sample_key: str | None = None
-    """The key under ``model`` with the units in a sample instead, for example ``seq_length``."""
+    """Key under ``model`` that gives the units in a sample instead, for example ``seq_length``."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
     min_repeats: int = Field(default=1, ge=1)
-    """Rounds that a result needs to be valid."""
+    """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
     mutable: tuple[str, ...]
@@ -56,21 +56,21 @@ class TrainCaseSpec(Spec):
 
 
 class CaseSpec(Spec):
-    """A standard workload, its data, target and what may be changed of it."""
+    """A standard workload: its data, target, and mutable settings."""
 
     name: str
     version: int = Field(ge=1)
-    """Raised whenever results stop being comparable with earlier ones."""
+    """Incremented when results stop being comparable with earlier ones."""
     title: str
     description: str
     licence: str
     """Licence of the model definition and any packaged weights."""
     size: Literal["mini", "standard"]
-    """``mini`` runs on two CPU cores in minutes; ``standard`` wants an accelerator."""
+    """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
     requires: tuple[str, ...] = ()
-    """Packages that it needs, besides those of its framework, as requirements."""
+    """Requirements in addition to those of its framework."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
 

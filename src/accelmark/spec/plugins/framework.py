@@ -1,4 +1,4 @@
-"""The contract of a framework: ``frameworks/<name>/framework.yaml``, and how its ranks are started on a host."""
+"""The interface of a framework: ``frameworks/<name>/framework.yaml``, and the launch of its ranks on a host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.spec.settings import Scalar
 
 RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables that every framework's launch gives to each rank: global rank, rank on the host, and how many of each."""
+"""Variables that every launch sets for each rank: global rank, rank on the host, and the number of each."""
 LAUNCH_FILE: Final = "launch"
 """Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
-"""Module of a framework's folder that trains; imported by ranks only."""
+"""Module of a framework's folder with its training loop; imported by ranks only."""
 
 
 class RefusedSettings(Spec):
-    """Training settings that do not work together in a framework."""
+    """A combination of training settings that a framework does not support."""
 
     when: dict[str, Scalar] = Field(min_length=1)
     """Dotted setting -> value; all have to match."""
     unless: dict[str, Scalar] = Field(default_factory=dict)
-    """Dotted setting -> value; one that matches lifts the refusal."""
+    """Exceptions: dotted setting -> value; one match suffices."""
     reason: str
-    """What goes wrong, and what to set instead."""
+    """The reason, and what to set instead."""
 
     def applies(self, value_of: Callable[[str], object]) -> bool:
         """Whether settings with these values are refused."""
@@ -52,20 +52,20 @@ class FrameworkSpec(Spec):
     versions: str = ""
     """Versions that AccelMark supports, as a specifier (``>=2.6``)."""
     processes: Literal["device", "host"]
-    """Whether one process drives one device, or all devices of its host."""
+    """Whether a rank uses one device or all devices of its host."""
     timing: Literal["step", "window"]
-    """Whether the end of a step can be marked on the device, or only the end of a window of steps."""
+    """Whether single steps can be timed on the device, or only windows of steps."""
     devices: dict[str, FrameworkDevice] = Field(default_factory=dict)
     """Vendor -> device, for vendors whose ``vendor.yaml`` does not list this framework."""
     reserved_variables: tuple[str, ...] = ()
-    """Variables set by the launch, which a vendor's script may not change."""
+    """Variables set by the launch; a vendor's script may not change them."""
     reported_variables: tuple[str, ...] = ()
     """Prefixes of variables that change how the framework runs, recorded in ``sys_info.json``."""
     caches: dict[str, str] = Field(default_factory=dict)
-    """Variable -> subdirectory of the node directory in which the framework keeps what it compiles. Each round starts
-    with empty caches; a variable that is set already is left alone."""
+    """Variable -> subdirectory of the node directory for a compiler cache, so that each round starts with empty caches;
+    a variable that is already set is not changed."""
     refused_settings: tuple[RefusedSettings, ...] = ()
-    """Combinations of settings that are refused when a run is planned."""
+    """Combinations of settings that planning rejects."""
     requires: tuple[str, ...] = ()
     """Requirements to install the framework for AccelMark (``accelmark[torch]``)."""
 
@@ -87,24 +87,24 @@ class Server(Spec):
 @final
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """One host's part in a job, as a framework's launch needs it."""
+    """One host's part in a job: the arguments of a framework's launch."""
 
     nnodes: int
-    """Hosts of the job."""
+    """Number of hosts."""
     nproc: int
-    """Devices that the job uses on each host."""
+    """Devices used on each host."""
     num_ranks: int
     """Ranks to start on this host."""
     noderank: int
     master_address: str
-    """Address of host 0 as all hosts reach it."""
+    """Address of host 0, reachable from all hosts."""
     master_port: int
     local_address: str | None
-    """Address of this host as the others reach it; None where it is not known."""
+    """Address of this host, reachable from the others; None if unknown."""
     interface: str | None
-    """Network interface through which ranks of several hosts exchange data; None where it is not known."""
+    """Network interface for data exchange between hosts; None if unknown."""
     servers: Sequence[Server]
-    """The servers of all hosts by noderank; empty where the cluster file names no ports."""
+    """The servers of all hosts by node rank; empty if the cluster file lists no ports."""
     python: str
     rank_command: Sequence[str]
     """The command that each rank runs."""
@@ -117,9 +117,9 @@ class Launch:
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the ranks need with exactly these values."""
+    """Variables with values that may not be overridden."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """Variables for which a value set by the cluster file, the vendor or the host takes precedence."""
+    """Default values; the cluster file, the vendor and the host may override them."""
 
 
 @final
@@ -132,12 +132,12 @@ class DeviceSupport:
 
 
 class LaunchRecord(Spec):
-    """``ranks.json``: what a launch of several ranks saw of their ends."""
+    """``ranks.json``: how the ranks of a launch ended."""
 
     exit_codes: dict[int, int | None]
-    """Global rank -> exit code, negative for a signal; null where the launch did not see one."""
+    """Global rank -> exit code, negative for a signal; null if unknown."""
     signal: str | None = None
-    """Signal that made the launch end its ranks (``SIGTERM``)."""
+    """Signal on which the launch terminated its ranks (``SIGTERM``)."""
     problem: str | None = None
     """Why the ranks could not be started."""
 
@@ -150,11 +150,11 @@ class FrameworkLaunch(Protocol):
     """
 
     def launch(self, place: HostPlace) -> Launch:
-        """Return how the ranks of ``place`` are started."""
+        """Return the process that starts the ranks of ``place``."""
         ...
 
     def device_support(self, device_type: str, version: str) -> DeviceSupport:
-        """Tell from the files of the installed framework whether it was built for a device type."""
+        """Determine from the files of the installed framework whether it was built for a device type."""
         ...
 
 
@@ -170,11 +170,11 @@ class RankPlace:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read :data:`RANK_VARIABLES`; without them this is the only rank."""
+        """Read :data:`RANK_VARIABLES`; without them, return the place of a single rank."""
         return cls(
             *(int(os.environ.get(name, default)) for name, default in zip(RANK_VARIABLES, astuple(cls()), strict=True))
         )
 
     def variables(self) -> dict[str, str]:
-        """Return the variables from which a rank learns its place."""
+        """Return :data:`RANK_VARIABLES` with the values of this rank."""
         return dict(zip(RANK_VARIABLES, map(str, astuple(self)), strict=True))

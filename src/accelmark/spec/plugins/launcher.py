@@ -1,8 +1,8 @@
-"""The contract of a launcher's folder: ``launcher.yaml`` and the settings that it adds to a cluster file.
+"""The interface of a launcher: ``launcher.yaml`` and the settings that it adds to a cluster file.
 
-A folder ``run/launchers/<name>/`` (or one found as any plug-in is) has ``launcher.yaml`` (:class:`LauncherSpec`),
-``launcher.py`` with ``create(plan, run)`` (see :mod:`accelmark.run.launchers.launcher`), and, where the launcher has
-settings of its own, ``options.py`` with a class ``Options``.
+The folder ``run/launchers/<name>/`` (or a plug-in's) contains ``launcher.yaml`` (:class:`LauncherSpec`),
+``launcher.py`` with ``create(plan, run)`` (see :mod:`accelmark.run.launchers.launcher`), and optionally ``options.py``
+with a class ``Options``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from accelmark.spec.yaml_file import read_yaml
 
 
 class LauncherSpec(Spec):
-    """What planning, preflight and reports have to know about a launcher."""
+    """Properties of a launcher for planning, preflight and reports."""
 
     name: str
     is_localhost: bool = False
-    """Every job runs on the machine of the coordinator, so a cluster has one host."""
+    """Jobs run on the coordinator's machine, so a cluster has one host."""
     shares_filesystem: bool = True
-    """Hosts see the coordinator's files at the same paths: data is fetched once, nothing is copied."""
+    """Hosts share the coordinator's file system: data is fetched once, nothing is copied."""
     one_host_per_machine: bool = True
-    """Two hosts of a cluster file are never the same machine."""
+    """All hosts of a cluster file are different machines."""
     run_files: tuple[str, ...] = ()
-    """Files that the launcher keeps in the run directory while it runs; manifests leave them out."""
+    """Files that the launcher writes to the run directory during a run; manifests exclude them."""
 
 
 class LauncherOptions(Spec):
@@ -58,12 +58,12 @@ def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
 
 
 def options_of(model: type[O], cluster: ClusterSpec) -> O:
-    """Return a launcher's settings from a cluster file that was checked by :func:`parse_cluster`."""
+    """Return a launcher's settings from a cluster that :func:`parse_cluster` returned."""
     return model.model_validate(_of(model, cluster.options))
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
-    """Check a cluster file, with the settings of its launcher.
+    """Check a cluster file and the settings of its launcher.
 
     Raises:
         SpecError: with every problem.
@@ -84,9 +84,9 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     Settings of launchers other than the one named are allowed, so that a file stays valid when ``launcher`` changes.
 
     Args:
-        values: the cluster file as it was read.
+        values: contents of the cluster file.
         where: its name, for errors.
-        prefix: what its keys are below, with a dot at the end.
+        prefix: prefix of its keys in errors, ending with a dot.
     """
     given = {name: value for name, value in values.items() if name not in ClusterSpec.model_fields}
     launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)

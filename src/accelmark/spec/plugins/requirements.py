@@ -1,4 +1,4 @@
-"""Packages that cases, frameworks, engines, trainers and verbs need, checked without importing them."""
+"""Check the required packages of cases, frameworks, engines, trainers and verbs without importing them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _OWN: Final = "accelmark"
 _PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
-"""Of a checkout; installed packages have none there."""
+"""``pyproject.toml`` of a checkout; does not exist in an installed package."""
 
 
 class Need(Spec):
-    """A requirement, and what has it."""
+    """A requirement and its origin."""
 
     requirement: str
     """As for pip, ``accelmark[<extra>]`` included. Alternatives are separated by ``|``; the first is recommended."""
@@ -34,7 +34,7 @@ class Need(Spec):
 @final
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A need that is not met."""
+    """A requirement that is not met."""
 
     need: Need
     what: str
@@ -53,19 +53,19 @@ def installed_version(distribution: str) -> str | None:
 
 
 def distributions(needs: Iterable[Need]) -> list[str]:
-    """Return the names of all packages that decide whether ``needs`` are met."""
+    """Return the names of all packages that can meet ``needs``."""
     return sorted({one.name for need in needs for group in _groups(need.requirement) for one in group})
 
 
 def missing(
     needs: Iterable[Need], version_of: Callable[[str], str | None] = installed_version, given: Sequence[str] = ()
 ) -> list[Missing]:
-    """Return the needs that are not met.
+    """Return the requirements that are not met.
 
     Args:
         needs: requirements.
         version_of: returns the installed version of a package.
-        given: names of packages that are installed for the ranks before they start.
+        given: names of packages that will be installed before the ranks start.
     """
     found: dict[str, Missing] = {}
     brought = {_normalised(name) for name in given}
@@ -86,10 +86,10 @@ def install_command(found: Iterable[Missing], python: str | None = None) -> str:
 
 
 def require(needed_by: str, *requirements: str) -> None:
-    """Check that this Python has what a verb needs.
+    """Check that the packages that a verb needs are installed.
 
     Raises:
-        RequestError: with all that is missing and the command that installs it.
+        RequestError: lists the missing packages and the command that installs them.
     """
     found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
     if found:
@@ -121,7 +121,7 @@ def requirement_names(file: Path) -> Iterator[str]:
 
 
 def _groups(requirement: str) -> Iterator[list[Requirement]]:
-    """Yield groups of alternatives, one of each of which is needed; an extra of AccelMark is expanded."""
+    """Yield groups of alternatives, of each of which one is needed; expand extras of AccelMark."""
     from packaging.requirements import Requirement
 
     alternatives = [Requirement(part) for part in requirement.split("|")]
@@ -133,7 +133,7 @@ def _groups(requirement: str) -> Iterator[list[Requirement]]:
 
 
 def _own_extra(extra: str) -> Iterator[Requirement]:
-    """Yield the packages of an extra of AccelMark: by the checkout's ``pyproject.toml``, else as installed."""
+    """Yield the packages of an extra of AccelMark, from the checkout's ``pyproject.toml`` or the installed metadata."""
     from packaging.requirements import Requirement
 
     try:

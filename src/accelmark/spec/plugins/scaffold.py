@@ -1,4 +1,4 @@
-"""Making a new vendor's or case's folder from its template."""
+"""Create the folder of a new vendor or case from its template."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parents[1] / "templates"
 _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
-"""Ending of templates that are code of the new folder and not of this package."""
+"""Suffix of template files, so that they are not treated as code of this package."""
 
 
 def new_folder(kind: Kind, name: str, into: Path) -> Path:
-    """Make ``into/<kind>/<name>`` and return it.
+    """Create ``into/<kind>/<name>`` and return it.
 
     Raises:
-        RequestError: the name cannot be one, is taken, or the folder exists.
+        RequestError: the name is invalid or taken, or the folder exists.
     """
     if not _NAME.fullmatch(name):
         raise RequestError(f"{name!r} cannot be a name: lower-case letters, digits and underscores, a letter first")

@@ -1,4 +1,4 @@
-"""Another project's trainer: how its ranks are started, and how its output is read (``trainer.yaml``)."""
+"""Declaration of an external trainer (``trainer.yaml``): its command and the format of its output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from accelmark.spec.settings import Scalar
 STEP_GROUPS: Final = (
     "step", "loss", "learning_rate", "step_time", "throughput", "samples", "tokens", "epoch",
 )  # fmt: skip
-"""Named groups of ``log.step``."""
+"""Allowed named groups of ``log.step``."""
 PLACEHOLDERS: Final = (
     "python", "rank", "local_rank", "world_size", "nnodes", "nproc", "model", "precision", "trainer_dir", "case_dir",
     "checkpoint_dir", "node_dir",
 )  # fmt: skip
-"""Names that a command template may use in braces, besides ``data:<data set>`` and ``setting:<dotted key>``."""
+"""Placeholders of a command template, besides ``data:<data set>`` and ``setting:<dotted key>``."""
 _PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 _MAX_PATTERN_CHARACTERS: Final = 1000
 
@@ -32,7 +32,7 @@ def placeholders(arguments: tuple[str, ...]) -> Iterator[str]:
 
 
 def fill(arguments: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
-    """Return the arguments with each ``{name}`` replaced; no shell reads them.
+    """Return the arguments with each ``{name}`` replaced; they are not passed through a shell.
 
     Raises:
         KeyError: a name has no value.
@@ -41,12 +41,12 @@ def fill(arguments: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
 
 
 class SettingFlag(Spec):
-    """The arguments that pass one setting to the trainer; a list alone is ``arguments``."""
+    """The arguments that pass one setting to the trainer; a plain list is read as ``arguments``."""
 
     arguments: tuple[str, ...] = ()
-    """``{value}`` stands for the value. Left out where the setting is null."""
+    """``{value}`` is replaced by the value. Omitted if the setting is null."""
     values: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
-    """AccelMark's value (as YAML writes it) -> the trainer's word, or the whole list of arguments."""
+    """AccelMark's value (in YAML's notation) -> the trainer's value, or the whole list of arguments."""
 
     @model_validator(mode="before")
     @classmethod
@@ -65,12 +65,12 @@ class SettingFlag(Spec):
 
 
 class LogSpec(Spec):
-    """How lines of the trainer's output become events: regular expressions that are searched for in each line."""
+    """Regular expressions that are searched for in each line of the trainer's output to create events."""
 
     rank: Literal["first", "last"] = "first"
-    """The rank whose output counts."""
+    """The rank whose output is read."""
     step: str
-    """A line after one or several optimizer steps, with the group ``step`` and any of ``STEP_GROUPS``."""
+    """A line after one or more optimizer steps, with the group ``step`` and any of ``STEP_GROUPS``."""
     evaluation: str | None = None
     """A line after an evaluation: ``duration`` (seconds), ``step``; every other named group is a metric."""
     training_started: str | None = None
@@ -109,9 +109,9 @@ class LogUnits(Spec):
 
     step_time: Literal["s", "ms"] = "s"
     throughput: Literal["all_ranks", "device"] = "all_ranks"
-    """Whose units per second are printed; only compared with AccelMark's own figure."""
+    """Scope of the printed throughput, which is only compared with AccelMark's own figure."""
     samples: Literal["all_ranks", "rank"] = "all_ranks"
-    """Whose samples (and ``tokens``) are counted, from the beginning of training."""
+    """Scope of the counts of samples and ``tokens`` since the beginning of training."""
     epoch_from: Literal[0, 1] = 0
     """Number of the first epoch."""
 
@@ -120,22 +120,22 @@ class TrainerSpec(Spec):
     """An external trainer."""
 
     name: str
-    """The name that stands in the framework part of a key."""
+    """Name in the framework part of a key."""
     title: str
     framework: str
-    """The framework that the trainer runs on, whose launch starts its ranks."""
+    """The framework that the trainer uses; its launch starts the ranks."""
     requires: tuple[str, ...] = ()
-    """Packages that it needs, as requirements (``torchtitan>=0.2``)."""
+    """Requirements (``torchtitan>=0.2``)."""
     image: str | None = None
     """Container image with the trainer; null: the vendor's image for the framework."""
     command: tuple[str, ...] = Field(min_length=1)
-    """The command of one rank, an argument each, with placeholders in braces."""
+    """Arguments of one rank's command, with placeholders in braces."""
     cases: dict[str, tuple[str, ...]] = Field(min_length=1)
-    """Case -> further arguments for it. Other cases cannot be trained."""
+    """Case -> further arguments. Other cases cannot be trained."""
     settings: dict[str, SettingFlag] = Field(default_factory=dict)
-    """Dotted setting -> the arguments that pass it on."""
+    """Dotted setting -> the arguments that pass it to the trainer."""
     resume: tuple[str, ...] = ()
-    """Further arguments where a round is resumed; without any, it starts from the beginning."""
+    """Further arguments to resume a round; if empty, the round starts from the beginning."""
     environment: dict[str, str] = Field(default_factory=dict)
     log: LogSpec
     units: LogUnits = LogUnits()
@@ -150,6 +150,6 @@ class TrainerSpec(Spec):
         return self
 
     def passes(self, setting: str) -> bool:
-        """Return whether the trainer is given a dotted setting."""
+        """Return whether a dotted setting is passed to the trainer."""
         arguments = (*self.command, *(argument for more in self.cases.values() for argument in more))
         return setting in self.settings or f"setting:{setting}" in placeholders(arguments)

@@ -1,4 +1,4 @@
-"""A vendor: ``vendors/<vendor>/vendor.yaml``, data about one maker's platform."""
+"""Description of a vendor's platform: ``vendors/<vendor>/vendor.yaml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accelmark.spec.settings import Precision
 
 
 def compiled(value: str) -> str:
-    """Return ``value``. Raises ValueError where it is not a regular expression."""
+    """Return ``value``; raise ValueError if it is not a regular expression."""
     try:
         re.compile(value)
     except re.error as error:
@@ -48,18 +48,18 @@ class Chip(Spec):
     name: str
     """The name used in keys (``H100``), unique within its vendor together with ``variant``."""
     variant: str = ""
-    """Distinguishes chips of the same name (``SXM``, ``PCIe``)."""
+    """Variant of chips of the same name (``SXM``, ``PCIe``)."""
     device_name: str
     """Regular expression that the whole device name has to match, ignoring case."""
     memory_gib: tuple[float, float] | None = None
-    """Least and most device memory, where the name alone does not tell."""
+    """Range of device memory, if the device name is ambiguous."""
     memory_bandwidth_gb_s: PositiveFloat | None = None
     tdp_w: PositiveFloat | None = None
     peaks: Peaks
     capabilities: tuple[str, ...] = ()
-    """What it is capable of (``fp8``): ``config_<capability>.yaml`` in a case's folder then applies."""
+    """Capabilities (``fp8``), for each of which ``config_<capability>.yaml`` in a case's folder applies."""
     source: str
-    """Where the figures come from (document and its address or number)."""
+    """Source of the figures: a document and its address or number."""
 
     @field_validator("device_name")
     @classmethod
@@ -67,7 +67,7 @@ class Chip(Spec):
         return compiled(value)
 
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
-        """Return whether a device with this name (and memory, where it distinguishes chips) is this chip."""
+        """Return whether a device with this name (and memory, if required) is this chip."""
         if not re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE):
             return False
         if self.memory_gib is None:
@@ -89,23 +89,23 @@ class CapabilityFile(Spec):
 
 
 class ContainerDefaults(Spec):
-    """What a container needs to reach this vendor's devices."""
+    """Container options that give access to this vendor's devices."""
 
     options: tuple[str, ...] = ()
-    """Options for the engine, one argument each."""
+    """Options of the container engine, one argument each."""
     mounts: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
 
 
 class FrameworkDevice(Spec):
-    """A vendor's device as one framework knows it."""
+    """A vendor's device in one framework."""
 
     device_type: str
     """The framework's name of the device (``cuda``, ``npu``, ``cpu``)."""
     module: str | None = None
-    """Module that registers the device with the framework when it is imported (``torch_npu``); null: none is needed."""
+    """Module that registers the device with the framework when imported (``torch_npu``); null: none is needed."""
     collective_backend: str
-    """The framework's name of the library for collectives (``nccl``, ``hccl``, ``gloo``)."""
+    """The framework's name of the collective backend (``nccl``, ``hccl``, ``gloo``)."""
 
 
 _FLAT_KEYS: Final = {
@@ -115,26 +115,26 @@ _FLAT_KEYS: Final = {
 
 
 class VendorSpec(Spec):
-    """One chip maker's platform."""
+    """A vendor's platform."""
 
     name: str
     title: str
     frameworks: dict[str, FrameworkDevice]
-    """Framework -> its device; a framework that is not listed does not run on this platform."""
+    """Framework -> device; frameworks that are not listed do not run on this platform."""
     visible_devices_env: str | None
-    """The variable that narrows the devices a process sees; null where there is none."""
+    """Environment variable that limits the devices visible to a process; null if there is none."""
     container: ContainerDefaults = ContainerDefaults()
     telemetry: dict[str, Any] = Field(default_factory=dict)
-    """How its devices are read: checked by ``accelmark.telemetry``."""
+    """How to read its devices; validated by ``accelmark.telemetry``."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables every rank is started with."""
+    """Environment variables of every rank."""
     chips: tuple[Chip, ...]
     capabilities: dict[str, CapabilityFile] = Field(default_factory=dict)
     """Capability -> the file that shows whether this host's device has it."""
     cannot_run: str | None = None
-    """Why no case can run on it yet, though its devices may be read; null where nothing prevents it."""
+    """Why no case can run on it yet, even if its devices can be read; null if cases can run."""
     unknown_chip: str = "its vendor's list names no chip that matches this device"
-    """Why a device that no chip matches has no peaks: the reason beside each figure that is null for it."""
+    """Reason for missing peak rates on a device that matches no chip, shown next to each null figure."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,15 +148,15 @@ class VendorSpec(Spec):
 
     @property
     def uses_host_cpu(self) -> bool:
-        """Whether the devices are the host's own processors."""
+        """Whether the devices are the host's CPUs."""
         return bool(self.frameworks) and all(one.device_type.lower() == "cpu" for one in self.frameworks.values())
 
     def require_runnable(self) -> None:
-        """Raise RequestError with the reason where no case can run on this vendor's chips."""
+        """Raise RequestError with the reason if no case can run on this vendor's chips."""
         if self.cannot_run is not None:
             raise RequestError(f"vendor {self.name}: nothing can run on it yet: {self.cannot_run}")
 
     def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
-        """Return the one chip that matches, or None when none or several do: never a guess."""
+        """Return the chip that matches, or None if none or several do."""
         matching = [chip for chip in self.chips if chip.matches(device_name, memory_gib)]
         return matching[0] if len(matching) == 1 else None

@@ -1,4 +1,4 @@
-"""AMD GPUs through AMD's own library (the ``amdsmi`` package, which comes with ROCm)."""
+"""Read AMD GPUs through ROCm's library (the ``amdsmi`` package)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MICROJOULE: Final = 1e-6
 
 @final
 class Source:
-    """All GPUs that amdsmi shows. Written after its documentation; versions name some fields differently.
+    """All GPUs that amdsmi lists. Written from its documentation; names of some fields depend on the version.
 
     Args:
-        smi: the ``amdsmi`` module; imported when the devices are opened if None.
+        smi: the ``amdsmi`` module; None: imported when the devices are opened.
     """
 
     def __init__(self, smi: Any = None) -> None:
@@ -46,7 +46,7 @@ class Source:
         return tuple(self._info(at, first[at]) for at in range(len(self._handles)))
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Read every GPU once; a field that amdsmi refuses is None."""
+        """Read every GPU once; a field that amdsmi cannot read is None."""
         samples = tuple(self._sample(at) for at in range(len(self._handles)))
         if all(sample.utilisation is None and sample.memory_used_mib is None for sample in samples):
             reason = next(iter(self._missing[0].values()), "not open") if self._missing else "not open"
@@ -104,7 +104,7 @@ class Source:
             driver=self._try(at, "driver", lambda: str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"])),
             bus_id=self._try(at, "bus_id", lambda: str(smi.amdsmi_get_gpu_device_bdf(handle))),
             memory_total_mib=first.memory_total_mib,
-            # Some versions give microwatts.
+            # Some versions report microwatts.
             power_limit_w=limit / 1e6 if limit is not None and limit > 1e5 else limit,
             reasons=reasons | {"throttle": "not read from amdsmi"},
         )
@@ -126,7 +126,7 @@ class Source:
 
 
 def _first(values: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first of ``names`` that is a number; amdsmi writes what it lacks as ``N/A``."""
+    """Return the first of ``names`` that is a number; amdsmi reports missing values as ``N/A``."""
     if not any(name in values for name in names):
         raise KeyError(names[0])
     for name in names:

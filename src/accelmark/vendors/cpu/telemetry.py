@@ -1,4 +1,4 @@
-"""The CPU as a device: all cores together, with package power where RAPL may be read."""
+"""Read the CPU as a device: all cores together, with package power if RAPL is readable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source:
         self._meter = CpuMeter()
 
     def open(self) -> tuple[DeviceInfo, ...]:
-        """Find out what can be read."""
+        """Detect the readable sensors."""
         reasons = {
             "throttle": "not read on CPUs",
             "ecc_errors": "not read on CPUs",
@@ -60,7 +60,7 @@ class Source:
         return (DeviceInfo(0, cpu_model(), memory_total_mib=total, details=details, reasons=reasons),)
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Read the cores' use, memory, and energy."""
+        """Read utilisation, memory and energy."""
         memory = psutil.virtual_memory()
         energy, power = self._power()
         return (
@@ -77,7 +77,7 @@ class Source:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _hottest(self) -> float | None:
         return max((value for path in self._temperatures if (value := _thousandths(path)) is not None), default=None)
@@ -97,7 +97,7 @@ class Source:
 
 
 def _temperature_files(hwmon: Path) -> tuple[Path, ...]:
-    """Find the sensors of whole packages: reading every core's would wake each one up."""
+    """Return the sensors of packages; reading a core's sensor would wake the core."""
     found: list[Path] = []
     for chip in sorted(hwmon.glob("hwmon*")):
         if _text(chip / "name") not in _SENSORS:

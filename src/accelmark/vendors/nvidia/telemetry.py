@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML (the ``nvidia-ml-py`` package)."""
+"""Read NVIDIA GPUs through NVML (the ``nvidia-ml-py`` package)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 _MIB: Final = 1024.0 * 1024.0
 _FIELD_POWER_INSTANT: Final = 186
-"""``NVML_FI_DEV_POWER_INSTANT``: ``nvmlDeviceGetPowerUsage`` averages over a second since Ampere (not on GA100)."""
+"""``NVML_FI_DEV_POWER_INSTANT``; ``nvmlDeviceGetPowerUsage`` averages over a second since Ampere (except GA100)."""
 _THROTTLE: Final = {
     0x0000000000000001: "idle",
     0x0000000000000002: "application_clocks",
@@ -28,10 +28,10 @@ _THROTTLE: Final = {
 
 @final
 class Source:
-    """All GPUs that NVML shows, in its order (that of the PCI bus, not always CUDA's).
+    """All GPUs that NVML lists, in PCI bus order, which may differ from CUDA's.
 
     Args:
-        nvml: the ``pynvml`` module; imported when the devices are opened if None.
+        nvml: the ``pynvml`` module; None: imported when the devices are opened.
     """
 
     def __init__(self, nvml: Any = None) -> None:
@@ -62,7 +62,7 @@ class Source:
         return tuple(self._info(at, driver, first[at]) for at in range(len(self._handles)))
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Read every GPU once; a field that NVML refuses is None."""
+        """Read every GPU once; a field that NVML cannot read is None."""
         samples = tuple(self._sample(at) for at in range(len(self._handles)))
         if all(_nothing_read(sample) for sample in samples):
             reason = next(iter(self._missing[0].values()), "no reason given") if self._missing else "not open"
@@ -167,7 +167,7 @@ class Source:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """Version 2 counts what the driver reserves apart from what is used."""
+    """Return memory information; version 2 separates memory reserved by the driver from used memory."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError, TypeError):
