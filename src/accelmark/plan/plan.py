@@ -21,7 +21,7 @@ class PlannedNode(Spec):
     nproc: int
     """Devices used on this host."""
     command: tuple[str, ...]
-    """Command of one rank; the host fills in ``python`` and ``job.json``, and the framework's launch starts the ranks."""
+    """Command of one rank; the host fills in ``python`` and ``job.json``, the framework starts the ranks."""
 
 
 class LayerFile(Spec):
