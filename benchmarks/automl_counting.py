@@ -1,8 +1,8 @@
-"""Compare analytic operation counts with what PyTorch's counter sees, over twenty morphed networks.
+"""Compare analytic operation counts with those of PyTorch's FLOP counter on twenty morphed networks.
 
     python -m benchmarks.automl_counting
 
-Writes ``benchmarks/results/automl_counting.json`` and ``.md``. Runs on shapes alone, in seconds.
+Writes ``benchmarks/results/automl_counting.json`` and ``.md``. Takes seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measured(network: Network) -> tuple[int, int]:
 
 
 def row(seed: str, number: int) -> dict[str, Any]:
-    """Morph a seed a few times at random and count the result in every way."""
+    """Apply random morphs to a seed network, and count the result by every method."""
     generator = np.random.default_rng([number, len(seed)])
     network, morphs = seed_network(seed), []
     for _ in range(STEPS):

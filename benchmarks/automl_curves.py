@@ -1,4 +1,4 @@
-"""Draw the curves of search quality and of scheduling at scale from the figures that lie in ``results``.
+"""Draw the curves of search quality and of scheduling at scale from the JSON files in ``results``.
 
 python -m benchmarks.automl_curves
 """
@@ -23,7 +23,7 @@ Curve = tuple[str, Sequence[float], Sequence[float]]
 
 
 def draw(title: str, x_title: str, curves: Sequence[Curve], x_ticks: dict[float, str], y_ticks: Sequence[float]) -> str:
-    """Return an SVG of curves (name, x, y), with the ticks as given."""
+    """Return an SVG of curves (name, x, y) with the given ticks."""
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     xs, (low, top) = list(x_ticks), (min(y_ticks), max(y_ticks))
 
@@ -53,7 +53,7 @@ def draw(title: str, x_title: str, curves: Sequence[Curve], x_ticks: dict[float,
 
 
 def search_quality(figures: dict[str, Any]) -> str:
-    """Held-out error of the best network so far, mean over seeds, against operations spent."""
+    """Draw the held-out error of the best network so far (mean over seeds) over operations spent."""
     budget = figures["budget_operations"]
     shares = np.linspace(0.1, 1.0, 91)
     names = {
@@ -65,7 +65,7 @@ def search_quality(figures: dict[str, Any]) -> str:
     curves: list[Curve] = []
     for method, name in names.items():
         rows = [row["curve"] for row in figures["runs"] if row["method"] == method]
-        if method == "none":  # one trial, one held-out figure: at its end
+        if method == "none":  # a single trial has one held-out error, at its end
             curves.append((name, [0.1, 1.0], [float(np.mean([row[-1][1] for row in rows]))] * 2))
             continue
         reached = [
@@ -81,7 +81,7 @@ def search_quality(figures: dict[str, Any]) -> str:
 
 
 def scheduling(figures: dict[str, Any]) -> str:
-    """Score against ideal, by workers."""
+    """Draw the score relative to the ideal score over the number of workers."""
     rows = figures["sizes"]
     workers = [log2(row["workers"]) for row in rows]
     curves: list[Curve] = [
@@ -94,7 +94,7 @@ def scheduling(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Draw both."""
+    """Draw both charts."""
     for name, drawn in (("automl_search_quality", search_quality), ("automl_scheduling", scheduling)):
         figures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         (RESULTS / f"{name}.svg").write_text(drawn(figures), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where and how the AutoML benchmarks write their figures."""
+"""Write the figures of the AutoML benchmarks to ``results``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def stamp() -> dict[str, Any]:
-    """Return when, on what and by which command a figure was measured."""
+    """Return the date, the machine and the command of a measurement."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -36,12 +36,12 @@ def stamp() -> dict[str, Any]:
 
 
 def _without_place(word: str) -> str:
-    """Write a path by its last part: where it lay on the machine that measured means nothing elsewhere."""
+    """Shorten an absolute path to its last part, since its directories exist on the measuring machine only."""
     return Path(word).name if word.startswith("/") else word
 
 
 def write_figures(name: str, figures: dict[str, Any], table: list[str]) -> None:
-    """Write figures as JSON and as a short table."""
+    """Write figures as JSON, and as a table in Markdown."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     told = f"Measured {figures['measured_at']} on {figures['machine']} with `{figures['command']}`."

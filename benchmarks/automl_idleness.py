@@ -1,4 +1,4 @@
-"""How much of the workers' time inside a real run was neither training nor evaluating.
+"""Compute the share of the workers' time in a search that was neither training nor evaluation.
 
 accelmark automl run -c examples/automl-fashion.yaml --runs runs
 python -m benchmarks.automl_idleness RUN_DIRECTORY
@@ -17,7 +17,7 @@ from benchmarks.automl_figures import stamp, write_figures
 
 
 def main() -> None:
-    """Read a run and write its figures."""
+    """Read a search and write its figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     run = SearchDirectory(parser.parse_args().run)

@@ -1,12 +1,11 @@
-"""Simulate a search on 1 to 4,096 workers with the real scheduler: how much of the accelerators' time is idle.
+"""Simulate a search on 1 to 4,096 workers with the real scheduler, to compute the accelerators' idle share.
 
     python -m benchmarks.automl_scheduling [--run RUN_DIRECTORY] [--workers 1,16,512]
 
-Trial lengths are drawn from the epochs of a measured run: each trial's speed is that of a measured trial, drawn with
-replacement, times ``--stretch`` (an epoch of a large data set takes minutes, not a second). The time that the search
-takes for a proposal is measured here, on a population of morphed ResNet-50s as large as it fits, one proposal at a
-time; a worker that would wait is given a random morph, as the controller does. Only the clock is simulated:
-``Scheduler`` is the code that drives real runs.
+Epoch times are drawn with replacement from those of a measured search and multiplied by ``--stretch`` (an epoch of a
+large data set takes minutes, not a second). Proposal times are measured here, one proposal at a time, on the largest
+population of morphed ResNet-50s that the searcher fits. A worker that would have to wait is given a random morph, as by
+the controller. Only the clock is simulated: ``Scheduler`` is the code of real searches.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Measured:
-    """What a real run showed: seconds an epoch per trial, proposals, and the gap between trials on a worker."""
+    """Measured times in seconds: epochs, proposals, random morphs, and the gap between trials on a worker."""
 
     epoch_s: tuple[float, ...]
     proposal_s: tuple[float, ...]
@@ -42,7 +41,7 @@ class Measured:
 
 @dataclass
 class Outcome:
-    """What one simulated run came to, in worker seconds."""
+    """Result of one simulated search; times are in worker seconds."""
 
     workers: int
     available_s: float = 0.0
@@ -59,7 +58,7 @@ class Outcome:
 
 
 def measured_from(run: Path) -> Measured:
-    """Read the distributions of a real run."""
+    """Read the measured times of a real search."""
     from accelmark.automl.controller.directory import SearchDirectory
 
     state = SearchDirectory(run).state()
@@ -88,7 +87,7 @@ def measured_from(run: Path) -> Measured:
 
 
 def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
-    """Return what proposals take with a full memory of networks: searched ones, and a hurried one."""
+    """Return the time in seconds of searched proposals with full memory, and of a random morph."""
     from accelmark.automl.model.seeds import resnet50
     from accelmark.automl.search.population import Population
     from accelmark.automl.search.searchers import make_searcher
@@ -101,7 +100,7 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
         population.set(draw.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
     hurried_s = (time.monotonic() - began) / observed
     searcher = make_searcher("bayesian")
-    searcher.propose(population)  # fills the table of distances, which a running search has filled bit by bit
+    searcher.propose(population)  # fills the table of distances, which a real search fills gradually
     searched: list[float] = []
     for _ in range(repeats):
         began = time.monotonic()
@@ -111,19 +110,19 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
 
 
 def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, seed: int) -> Outcome:
-    """Run the scheduler against a simulated clock for so many hours."""
+    """Run the scheduler for ``hours`` of a simulated clock."""
     generator = np.random.default_rng([seed, workers])
     scheduler = Scheduler(Schedule(concurrency=workers, max_s=hours * 3600))
     outcome = Outcome(workers)
     ends: list[tuple[float, int, float, Assignment]] = []
     now, offered = 0.0, 0
     proposed_at: float | None = None
-    for _ in range(scheduler.wanted()):  # the first wave is prepared before the clock starts, as in the engine
+    for _ in range(scheduler.wanted()):  # prepared before the clock starts, as in the controller
         scheduler.offer(offered)
         offered += 1
 
     def launch(at_s: float) -> float:
-        """Fill free workers; return the time that hurried proposals took the coordinator."""
+        """Start trials on free workers; return the time after the random morphs that were needed."""
         nonlocal offered
         late = at_s
         while len(scheduler.running) < workers:
@@ -159,7 +158,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
         outcome.finished += 1
         scheduler.ended(trial, "finished", now)
         launch(now)
-    # What runs at the end is cut there: the part that was done counts, as in the engine.
+    # Trials that still run are cut; the completed part counts, as in the controller.
     limit_s = hours * 3600
     for end_s, trial, busy_s, _ in ends:
         outcome.busy_s += max(0.0, busy_s - (end_s - limit_s))
@@ -172,7 +171,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
 
 
 def main() -> None:
-    """Simulate all sizes and write the figures."""
+    """Simulate every number of workers and write the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, help="a measured run's folder; otherwise the figures kept from one")
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))

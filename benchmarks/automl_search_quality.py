@@ -1,13 +1,13 @@
-"""Does the search earn its keep: best held-out error after equal work, for every method and several seeds.
+"""Compare the held-out errors of the search methods after equal work, over several seeds.
 
     python -m benchmarks.automl_search_quality --data FASHION_MNIST_FOLDER [--seeds 0 1 2 3 4] [--epochs 300]
 
-Work is counted in operations: every method may spend what ``--epochs`` epochs of the seed network cost. The error is
-that of the network which the validation split prefers, on the held-out split. ``bayesian`` is the Gaussian process
-with morphs, ``random`` and ``evolution`` morphs with the same weight transfer, trial length and bounds. ``none`` is the
-seed trained longer: one trial of all the epochs, its learning rate falling once over all of them.
+Work is counted in operations: each method may use the operations of ``--epochs`` epochs of the seed network. The error
+is the held-out error of the network with the best validation accuracy. ``bayesian`` is the Gaussian process with
+morphs; ``random`` and ``evolution`` use morphs with the same weight transfer, trial length and limits. ``none`` trains
+the seed network in one trial of all epochs, with one decay of the learning rate.
 
-Runs are added to the figures that lie there already when the setting is the same, so a measurement may go in pieces.
+Results are added to the existing file if it has the same setting, so that a measurement can be split over several runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SIDE: Final = 14
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of one measurement share."""
+    """The settings that all runs of a measurement share."""
 
     images: int = 5000
     epochs: int = 300
@@ -66,12 +66,12 @@ class Setting:
 
     @property
     def network(self) -> Network:
-        """The seed: 4 and 8 filters, 438 parameters, so that there is room to grow."""
+        """The seed network: 4 and 8 filters, 438 parameters, so that it can grow."""
         return small((1, SIDE, SIDE), filters=(4, 8), dropout=0.0, name="thin14")
 
     @property
     def budget(self) -> int:
-        """Operations that every method may spend."""
+        """Operations that each method may use."""
         cost = count(self.network, "accelmark")
         validated = round(self.images * VALIDATION_SHARE)
         trained = self.images - validated
@@ -81,7 +81,7 @@ class Setting:
         return self.epochs * once
 
     def config(self, method: SearchName, seed: int, data: Path) -> AutomlConfig:
-        """The configuration of one run."""
+        """Return the configuration of one search."""
         longer = method == "none"
         return AutomlConfig(
             seed=seed,
@@ -102,7 +102,7 @@ class Setting:
 
 
 def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
-    """Write Fashion-MNIST at half its size (means of 2 x 2), so that a search of minutes has many trials; return it."""
+    """Write Fashion-MNIST at half its size (means of 2 x 2 pixels), for short trials; return the path."""
     arrays: dict[str, NDArray[Any]] = {}
     for split, pictures in zip(("train", "held_out"), read_fashion_mnist(fashion_mnist), strict=True):
         images = pictures.batch(np.arange(len(pictures)), None).astype(np.float32)
@@ -113,7 +113,7 @@ def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
 
 
 def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
-    """Search until the budget of operations is spent and return what came of it."""
+    """Search until the budget of operations is used up, and return the figures."""
     config, network, budget = setting.config(method, seed, data), setting.network, setting.budget
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +150,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
 
 
 def _within(state: SearchState, budget: int) -> list[int]:
-    """Return the trials that ended within the budget: one that went beyond it had more work than the others."""
+    """Return the trials that ended within the budget; a trial beyond it would give its method more work."""
     board = scoreboard(state)
     spent: dict[int, int] = {}
     for epoch in board.epochs:
@@ -165,7 +165,7 @@ def _within(state: SearchState, budget: int) -> list[int]:
 
 
 def _curve(state: SearchState, within: list[int]) -> list[list[float]]:
-    """Return operations spent and held-out error reached after every trial."""
+    """Return (operations spent, held-out error) at the end of each trial."""
     board = scoreboard(state)
     ends = [board.trials[trial].ended_s or 0.0 for trial in within]
     points = [(board.operations_until(end), board.held_out_error_at(end)) for end in ends]

@@ -1,7 +1,7 @@
-"""A bare PyTorch loop of a job's own model, batch, optimizer and precision: what the driver's cost is held against.
+"""A bare PyTorch loop with a job's model, batch, optimizer and precision: the baseline of the driver's overhead.
 
 ``python benchmarks/bare_loop.py JOB.json NUM_STEPS`` prints ``{"step_ms": ...}``, the mean over the last two thirds of
-the steps. Nothing is logged, measured or checked inside the loop; made-up data only, one device.
+the steps. The loop uses synthetic data on one device, and does no logging, timing or checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPES: Final = {"bf16": torch.bfloat16}
 
 
 def step_ms(job: JobSpec, num_steps: int) -> float:
-    """Return the mean wall time of a step in milliseconds once the first third of them is over."""
+    """Return the mean wall time of a step in milliseconds, without the first third of the steps."""
     assert isinstance(job.work, TrainJob)
     settings = job.work.settings
     device = torch.device(job.device_type)

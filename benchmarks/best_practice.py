@@ -1,9 +1,9 @@
-"""Which settings train the quick cases fastest on this machine, and whether the fastest still reach the target.
+"""Find the settings with which the quick cases train fastest on this machine, and check that they reach the target.
 
-Run ``python -m benchmarks.best_practice`` (``--cases``). Every candidate changes a few settings of a case
-and trains real data through the real plan and driver, a process each, with nothing compiled before, the default twice;
-its step is the median over the windows of the last two thirds. ``--gate NAME...`` then trains candidates to the end, in
-turn, under each seed: time and metric against the case's target. Results go to ``results/best_practice.json``.
+Run ``python -m benchmarks.best_practice`` (``--cases``). Each candidate changes a few settings of a case and trains on
+real data with the real plan and driver, in its own process with an empty compiler cache; the default is measured twice.
+The step time is the median over the windows of the last two thirds. ``--gate NAME...`` trains candidates to the end
+with each seed, and reports time and metric against the target. Results are written to ``results/best_practice.json``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from accelmark.telemetry.host.sysinfo import cpu_model
 RESULTS: Final = Path(__file__).parent / "results" / "best_practice.json"
 WARM: Final = 1 / 3
 PLAIN: Final = "default, glibc's own allocation"
-"""Without the variables that the vendor `cpu` starts ranks with."""
+"""Without the environment variables of the vendor `cpu`."""
 HUGE: Final = "default, heap in huge pages"
 ASLEEP: Final = "default, waiting threads sleep at once"
-"""In place of spinning for a moment, as libgomp does by itself."""
+"""Instead of spinning first, which is libgomp's default."""
 TRIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     PLAIN: {},
@@ -55,39 +55,39 @@ IMAGES: Final[Mapping[str, Mapping[str, Any]]] = {
     "2 loader workers": {"loader.num_workers": 2},
 }
 STEPS: Final = {"resnet_mini": 180, "llama_mini": 16, "minilm_finetune": 10}
-"""Steps of a speed run: some five seconds."""
+"""Steps of a speed run, about five seconds."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One candidate of one case."""
+    """Step time of one candidate of a case."""
 
     case: str
     candidate: str
     settings: dict[str, Any]
     step_ms: float
     against_default: float
-    """Its step over the default's."""
+    """Step time relative to the default's."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """One training to the end."""
+    """Result of one training to the end."""
 
     case: str
     candidate: str
     seed: int
     total_s: float
-    """From the start of its process to its end."""
+    """From the start of the process to its end."""
     train_s: float
-    """From the first step: evaluation and compiling the model included."""
+    """From the first step, with evaluation and compilation."""
     metric: float
     target: float
     reached: bool
 
 
 def plan_of(case: str, settings: Mapping[str, Any]) -> Plan:
-    """Plan one candidate, open since the speed runs are cut short."""
+    """Return the plan of one candidate; the run is open, since speed runs are shorter than the case."""
     request = RunSpec(name="best", open=True, cases=(CaseRequest(key=case, settings=dict(settings)),))
     return build_plan(
         request,
@@ -100,7 +100,7 @@ def plan_of(case: str, settings: Mapping[str, Any]) -> Plan:
 
 
 def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, str]) -> Attempt:
-    """Train in a process of its own, on all cores unless told, and return what its log tells."""
+    """Train in a new process, on all cores unless ``settings`` limit them, and return the data of its log."""
     job = plan_of(case, settings).jobs[0].job
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -122,7 +122,7 @@ def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, s
 
 
 def variables(candidate: str) -> Mapping[str, str]:
-    """Return what the ranks of a candidate are started with."""
+    """Return the environment variables of a candidate's ranks."""
     if candidate == PLAIN:
         return {}
     more = {HUGE: {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, ASLEEP: {"OMP_WAIT_POLICY": "PASSIVE"}}
@@ -130,13 +130,13 @@ def variables(candidate: str) -> Mapping[str, str]:
 
 
 def late_windows_ms(attempt: Attempt) -> list[float]:
-    """Return the time of a step in each window once a third of them (tuning, compiling) is over."""
+    """Return the step time of each window after the first third, which includes autotuning and compilation."""
     steps = [wall / length for wall, length in zip(attempt.window_wall_ms, attempt.window_lengths, strict=True)]
     return steps[max(1, round(len(steps) * WARM)) :]
 
 
 def speeds(case: str) -> list[Speed]:
-    """Time all candidates of a case, the default first and last."""
+    """Measure all candidates of a case, the default first and last."""
     spec = load_case(case)
     if spec.train is None:
         raise ValueError(f"{case} has no training side")
@@ -157,7 +157,7 @@ def speeds(case: str) -> list[Speed]:
 
 
 def held(case: str, candidate: str, settings: Mapping[str, Any], seed: int) -> Held:
-    """Train a candidate to its end."""
+    """Train a candidate to its end, and return time and metric."""
     spec = load_case(case)
     if spec.train is None or spec.train.target is None:
         raise ValueError(f"{case} has no target")
@@ -174,7 +174,7 @@ def held(case: str, candidate: str, settings: Mapping[str, Any], seed: int) -> H
 
 
 def main() -> None:
-    """Measure, print a table in Markdown, and write it."""
+    """Measure, print a table in Markdown, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--gate", nargs="*", help="train these candidates to the end and nothing else")
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def write(found: list[Speed], ends: list[Held]) -> None:
-    """Write what was found, keeping what stands there of other cases and candidates."""
+    """Write results; those of other cases and candidates in the file are kept."""
     record: dict[str, Any] = {"speeds": [], "held": []}
     if RESULTS.exists():
         record = json.loads(RESULTS.read_text(encoding="utf-8"))

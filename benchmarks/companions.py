@@ -1,11 +1,10 @@
-"""What runs beside training, and what it costs: telemetry, node agent, coordinator with display.
+"""Measure the cost of the processes beside training: telemetry recorder, node agent, coordinator with display.
 
-Run ``python -m benchmarks.companions`` (``--seconds 30``): starts ``accelmark train resnet_mini`` on made-up data, on a
-terminal so that the live display draws, waits until it trains, and reads each process's CPU time over a while.
+Run ``python -m benchmarks.companions`` (``--seconds 30``). It starts ``accelmark train resnet_mini`` on synthetic data,
+in a pseudo-terminal so that the live display is drawn, and measures the CPU time of each process once training runs.
 
-``--pauses 60 --threads 2`` goes on to hold all of them for a few seconds (SIGSTOP) and to let them go on for as long,
-in pairs of random order, and compares the training steps of the one with those of the other: what everything that runs
-beside training costs a step, in one run and on the very model.
+``--pauses 60 --threads 2`` then stops (SIGSTOP) and continues these processes for a few seconds each, in pairs of
+random order, and compares the step times of training with and without them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TRAINING: Final = "training itself"
 
 
 def started(runs: Path, program: list[str], model: str, threads: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the run on a terminal of its own, which somebody reads."""
+    """Start the run in a pseudo-terminal whose output is read."""
     ours, theirs = pty.openpty()
     settings = [
         "--set",
@@ -63,10 +62,10 @@ def started(runs: Path, program: list[str], model: str, threads: int) -> tuple[s
 
 
 def wait_for_training(runs: Path) -> None:
-    """Return once the first window is written.
+    """Wait until the first window is written.
 
     Raises:
-        TimeoutError: there was none.
+        TimeoutError: none was written in time.
     """
     end = time.monotonic() + START_S
     while time.monotonic() < end:
@@ -78,14 +77,14 @@ def wait_for_training(runs: Path) -> None:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Say what a process of the run is."""
+    """Return the name of a process of the run for the table."""
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words else "coordinator and display"
     return {"accelmark.telemetry.record": "telemetry recorder", "accelmark.train": TRAINING}.get(module, module)
 
 
 def shares(root: psutil.Process, seconds: float) -> dict[str, float]:
-    """Return the share of a core that each process of the run takes."""
+    """Return the share of a core that each process of the run uses."""
     processes = [root, *root.children(recursive=True)]
     before = [sum(process.cpu_times()[:2]) for process in processes]
     begun = time.monotonic()
@@ -99,7 +98,7 @@ def shares(root: psutil.Process, seconds: float) -> dict[str, float]:
 
 
 def paused(root: psutil.Process, pairs: int) -> list[tuple[int, bool, float, float]]:
-    """Hold and release everything beside training in turns; return pair, whether it was held, begin and end."""
+    """Stop and continue the processes beside training; return (pair, stopped, begin, end) of each span."""
     beside = [one for one in (root, *root.children(recursive=True)) if name_of(one) != TRAINING]
     chance = random.Random(1)
     spans = []
@@ -118,7 +117,7 @@ def paused(root: psutil.Process, pairs: int) -> list[tuple[int, bool, float, flo
 
 
 def cost(runs: Path, spans: list[tuple[int, bool, float, float]]) -> Cost:
-    """Compare the steps of the windows that lie within each span."""
+    """Compare the step times of the windows inside the spans."""
     (log,) = runs.rglob("rank0.out.log")
     windows = []
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,13 +1,13 @@
-"""How reading a run and writing its page grow: events, ranks, time, memory, size of the page.
+"""Measure how summarising a run and writing its page scale with events and ranks: time, memory, size of the page.
 
-Run from the repository's root, one line a measurement, each in a process of its own so that its peak memory is its own:
+Run from the repository's root; each measurement is a row, and runs in its own process to measure its peak memory:
 
     python -m benchmarks.growth                 # 10 thousand to 1 million events; 8 and 1,024 ranks
-    python -m benchmarks.growth --ten-million   # 10 million events too (some 6 GB of disk)
-    python -m benchmarks.growth --runs 10000000x8       # these alone, events x ranks
-    python -m benchmarks.growth --json FILE     # add the figures to those in a file, and plot them beside it
+    python -m benchmarks.growth --ten-million   # 10 million events too (about 6 GB of disk)
+    python -m benchmarks.growth --runs 10000000x8       # only these (events x ranks)
+    python -m benchmarks.growth --json FILE     # add the figures to those in FILE, and plot them next to it
 
-An event is one STEP_END line of four steps. The logs are generated (``tests/made_run.py``) and deleted again.
+An event is one STEP_END line of four steps. The logs are generated (``tests/made_run.py``) and deleted afterwards.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 4
-"""Steps in a window."""
+"""Steps per window."""
 FEW_RANKS = 64
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: what it held, and what reporting it took."""
+    """One run: its size, and the cost of reporting it."""
 
     events: int
     ranks: int
     log_mib: float
     summarise_s: float
     summarise_cpu_s: float
-    """Processor time: what a busy machine does not change."""
+    """CPU time, which does not depend on other load of the machine."""
     page_s: float
     peak_memory_mib: float
     page_mib: float
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def write(found: list[Measured], path: Path) -> None:
-    """Add figures to those that stand in ``path``, and plot all of them."""
+    """Add figures to those in ``path``, and plot all of them."""
     entries = [Measured(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
     by_size = {(one.events, one.ranks): one for one in (*entries, *found)}
     ordered = [by_size[size] for size in sorted(by_size)]
@@ -146,7 +146,7 @@ def write(found: list[Measured], path: Path) -> None:
 
 
 def plot(found: list[Measured]) -> str:
-    """Draw processor time and peak memory over the events on logarithmic axes, as SVG."""
+    """Plot CPU time and peak memory over events on logarithmic axes, as SVG."""
     panels = (
         ("processor time of reading and summarising, s", [(one, one.summarise_cpu_s) for one in found]),
         ("peak memory, MiB", [(one, one.peak_memory_mib) for one in found]),
@@ -160,7 +160,7 @@ def plot(found: list[Measured]) -> str:
 
 
 def panel(left: float, title: str, points: list[tuple[Measured, float]]) -> str:
-    """Draw one set of axes, four decades of events wide."""
+    """Draw one panel; its x axis covers four decades of events."""
     low = math.floor(math.log10(min(value for _, value in points)))
     high = math.ceil(math.log10(max(value for _, value in points)) + 1e-9)
 

@@ -1,8 +1,8 @@
-"""What measuring costs: our ``inference_core`` against a bare loop that calls the same compiled engine directly.
+"""Measure the overhead of inference: ``inference_core`` against a bare loop that calls the same compiled engine.
 
-Run ``python -m benchmarks.inference`` (``--quick`` for a look that writes nothing; ``--models`` and ``--engines`` for a
-part: the parts come together in ``results/inference.json`` and in the tables of ``inference.md``). With
-``--optimum-python PYTHON``, a Python that has optimum-benchmark, it compares with that as well.
+Run ``python -m benchmarks.inference``. ``--quick`` is a short run that writes nothing; ``--models`` and ``--engines``
+select a part, whose results are merged into ``results/inference.json`` and the tables of ``inference.md``. With
+``--optimum-python PYTHON``, a Python that has optimum-benchmark, it is compared with optimum-benchmark too.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from accelmark.spec.inference.events import WarmUp
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
 BATCHES = (1, 8)
 LENGTH = 64
-"""Tokens of a sequence."""
+"""Tokens per sequence."""
 MOST_S = 6.0
-"""Time for one row, compilation aside."""
+"""Time for one row, without compilation."""
 PAGE = Path(__file__).with_name("inference.md")
 RESULTS = Path(__file__).parent / "results" / "inference.json"
 PEER = Path(__file__).with_name("optimum_peer.py")
@@ -75,7 +75,7 @@ class _Bert(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A network, and made-up inputs for it."""
+    """A network, and synthetic inputs for it."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Tensor, ...]]
@@ -101,7 +101,7 @@ MODELS = {
 
 
 class _Speed(InferCase):
-    """A case that is nothing but made-up images."""
+    """A case with synthetic inputs only."""
 
     make_inputs: Callable[[int], tuple[Tensor, ...]]
 
@@ -122,7 +122,7 @@ class _Speed(InferCase):
 
 
 def bare_call(name: str, engine: Any, inputs: tuple[Tensor, ...]) -> Callable[[], object]:
-    """Return what a person writes who hands CPU tensors to this engine's runtime and wants CPU tensors back."""
+    """Return a minimal call of this engine's runtime, from CPU tensors to CPU tensors."""
     if name == "onnxruntime":
         session, names = engine.session, engine.inputs
         return lambda: [
@@ -150,8 +150,8 @@ def bare_times(call: Callable[[], object], calls: int) -> list[float]:
 
 
 def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> list[float]:
-    """Return the seconds of each call that ``inference_core`` is computed from."""
-    with torch.inference_mode():  # as the steps have it, and the bare loop
+    """Return the seconds of each call, from which ``inference_core`` is computed."""
+    with torch.inference_mode():  # as in the inference steps and in the bare loop
         measured = measure(
             partial(case.engine_forward, engine),
             _Same(batch, calls),
@@ -165,7 +165,7 @@ def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> li
 
 
 class _Same:
-    """One batch over and over, as the bare loop has it."""
+    """Repeats one batch, as the bare loop does."""
 
     def __init__(self, batch: InferBatch, times: int) -> None:
         self.batches = (batch,) * times
@@ -194,7 +194,7 @@ class Row:
 
 
 def compare(engine: Engine, case: _Speed, model: str, rounds: int, round_s: float) -> Row:
-    """Let both loops take turns in short rounds, the order turned around every time."""
+    """Run both loops alternately in short rounds; the order changes every round."""
     batch = case.synthetic_batch(case.settings.batch_size)
     call = bare_call(engine.name, engine, batch.inputs)
     bare_times(call, 3)
@@ -222,7 +222,7 @@ def compare(engine: Engine, case: _Speed, model: str, rounds: int, round_s: floa
 
 
 def engine_of(name: str, engine: str, model: nn.Module, batch: int, directory: Path) -> tuple[Engine, _Speed]:
-    """Compile a model, whose ONNX file lies in ``directory``, for one batch size."""
+    """Compile a model, whose ONNX file is in ``directory``, for one batch size."""
     case = _Speed(InferSettings(batch_size=batch, log_freq=30), {}, {})
     case.make_inputs = MODELS[name].inputs
     request = EngineRequest(
@@ -233,7 +233,7 @@ def engine_of(name: str, engine: str, model: nn.Module, batch: int, directory: P
 
 
 def exported(name: str, directory: Path) -> nn.Module:
-    """Make a network, write it to ``directory`` as ONNX, and return it."""
+    """Build a network, export it to ``directory`` as ONNX, and return it."""
     torch.manual_seed(1)
     chosen = MODELS[name]
     model = chosen.make().eval()
@@ -242,7 +242,7 @@ def exported(name: str, directory: Path) -> nn.Module:
 
 
 def beside_ourselves(models: Sequence[str], engines: Sequence[str], rounds: int, round_s: float) -> Iterator[Row]:
-    """Compare with the bare loop, a model, an engine and a batch at a time."""
+    """Compare with the bare loop, for each model, engine and batch size."""
     for name in models:
         with tempfile.TemporaryDirectory() as directory:
             model = exported(name, Path(directory))
@@ -254,7 +254,7 @@ def beside_ourselves(models: Sequence[str], engines: Sequence[str], rounds: int,
 
 
 def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str, str]]]:
-    """Compare with optimum-benchmark on MiniLM: the same weights, the same ONNX file, turn by turn."""
+    """Compare with optimum-benchmark on MiniLM, alternately, with the same weights and ONNX file."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         model = exported("minilm", directory)
@@ -283,7 +283,7 @@ def beside_optimum(python: str, seconds: float) -> Iterator[tuple[Row, dict[str,
 
 
 def table(rows: Sequence[Mapping[str, Any]], other: str, interval: bool) -> str:
-    """Return rows as a table for people."""
+    """Return rows as a table in Markdown."""
     lines = [f"| model | engine | batch | {other}, items/s | AccelMark inference_core, items/s | ratio |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
@@ -296,7 +296,7 @@ def table(rows: Sequence[Mapping[str, Any]], other: str, interval: bool) -> str:
 
 
 def keep(section: str, rows: Sequence[Row], versions: Mapping[str, str]) -> None:
-    """Put rows into the JSON file in the place of older ones of their kind, and the tables into the page."""
+    """Write rows to the JSON file, replacing older ones of the same kind, and the tables to the page."""
     held = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     fresh = {f"{row.model} {row.engine} {row.batch}": asdict(row) for row in rows}
     held[section] = held.get(section, {}) | fresh

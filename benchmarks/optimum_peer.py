@@ -1,7 +1,7 @@
-"""optimum-benchmark on one model and batch, in the Python that has it; the last line printed is its figures as JSON.
+"""Run optimum-benchmark on one model and batch size; the last line printed has its figures as JSON.
 
-``python benchmarks/optimum_peer.py MODEL_DIR BACKEND BATCH LENGTH SECONDS``, started by ``inference.py``. It needs
-nothing of AccelMark: a virtual environment of its own holds what optimum-benchmark 0.6.0 can start beside.
+``python benchmarks/optimum_peer.py MODEL_DIR BACKEND BATCH LENGTH SECONDS``, started by ``inference.py``. It imports
+nothing of AccelMark, since optimum-benchmark 0.6.0 needs its own virtual environment.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""What the training driver costs a step: against a bare PyTorch loop, beside other trainers, and around nothing.
+"""Measure the training driver's overhead per step: against a bare PyTorch loop, other trainers, and steps without work.
 
-Run ``python -m benchmarks.overhead`` (``--quick`` for a look, ``--peers`` for Trainer and Lightning too). All loops
-train one model on one batch with one optimizer and schedule; they take turns of a few steps within one process (see
-``turns.py``), so that whatever else the machine does falls on all of them. The bare loop neither logs nor times
-anything. What telemetry and progress cost beside it: ``benchmarks/companions.py``.
+Run ``python -m benchmarks.overhead`` (``--quick``: short; ``--peers``: with Trainer and Lightning). All loops train the
+same model on one batch with one optimizer and schedule. They alternate every few steps within one process (see
+``turns.py``), so that other load of the machine affects all of them. The bare loop neither logs nor times anything.
+``benchmarks/companions.py`` measures the cost of telemetry and progress.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ MICRO = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """One model. CPU time leaves out what other processes took; wall time is what a user waits."""
+    """Loops compared on one model; CPU time excludes other processes, wall time is what users wait."""
 
     model: str
     batch_size: int
     threads: int
     bare_us: float
-    """Median of a step of the bare loop, CPU time."""
+    """Median CPU time of a step of the bare loop."""
     turns: int
     steps_per_turn: int
     cpu: dict[str, Cost]
-    """By loop."""
+    """Loop -> its cost."""
     wall: dict[str, Cost]
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The driver around steps that do nothing, in CPU time."""
+    """CPU time of the driver with steps that do nothing."""
 
     step_us: float
     window_us: float
@@ -122,9 +122,9 @@ def case_job(name: str, steps: int, directory: Path, threads: int) -> JobSpec:
 
 
 def bare_loop(backend: PyTorchBackend, batches: Iterator[Any]) -> None:
-    """Train as a person would write it by hand: no log, no clock, no hook.
+    """Train with a minimal hand-written loop: no log, no clock, no hooks.
 
-    It trains the very model that the driver trains, since two of them differ in speed by where their memory lies.
+    It trains the same model object as the driver, since speed depends on memory addresses.
     """
     case, training = backend._case, backend._training
     model, optimizer, schedule = training.model, training.optimizer, training.schedule
@@ -145,19 +145,19 @@ def bare_loop(backend: PyTorchBackend, batches: Iterator[Any]) -> None:
 
 
 class Handed:
-    """Batches that come from the turns instead of from the case."""
+    """Replaces the case's batches by those of ``turns.py``."""
 
     def __init__(self, batches: Iterator[Any], num_samples: int) -> None:
         self._batches = batches
         self.num_samples = num_samples
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Yield what is handed over."""
+        """Return the given batches."""
         return self._batches
 
 
 def driver_loop(job: JobSpec, backend: PyTorchBackend, log: PerfLogWriter, batches: Iterator[Any]) -> None:
-    """Train with the driver as long as there are batches."""
+    """Train with the driver until the batches end."""
     if not isinstance(job.work, TrainJob):
         raise ValueError("no training side")
     backend._batches = Handed(batches, backend._batches.num_samples)
@@ -178,7 +178,7 @@ def driver_round(job: JobSpec, backend: Any, log: PerfLogWriter) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is measured."""
+    """How a model is measured; ``seconds`` is the time for all its turns."""
 
     name: str
     make: Callable[[int, Path, int], JobSpec]
@@ -188,7 +188,7 @@ class Plan:
 
 
 def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, threads: int) -> Comparison:
-    """Let the loops take turns on one model."""
+    """Measure all loops alternately on one model."""
     with tempfile.TemporaryDirectory() as directory:
         job = plan.make(10**9, Path(directory), threads)
         if not isinstance(job.work, TrainJob):
@@ -223,7 +223,7 @@ def compare(plan: Plan, with_peers: bool, log: PerfLogWriter, seconds: float, th
 
 
 class NothingToTrain:
-    """A backend whose steps do nothing, so that all time is the driver's own."""
+    """A backend whose steps do nothing, so that only the driver takes time."""
 
     world_size = 1
     samples_per_step = 1
@@ -261,7 +261,7 @@ class NothingToTrain:
 
 
 def alone(rounds: int, log: PerfLogWriter) -> Alone:
-    """Measure the driver with windows and with none, and tell step and window apart."""
+    """Measure the driver with and without windows, to separate the cost of a step from that of a window."""
     steps = 2000
     with tempfile.TemporaryDirectory() as directory:
         windowed = micro_job(steps, Path(directory))
@@ -322,7 +322,7 @@ def main() -> None:
 
 
 def as_a_rank() -> None:
-    """Begin again in the environment that ranks have: for all loops alike, since it makes all of them faster."""
+    """Restart with the environment variables of ranks, which make all loops faster."""
     wanted = load_vendor("cpu").environment
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         command = [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]]
@@ -330,7 +330,7 @@ def as_a_rank() -> None:
 
 
 def show(one: Comparison) -> None:
-    """Print one model's rows."""
+    """Print the rows of one model."""
     print(f"| {one.model} | bare | {one.bare_us:,.0f} | | | |")
     for name, cpu in one.cpu.items():
         wall = one.wall[name]
@@ -349,7 +349,7 @@ def ratio(cost: Cost) -> str:
 
 
 def write(own: Alone, found: list[Comparison], path: Path) -> None:
-    """Write the figures, keeping those of models that were not measured this time."""
+    """Write the figures; those of models that were not measured are kept."""
     machine = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),

@@ -1,8 +1,8 @@
-"""Hugging Face Trainer and Lightning on the same model, batch, optimizer and schedule as the driver.
+"""Hugging Face Trainer and Lightning on the driver's model, batch, optimizer and schedule.
 
-Both are set up as their users would for speed with the driver's duties: the loss logged every ``log_every`` steps, a
-progress bar, the precision and clipping of the case, no checkpoints. Their data loader hands over a finished batch.
-Trainer computes the norm of the gradients at every step, whether it clips or not.
+Both are configured for speed with the driver's features: the loss logged every ``log_every`` steps, a progress bar, the
+case's precision and gradient clipping, no checkpoints. Their data loaders yield complete batches. Trainer computes the
+gradient norm at every step, even without clipping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENDLESS = 10**9
 
 
 class Finished(IterableDataset[Any]):
-    """Batches that need no collating."""
+    """Complete batches, without collation."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -36,7 +36,7 @@ class Finished(IterableDataset[Any]):
 
 
 class WithLoss(nn.Module):
-    """A model of the kind that Trainer expects: called with a batch, it returns its loss."""
+    """A model as Trainer expects it: called with a batch, it returns the loss."""
 
     def __init__(self, case: TrainCase, model: nn.Module) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class WithLoss(nn.Module):
 
 
 class BatchTrainer(Trainer):
-    """Trainer, given its data loader."""
+    """Trainer with a given data loader."""
 
     loader: DataLoader[Any]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the loader of finished batches as accelerate prepares it."""
+        """Return the loader, prepared by accelerate."""
         prepared: DataLoader[Any] = self.accelerator.prepare(self.loader)
         return prepared
 
 
 class Module(lightning.LightningModule):  # type: ignore[misc]
-    """The case as Lightning sees it."""
+    """The case as a Lightning module."""
 
     def __init__(self, case: TrainCase, training: Training) -> None:
         super().__init__()
@@ -67,19 +67,19 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         self._made = training.optimizer, training.schedule
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
-        """Return the loss, and have it logged."""
+        """Return the loss, and log it."""
         loss = self.case.loss(self.model, batch)
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Clip, which Lightning itself refuses to do for a fused optimizer."""
+        """Clip gradients; Lightning refuses to do so with a fused optimizer."""
         clip = self.case.settings.gradient_clip_norm
         if clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), clip)
 
     def configure_optimizers(self) -> Any:
-        """Return optimizer and schedule, stepped each step."""
+        """Return optimizer and schedule, which is stepped after every step."""
         optimizer, schedule = self._made
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

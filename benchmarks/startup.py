@@ -1,6 +1,6 @@
-"""What the host side imports before it answers: modules over a limit, and the time of ``--help`` of every verb.
+"""Measure start-up time: modules with slow imports, and the time of ``--help`` of every verb.
 
-Repeat with ``python -m benchmarks.startup``; prints a table in Markdown.
+Run ``python -m benchmarks.startup``; it prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE: Final = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|(\s+)(\S+)")
 
 
 def profile() -> dict[str, tuple[float, float]]:
-    """Module -> (own, with all below) in ms, the least of several runs."""
+    """Return module -> (own time, time with imports) in ms, the minimum of several runs."""
     least: dict[str, tuple[float, float]] = {}
     for _ in range(REPEATS):
         command = [COMMAND[0], "-X", "importtime", *COMMAND[1:]]
@@ -35,7 +35,7 @@ def profile() -> dict[str, tuple[float, float]]:
 
 
 def verbs() -> list[str]:
-    """Names of all verbs, from the application itself."""
+    """Return the names of all verbs."""
     from typer.main import get_group
 
     from accelmark.cli.main import app
@@ -44,7 +44,7 @@ def verbs() -> list[str]:
 
 
 def seconds(command: list[str]) -> list[float]:
-    """Wall time of a whole command, several times."""
+    """Return the wall times of a command in seconds, over several runs."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()

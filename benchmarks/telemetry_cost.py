@@ -1,7 +1,7 @@
-"""What telemetry costs: CPU time of the recorder, whole and for each part of a sample.
+"""Measure the cost of telemetry: CPU time of the recorder, in total and for each part of a sample.
 
-Run: ``python -m benchmarks.telemetry_cost [--seconds 30] [--json FILE]``. The figures in ``telemetry_cost.md`` were
-taken with it; its heading says when and where.
+Run ``python -m benchmarks.telemetry_cost [--seconds 30] [--json FILE]``. The heading of ``telemetry_cost.md`` states
+date and machine of its figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 200
 
 
 def cpu_ms(call: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Mean CPU time of a call in ms."""
+    """Return the mean CPU time of a call in ms."""
     call()
     begun = time.process_time()
     for _ in range(rounds):
@@ -40,7 +40,7 @@ def cpu_ms(call: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def recorder(vendor: str, interval_s: float, seconds: float) -> dict[str, float]:
-    """Run the real recorder and return its CPU time as a share of one core, start-up apart."""
+    """Run the recorder; return its CPU time without start-up as a share of one core."""
     with tempfile.TemporaryDirectory() as name:
         node_dir = Path(name)
         config = {"vendor": vendor, "vendor_folder": str(find("vendors", vendor).path), "interval_s": interval_s,

@@ -1,8 +1,8 @@
-"""Training loops that take turns in one process, a few steps each, so that whatever the machine does falls on all.
+"""Run training loops alternately in one process, a few steps each, so that other load affects all of them.
 
-A loop is any function that trains from an iterator of batches. Each runs in a greenlet and gives control back wherever
-it asks for a batch, so that what is timed is all that a loop does from one batch to the next, and all loops may share
-one model, one optimizer and one batch, at the same addresses.
+A loop is any function that trains from an iterator of batches. Each runs in a greenlet, which switches back when the
+loop requests a batch. The measured time is thus everything that a loop does between two batches, and all loops can
+share one model, optimizer and batch at the same addresses.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import greenlet
 
 RESAMPLES: Final = 4000
 TRIMMED: Final = 0.25
-"""Share of the differences left out at either end: those of turns that the machine disturbed."""
+"""Share of the differences that is trimmed at either end, to exclude disturbed turns."""
 SELDOM: Final = 4
-"""Loops beyond the first two take part in every so-manyth round: their cost is large and needs fewer turns."""
+"""Loops beyond the first two run in every fourth round only: their cost is large and needs fewer turns."""
 
 Train = Callable[[Iterator[Any]], object]
-"""Trains as long as the iterator yields."""
+"""Trains until the iterator ends."""
 
 
 @final
 @dataclass(slots=True)
 class Steps:
-    """What each turn of one loop took a step, in microseconds, by the number of the round."""
+    """Time per step of one loop in microseconds, by round."""
 
     cpu_us: dict[int, float] = field(default_factory=dict)
-    """Processor time of this process: leaves out what others took."""
+    """CPU time of this process."""
     wall_us: dict[int, float] = field(default_factory=dict)
 
 
 class Turns:
-    """Lets loops take turns.
+    """Runs loops alternately.
 
     Args:
-        loops: by name; the first is what the others are held against.
-        batch: what every step of every loop trains on.
+        loops: by name; the first is the baseline.
+        batch: the batch of every step of every loop.
     """
 
     def __init__(self, loops: dict[str, Train], batch: object) -> None:
@@ -65,7 +65,7 @@ class Turns:
             yield batch
 
     def run(self, name: str, num_steps: int) -> None:
-        """Let one loop train a number of steps.
+        """Run ``num_steps`` steps of one loop.
 
         Raises:
             RuntimeError: the loop ended by itself.
@@ -77,9 +77,9 @@ class Turns:
             raise RuntimeError(f"the loop {name!r} ended although there were batches left")
 
     def measure(self, seconds: float, num_steps: int, num_settling: int) -> dict[str, Steps]:
-        """Let all loops take turns of ``num_steps`` steps, in a new order each time.
+        """Run ``num_steps`` steps of each loop in turn, in a random order each round.
 
-        The first ``num_settling`` steps of a turn are left out: caches still hold what the loop before left in them.
+        Before each turn, ``num_settling`` steps are not measured, since caches hold data of the loop before.
         """
         found = {name: Steps() for name in self._loops}
         shuffle = random.Random(1).shuffle
@@ -98,7 +98,7 @@ class Turns:
         return found
 
     def close(self) -> None:
-        """End all loops where they wait for a batch."""
+        """End all loops."""
         for loop in self._loops.values():
             loop.throw()
 
@@ -106,12 +106,12 @@ class Turns:
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a loop costs more than the bare one, a step; the intervals hold 95 %, by resampling the turns."""
+    """Additional time of a loop per step over the baseline, with bootstrap intervals of 95 %."""
 
     step_us: float
     """Median."""
     extra_us: float
-    """Mean of the middle half of the differences between turns of one round."""
+    """Trimmed mean of the differences between turns of the same round."""
     extra_us_interval: tuple[float, float]
     relative: float
     relative_interval: tuple[float, float]

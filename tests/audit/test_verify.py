@@ -18,6 +18,8 @@ from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from tests.made_run import Made, make_run
 
+pytestmark = pytest.mark.adversary
+
 LOG = "toy-pytorch-X1x1x1/round1/node00_noderank0/rank0.out.log"
 
 

@@ -180,7 +180,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: 
     dirs = {"imagenet": imagenet, "weights": _vit(tmp_path / "vit")}
     ran = infer("resnet50", tmp_path, dirs, parameters={"image_size": 32, "num_classes": 2}, compiler=None)
     assert ran.finished.end_reason == "bad_data"
-    assert "model.safetensors: are weights of another model: lacks " in str(ran.finished.message)
+    assert "model.safetensors: weights of another model: lacks " in str(ran.finished.message)
     assert "has classifier.bias, classifier.weight, vit.embeddings.cls_token besides" in str(ran.finished.message)
 
 

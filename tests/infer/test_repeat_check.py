@@ -14,6 +14,8 @@ from accelmark.infer.case import InferBatch
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.repeat_check import repeat_check
 
+pytestmark = pytest.mark.adversary
+
 Answer = tuple[list[Tensor], float]
 
 

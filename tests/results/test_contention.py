@@ -17,7 +17,7 @@ from accelmark.train.loop.cpu_wait import CpuWait
 
 
 def ended(core_wait_s: float | None) -> InferFinished:
-    """The last word of a rank that took 100 s."""
+    """The FINISHED event of a rank that took 100 s."""
     return InferFinished(
         state="completed", end_reason="completed", vendor="cpu", compiler=None, precision="fp32", batch_size=1,
         flops=None, e2e_time=100.0, p_validation_whole=None, p_validation_core=None, p_inference_whole=None,

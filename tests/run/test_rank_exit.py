@@ -83,9 +83,12 @@ def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:
 
 
 def test_a_lost_host_makes_the_job_lost_though_others_were_then_ended() -> None:
-    lost = node(1, "lost", "the node agent ended without a last word")
+    lost = node(1, "lost", "the node agent exited without writing exit.json")
     bystander = node(0, "cancelled", "was asked to end", rank(0, "cancelled", "was asked to end"))
-    assert classify_job([bystander, lost], order=[1, 0]) == ("lost", "h1: the node agent ended without a last word")
+    assert classify_job([bystander, lost], order=[1, 0]) == (
+        "lost",
+        "h1: the node agent exited without writing exit.json",
+    )
 
 
 COMPLETED = log_end()

@@ -17,6 +17,8 @@ from accelmark.train.loop.window import Window
 from tests.train.conftest import RunHere
 from tests.train.jobs import TINY, make_job
 
+pytestmark = pytest.mark.adversary
+
 GOOD = """
 import torch
 from accelmark.frameworks.pytorch.hooks import Hooks

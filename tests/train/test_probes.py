@@ -12,6 +12,8 @@ from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
 from tests.train.test_extern import vendor_folder
 
+pytestmark = pytest.mark.adversary
+
 HEAD = "import torch\nfrom accelmark.frameworks.pytorch.hooks import Hooks\n\nclass Extern(Hooks):\n"
 
 SAME = """    def train_step(self, training, batches):

@@ -7,6 +7,8 @@ import pytest
 from accelmark.frameworks.pytorch.integrity.monkeypatch import foreign_functions
 from accelmark.train.loop import window
 
+pytestmark = pytest.mark.adversary
+
 
 def made_at(path: str) -> object:
     names: dict[str, object] = {}

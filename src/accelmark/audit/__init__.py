@@ -1,1 +1,1 @@
-"""Audit results: rules over what a run stored, and one verdict from their findings. Imports no framework."""
+"""Audit results: rules over a run's records, and one verdict from their findings. Imports no framework."""

@@ -41,7 +41,7 @@ class RoundEvidence:
     data: Mapping[str, DataRecord] | None = None
     """None where the run stored no record of its data."""
     reevaluation: Reevaluation | None = None
-    """What the evaluation job of the round found; None where there was none."""
+    """Result of the round's evaluation job; None where there was none."""
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
 

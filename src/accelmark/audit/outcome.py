@@ -16,7 +16,7 @@ MIN_TIMED_S: Final = 1.0
 """Below this raw training time, start and end dominate, and a rate is not a measurement."""
 
 _MEASURED_TOLERANCE: Final = 1.05
-"""Largest MFU against the probe's ceiling: the probe is a measurement too and may be a little low."""
+"""Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
 
 _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 

@@ -33,7 +33,7 @@ def source_tree(evidence: Evidence) -> Iterator[Finding]:
         listed = ", ".join(source.modified[:_MAX_LISTED])
         more = f" and {len(source.modified) - _MAX_LISTED} more" if len(source.modified) > _MAX_LISTED else ""
         origin = f"commit {source.commit[:12]}" if source.commit else f"release {source.version}"
-        # A release should not be edited; a checkout is where people work, and readers see what was changed.
+        # Releases should not be edited. Edited checkouts are usual in development, and the finding lists the files.
         severity: Severity = "open" if source.kind == "wheel" else "warning"
         yield finding(severity, "source-tree", f"the files of {origin}", f"modified files: {listed}{more}")
     elif source.reason is not None:

@@ -50,7 +50,7 @@ class Section(Spec):
 
 
 class DatasetConfig(Section):
-    """Images and where they are. The test split is held out for the scored error; the search uses training alone."""
+    """Images and their place. The test split is held out for the scored error; the search uses the training split."""
 
     name: Literal["fashion-mnist", "cifar-10", "imagenet", "arrays"] = "fashion-mnist"
     directory: Path | None = None
@@ -60,7 +60,7 @@ class DatasetConfig(Section):
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the training split that the search validates on."""
     limit: PositiveInt | None = None
-    """Use only this many training and held-out images, for trials of the setup; disclosed."""
+    """Use only this many training and held-out images, to test the set-up; disclosed."""
 
 
 class SearchConfig(Section):

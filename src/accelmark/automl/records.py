@@ -11,7 +11,7 @@ from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
 from accelmark.automl.model.network import Network
 
 TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
-"""finished: reached its last epoch or its early stop; cut: ended by the end of the run; all others gave no result."""
+"""finished: reached its last epoch or its early stop; cut: ended by the end of the run; all others have no result."""
 
 RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
 """Failures that are tried again."""
@@ -96,7 +96,7 @@ class OperationCost(Record):
 
 
 class TrialOutcome(Record):
-    """The result of a trial as its worker saw it; None where the training driver recorded nothing.
+    """The result of a trial as its worker reported it; None where the training driver recorded nothing.
 
     precision        in which the matrix work was computed
     ranks            processes in step, one per device

@@ -21,7 +21,7 @@ class PlannedNode(Spec):
     nproc: int
     """Devices used on this host."""
     command: tuple[str, ...]
-    """Command of one rank; ``python`` and ``job.json`` are filled in on the host. The launch starts one per rank."""
+    """Command of one rank; the host fills in ``python`` and ``job.json``, the framework starts the ranks."""
 
 
 class LayerFile(Spec):

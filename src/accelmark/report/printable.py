@@ -13,5 +13,5 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with control characters escaped, which a terminal would otherwise execute."""
+    """Return ``text`` with control characters escaped, which a terminal would otherwise interpret."""
     return text.translate(_ESCAPES)

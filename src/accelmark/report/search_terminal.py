@@ -35,7 +35,7 @@ _ENDS: Final = {
 
 @contextmanager
 def live_view() -> Iterator[Observer]:
-    """Show trials, score and idle share while a search runs; give the observer that the controller calls."""
+    """Show trials, score and idle share while a search runs; yield the observer that the controller calls."""
     with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
         yield lambda state, scheduler: live.update(_progress(state, scheduler))
 

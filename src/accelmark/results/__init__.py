@@ -1,1 +1,1 @@
-"""What was measured: reading raw records, figures, aggregation over rounds, and the files that hold them."""
+"""Results: read raw records, compute figures, aggregate them over rounds, and store them."""

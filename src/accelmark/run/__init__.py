@@ -1,1 +1,1 @@
-"""Carrying out a plan: the coordinator, the node agents it starts, and the run directory they write."""
+"""Execute a plan: the coordinator, the node agents that it starts, and the run directory that they write."""

@@ -6,17 +6,18 @@ It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and FlagPerf
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pkgutil
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final, Protocol, final
 
@@ -130,7 +131,9 @@ class Recorder:
         self._poller = Poller(sources)
         self._host = HostSampler(config.pids)
         self._ipmi = IpmiPower()
-        self._stop = threading.Event()
+        self._stopped = False
+        # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._held: list[str] | None = []
         self._notes: dict[str, _Note] = {}
         self._num_samples = 0
@@ -146,7 +149,8 @@ class Recorder:
 
     def stop(self) -> None:
         """Take a last sample, write the footer and stop; safe to call from a signal handler."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.put(None)
 
     def run(self) -> None:
         """Record until ``stop`` is called or, unless detached, until the parent process has ended."""
@@ -155,14 +159,15 @@ class Recorder:
         due = start
         while True:
             self._tick(start)
-            if self._stop.is_set():
+            if self._stopped:
                 break
             due, missed = next_deadline(due, self._config.interval_s, time.monotonic())
             self._num_missed += missed
-            self._stop.wait(max(0.0, due - time.monotonic()))
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=max(0.0, due - time.monotonic()))
             if not self._config.detached and os.getppid() != self._parent:
                 self._note("the parent process of the recorder has ended")
-                self._stop.set()
+                self._stopped = True
         self._finish(start)
 
     def _tick(self, start: float) -> None:

@@ -13,15 +13,15 @@ from typing import final
 
 
 def dense_flops(num_weights: int, num_vectors: int) -> float:
-    """Return the FLOPs of ``num_vectors`` (tokens of a sample) going through ``num_weights`` matrix weights."""
+    """Return the FLOPs of multiplying ``num_vectors`` (tokens of a sample) by ``num_weights`` matrix weights."""
     return 6.0 * num_weights * num_vectors
 
 
 def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
     """Return the FLOPs of the score and value products of a sequence.
 
-    Two products of ``length`` x ``length`` x ``hidden_size`` a layer. A causal mask saves none of them here: that is
-    the convention of the PaLM paper and of the counter, and the MFU figures of others follow it.
+    Two products of ``length`` x ``length`` x ``hidden_size`` a layer. A causal mask does not reduce them, by the
+    convention of the PaLM paper, the FLOP counter and published MFU figures.
     """
     return 12.0 * num_layers * hidden_size * length * length
 
@@ -36,7 +36,7 @@ class Conv:
     channels_in: int
     channels_out: int
     is_first: bool = False
-    """The image needs no gradient, so the first convolution's backward pass has one product only."""
+    """The image needs no gradient, so the backward pass of the first convolution has only one product."""
 
     @property
     def flops(self) -> float:

@@ -33,7 +33,7 @@ _MODULE: Final = "accelmark.automl.workers.ray_node"
 
 @contextmanager
 def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
-    """Provide a cluster; give its address, None for a Ray that the worker pool starts on this machine."""
+    """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
     match cluster:
         case LocalCluster():
             with own_token():
@@ -49,20 +49,20 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
 
 @cache
 def _token() -> str:
-    """Return one token for all clusters of this process: Ray keeps the first that it reads."""
+    """Return one token for all clusters of this process, since Ray keeps the first that it reads."""
     return secrets.token_hex(32)
 
 
 @contextmanager
 def own_token() -> Iterator[str]:
-    """Require a token of this process in clusters that are started in this context; it is written to no file."""
+    """Require an access token in clusters that are started in this context; it is not written to a file."""
     with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}):
         yield _token()
 
 
 @contextmanager
 def _existing_token() -> Iterator[None]:
-    """Use this machine's Ray token, if there is one: a client does not by itself, unlike ``ray start``."""
+    """Use this machine's Ray token, if there is one; unlike ``ray start``, a client does not do so by default."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     exists = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
@@ -98,7 +98,7 @@ def _check_port(address: str) -> None:
 
 @contextmanager
 def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
-    """Start Ray's head here and a node on every host; give the head's address; end all at the end.
+    """Start Ray's head here and a node on every host; yield the head's address; end all of them afterwards.
 
     AccelMark is delivered to the hosts. Each runs ``ray_node``, which ends Ray when its input closes: at the end, when
     the connection breaks, or when this process is killed. The token is sent on that input.

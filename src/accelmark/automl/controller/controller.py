@@ -51,7 +51,7 @@ class _Running:
     record: TrialRecord
     order: messages.TrialOrder
     proposed: Hyperparameters
-    """What TPE proposed; what is executed may differ within the search's limits."""
+    """TPE's proposal; the search's limits may change what is executed."""
     last_progress_s: float
     images: int = 0
     cut_s: float | None = None
@@ -267,7 +267,7 @@ class SearchController:
         return proposed, *within_limits(self._config, network, proposed)
 
     def _initial_weights(self, one: Individual, network: Network) -> tuple[messages.TrainedWeights, Network | None]:
-        """Return the weights that a trial starts from, and the network that they are of; None: from scratch."""
+        """Return the weights that a trial starts from, and their network; None: from scratch."""
         search = self._config.search
         if one.parent is None:
             return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
@@ -305,7 +305,7 @@ class SearchController:
         self._idle.add(message.worker)
 
     def _fail(self, worker: int, status: TrialStatus, reason: str, now: float) -> None:
-        """Close the trial of a worker that is gone or does not respond, and replace the worker."""
+        """End the trial of a lost or unresponsive worker, and replace the worker."""
         self._close_trial(worker, self._running[worker].record.updated(status=status, reason=reason, ended_s=now))
         self._replace(worker)
 

@@ -80,11 +80,11 @@ class SearchDirectory:
         (self.path / _STOP).unlink(missing_ok=True)
 
     def is_running(self) -> bool:
-        """Return whether a controller holds the search."""
+        """Return whether a controller has locked the search."""
         return holder_of(self.path) is not None
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold the search; raises RequestError where another controller does."""
+        """Lock the search; raises RequestError where another controller has locked it."""
         return lock_directory(self.path, "accelmark automl")
 
 

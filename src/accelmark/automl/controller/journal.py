@@ -1,8 +1,8 @@
 """The durable record of a search: one line per event, flushed to disk before anything else happens.
 
-A search is what its journal says; after a kill another controller continues from it. Each line has the SHA-256 of the
-line before, the first line that of configuration and seed network, so that a line that was changed, inserted or removed
-is detected.
+The state of a search is computed from its journal only, so that another controller can continue after a kill. Each line
+has the SHA-256 of the line before, the first line that of configuration and seed network, so that changed, inserted or
+removed lines are detected.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Proposed(_Event):
 
 
 class Valued(_Event):
-    """The trial of a network gave a value, or none."""
+    """The trial of a network ended, with a value or without one."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -99,7 +99,7 @@ class Note(_Event):
 
 
 class SessionEnded(_Event):
-    """The controller ended the session; ``over``: the run is complete and cannot be resumed."""
+    """The controller ended the session; with ``over`` the run is complete and cannot be resumed."""
 
     event: Literal["session-ended"] = "session-ended"
     clock_s: NonNegative

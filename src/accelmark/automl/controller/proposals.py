@@ -60,7 +60,7 @@ class Proposals:
                 return
 
     def add_random(self, scheduler: Scheduler) -> None:
-        """Add a random morph at once, because a worker would have to wait for the searcher."""
+        """Add a random morph at once; used where a worker would have to wait for the searcher."""
         if scheduler.wanted():
             try:
                 self._add(*_timed(self._fallback, self.population), f"{self._fallback.name} (immediate)", scheduler)

@@ -68,7 +68,7 @@ def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
     """Raise RequestError where a searched hyperparameter changes nothing of the seed network."""
     tuning = config.tuning
     plain = Hyperparameters(batch_size=1, learning_rate=1.0)
-    # A single searched kernel may be the network's own: two others show whether any kernel changes it.
+    # A single searched kernel may be the network's own, so two others are tried.
     kernels = [{"kernel": value} for value in (3, 5, *tuning.kernel)] if tuning.kernel else []
     rates = [{"dropout": value} for value in tuning.dropout or ()]
     for name, values, reason, instead in (
@@ -110,7 +110,7 @@ def _check_weights(config: AutomlConfig, network: Network) -> None:
 
 
 def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool = False) -> Dataset | None:
-    """Check everything that needs nothing started; initial weights unless the seed is trained already.
+    """Check everything that needs nothing to be started; initial weights only if the seed is not trained yet.
 
     Returns:
         The data where trials run on this machine; else None: the hosts of a cluster check their own.
@@ -127,7 +127,7 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
 
 
 def dry_run(config: AutomlConfig, network: Network) -> tuple[Dataset | None, tuple[str, ...]]:
-    """Check the request without starting it; return the data, and what cannot be checked without a start."""
+    """Check the request without starting it; return the data, and the checks that need a start."""
     dataset = check_request(config, network)
     unchecked: list[str] = []
     if dataset is None:

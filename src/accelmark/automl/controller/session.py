@@ -1,4 +1,4 @@
-"""Start or resume a search; everything that can be wrong is found before a trial starts."""
+"""Start or resume a search; everything is checked before the first trial starts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _run(directory: SearchDirectory, config: AutomlConfig, workers: RayPool, obs
 
 
 def _run_with_signals(controller: SearchController) -> SessionEnded:
-    """Run a session; the first SIGINT or SIGTERM ends it in order, the second one at once."""
+    """Run a session; the first SIGINT or SIGTERM ends it gracefully, the second one at once."""
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         del frame

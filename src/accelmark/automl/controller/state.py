@@ -72,7 +72,7 @@ class SearchState:
                 self.epochs.append(epoch)
                 self._peaks[key] = max(self._peaks.get(key, -1.0), epoch.validation_accuracy or -1.0)
             case journal.Note(clock_s=noted_s):
-                del noted_s  # notes never moved the run's clock
+                del noted_s  # notes do not advance the run's clock
                 self.notes.append(event)
             case journal.Heartbeat(clock_s=clock_s):
                 pass

@@ -28,7 +28,7 @@ class Operations:
     forward             while training
     evaluation          forward while evaluating
     backward            in mode aiperf-v1 with that mode's weight update per image
-    update              per optimizer step, whatever the batch (0 in aiperf-v1)
+    update              per optimizer step, for any batch size (0 in aiperf-v1)
     matrix_forward      the part of ``forward`` that is multiply-accumulates of convolutions and dense layers
     matrix_backward     the same part of ``backward``
     update_in_backward  the part of ``backward`` that is weight update (0 in accelmark)
@@ -115,9 +115,9 @@ def _parameters(node: Node, result: Shape, weights: int) -> int:
 
 
 def _aiperf_v1(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
-    """AIPerf's table to the last operation, undercounts included.
+    """Count by AIPerf's table exactly, including its undercounts.
 
-    Average pooling, flatten and dropout, which it does not have, cost k^2 + 3 per output value, and nothing.
+    Layers that the table lacks: average pooling costs k^2 + 3 per output value, flatten and dropout cost 0.
     """
     del readers  # AIPerf does not count the sum of gradients of a tensor that several layers read
     matrix, weights = _matrix(node, source, result)
@@ -153,7 +153,7 @@ def _aiperf_v1(node: Node, source: Shape, result: Shape, *, input_gradient: bool
 
 
 def _accelmark(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
-    """AIPerf's table with omissions added and double counts removed.
+    """Count by AIPerf's table with omissions added and double counts removed.
 
     ``input_gradient``: a layer before this one has weights. ``readers``: number of inputs that read the output.
     """

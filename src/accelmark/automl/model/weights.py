@@ -74,7 +74,7 @@ class _Channels:
     """For every channel of a tensor in the wider network: its original channel and its share of that one's weight.
 
     The shares of all copies of a channel sum to 1, so that a reader whose weights are multiplied by them computes the
-    same as before. The shares differ, so that the copies learn different things.
+    same as before. The shares differ, so that the copies diverge in training.
     """
 
     original: NDArray[np.intp]

@@ -1,1 +1,1 @@
-"""Score a search from its journal, and find what contradicts its rules, data, clock and configuration."""
+"""Score a search from its journal, and find contradictions with its rules, data, clock and configuration."""

@@ -20,15 +20,15 @@ from accelmark.results.schema import Finding
 
 _SLACK_S: Final = 0.5
 _REPORT_DELAY_S: Final = 15.0
-"""How long before its report a worker's event may be dated: a slow start, a busy network."""
+"""Longest delay of a worker's event before it is reported: a slow start, a busy network."""
 _RANKS_START_S: Final = 600.0
-"""The same where a trial has several ranks, which may have to be restarted."""
+"""The same for trials with several ranks, which may have to be restarted."""
 _CLOCK_DRIFT: Final = 0.001
-"""Drift between two hosts' clocks, as a share of the time."""
+"""Largest drift between two hosts' clocks, relative to the time."""
 _COMPUTING: Final = 1.1
-"""A device may still compute what it had queued when an epoch's training ended."""
+"""Largest ratio of computing to training time: a device may still compute queued work when an epoch ends."""
 _END_SLACK_S: Final = 150.0
-"""A trial that does not end when cut is abandoned after 120 s; the rest is for a busy machine."""
+"""A trial that does not end when cut is abandoned after 120 s; the rest allows for a busy machine."""
 _COUNT_SLACK: Final = 1e-6
 """Rounding error of an accuracy times its number of images: correct predictions are summed in double precision."""
 
@@ -182,8 +182,8 @@ def _work(
 ) -> Iterator[Finding]:
     """Compare images, steps and accuracies with the splits.
 
-    A complete epoch trains every full global batch once and evaluates the whole validation split; a part of one trains
-    less and evaluates nothing. An accuracy is a whole number of images of its split.
+    A complete epoch trains on every full global batch once and evaluates the whole validation split; a part of an
+    epoch trains on fewer batches and does not evaluate. An accuracy times the images of its split is an integer.
     """
     ranks = record.ranks or config.training.devices_per_trial
     batch = max(1, min(record.hyperparameters.batch_size, splits.training) // ranks) * ranks
@@ -243,8 +243,8 @@ def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator
 def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Finding]:
     """Compare every time with the controller's clock in the events before and after it.
 
-    The journal is written in order, so an event lies between the heartbeats around it. A worker's times (ends of epochs
-    and trials) count from its own start, which is slightly after the controller's, and are reported slightly late.
+    The journal is written in order, so the time of an event is between the heartbeats around it. A worker measures
+    times (ends of epochs and trials) from its own start, slightly after the controller's, and reports them late.
     """
     clock_s = latest_s = 0.0
     started: set[tuple[int, int]] = set()
@@ -286,8 +286,8 @@ def _outside(what: str, time_s: float, earliest_s: float, latest_s: float) -> It
 def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
     """Return for each event the latest time at which it can have been written; infinite before a kill.
 
-    Of the next two clocks of the session one is later: a heartbeat has the time at which its step began, notes and ends
-    the time at which they are written.
+    The limit is the later one of the session's next two clock readings: a heartbeat has the time at which its step
+    began, notes and ends have the time at which they are written.
     """
     bounds: list[float] = []
     first_s = second_s = float("inf")
@@ -318,8 +318,8 @@ def _overlaps(records: Iterable[TrialRecord]) -> Iterator[Finding]:
 def broken_lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Finding]:
     """Rebuild every network from its parent's morphs and from hyperparameters that were written into it.
 
-    A child may be proposed before its parent's hyperparameters are written, so it may stem from any earlier form of the
-    parent; each form must follow from the one before by hyperparameters of one of its trials.
+    A child may be proposed before its parent's hyperparameters are written, so it may derive from any earlier form of
+    the parent; each form must follow from the one before by the hyperparameters of one of its trials.
     """
     forms: dict[int, list[Network]] = {}
     tuned: dict[int, list[Hyperparameters]] = {}

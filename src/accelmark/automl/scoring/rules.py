@@ -1,4 +1,4 @@
-"""Versioned rules of valid results, and what recorded facts violate of them."""
+"""Versioned rules of valid results, and violations of them by recorded facts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def preset(name: str) -> Rules:
 
 
 class Facts(Record):
-    """Recorded facts about a run, never configured ones.
+    """Facts about a run as recorded, not as configured.
 
     precisions: those that trials computed in; empty where none was recorded.
     """
@@ -87,7 +87,7 @@ def violations(rules: Rules, facts: Facts) -> Iterator[Finding]:
 
 
 def disclosures(facts: Facts) -> tuple[str, ...]:
-    """Return what a reader must know about the run, valid or not."""
+    """Return facts about the run that have to be disclosed, valid or not."""
     lines = [f"the search started from {'pretrained' if facts.pretrained else 'random'} weights"]
     if facts.search_accuracy is not None:
         lines.append(f"best error on the validation split, which the search optimizes: {1 - facts.search_accuracy:.4f}")

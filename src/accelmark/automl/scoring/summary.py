@@ -101,7 +101,7 @@ def facts_of(config: AutomlConfig, state: SearchState) -> Facts:
 
 
 class Verified(SearchVerdict):
-    """A verdict, and what was computed again for it."""
+    """A verdict, and a description of what was recomputed."""
 
     checked: tuple[str, ...]
 

@@ -1,1 +1,1 @@
-"""Decide what a search tries next: networks, hyperparameters, schedule. Needs no framework."""
+"""Choose the next trial of a search: networks, hyperparameters, schedule. Needs no framework."""

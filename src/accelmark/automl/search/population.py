@@ -81,7 +81,7 @@ class Population(BaseModel):
         return max(self.observed, key=lambda one: (one.worth, -one.id), default=None)
 
     def generator(self) -> np.random.Generator:
-        """Return the random generator of the next proposal; it depends on seed and size alone."""
+        """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
         return np.random.default_rng([self.seed, len(self.individuals), 0])
 
     def add(self, network: Network, parent: int, morphs: tuple[Morph, ...]) -> Individual:

@@ -1,6 +1,6 @@
 """Predict accuracies: a Gaussian process over edit distances of networks, and extrapolation of learning curves.
 
-Predictions steer the search and are never scored.
+Predictions guide the search and are not scored.
 """
 
 from __future__ import annotations

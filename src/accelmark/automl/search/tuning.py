@@ -100,7 +100,7 @@ class Tuner:
         return self._study.get_trials(deepcopy=False)
 
     def ask(self, trial: int) -> Hyperparameters:
-        """Return TPE's proposal for a trial; what is not searched stays as configured."""
+        """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
         try:
             asked = self._study.ask(self.distributions)
         except ValueError as error:  # another run has used another space since this one opened the study
@@ -116,8 +116,9 @@ class Tuner:
     ) -> None:
         """Report a trial's value; None where it has none. A trial that was not tuned is ignored.
 
-        A diverged trial is reported as pruned: TPE ranks it below all that have a value. Another failure says nothing
-        about the hyperparameters, and TPE ignores it. ``taken``: what was executed where it differs from the proposal.
+        A diverged trial is reported as pruned: TPE ranks it below all that have a value. Other failures are
+        independent of the hyperparameters, and TPE ignores them. ``taken``: what was executed where it differs from the
+        proposal.
         """
         from optuna.trial import TrialState, create_trial
 
@@ -185,7 +186,7 @@ def _storage(url: str | None, directory: Path) -> BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     if url is None:
-        # The caller holds the run's lock, so a lock file here is of a killed process; Optuna would wait 30 s for it.
+        # The caller has locked the run, so a lock file here is from a killed process; Optuna would wait 30 s for it.
         (directory / f"{STUDY_FILE}.lock").unlink(missing_ok=True)
         return JournalStorage(JournalFileBackend(str(directory / STUDY_FILE)))
     if url.startswith("postgresql://"):  # PostgreSQL's own form of URL names no driver; psycopg is installed

@@ -35,11 +35,11 @@ class ImageBatches:
 
     @property
     def num_samples(self) -> int:
-        """Images of one epoch over all ranks; training leaves out what does not fill a global batch."""
+        """Images of one epoch over all ranks; training omits an incomplete last global batch."""
         return self._shares.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield raw images (uint8) and labels; seed and epoch decide the order, also the rank the augmentation."""
+        """Yield raw images (uint8) and labels; the order depends on seed and epoch, augmentation also on the rank."""
         place = self._place
         generator = np.random.default_rng([place.shared_seed, number, place.rank]) if self._train else None
         for share in self._shares.epoch(number):

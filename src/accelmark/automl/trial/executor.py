@@ -51,8 +51,7 @@ _USEFUL: Final = ("finished", "cut")
 class RankContext:
     """This process's rank for all its trials.
 
-    ``control``: the gloo group in which the ranks have met; None for a single rank. ``threads``: None: the rank's share
-    of the cores.
+    ``control``: the gloo group of the ranks; None for a single rank. ``threads``: None: the rank's share of the cores.
     """
 
     device_type: str
@@ -95,7 +94,7 @@ def trial_settings(order: TrialOrder, *, images: int, world_size: int, threads: 
 
 
 def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
-    """Return the driver's job; the network is given in place of a case's folder, its digest as the folder's."""
+    """Return the driver's job; network and digest replace the case's folder and its hash."""
     network, kind = order.network, place.device_type
     here = Path(__file__).parent
     return JobSpec(
@@ -115,7 +114,7 @@ def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
 
 @final
 class _TrialStop:
-    """Ends a trial when its listener wants it or its time is up; the driver asks after each step."""
+    """Requests the end of a trial when its listener does or its time is up; polled by the driver after each step."""
 
     interruptible = False
 
@@ -229,7 +228,7 @@ class _Trial:
 def _used_precision(started: Started) -> str:
     """Return the precision of the matrix work: autocast's type, else the parameters', where fp32 may be TF32.
 
-    Other types keep the framework's name, whose bits no rule knows.
+    Other types keep the framework's name, for which the rules have no number of bits.
     """
     kind = started.compute_type or "unknown"
     return started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
@@ -247,7 +246,7 @@ class _NoListener:
 
 
 def warm_up(place: RankContext) -> None:
-    """Train a tiny network, so that no trial's time is spent on what the first training loads and opens."""
+    """Train a tiny network, so that one-time initialization is not part of a trial."""
     size, classes = 8, 2
     number = 4 * place.ranks.world_size
     images = ArrayImages(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)

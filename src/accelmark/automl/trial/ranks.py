@@ -52,7 +52,7 @@ def make_executor(
 
 
 class RankGroup:
-    """Rank processes in step. If one breaks, the trial fails and all are restarted for the next one."""
+    """Rank processes that train together. If one fails, its trial fails and all are restarted for the next one."""
 
     def __init__(self, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> None:
         self._devices: Final = devices
@@ -203,7 +203,7 @@ def main() -> int:
 
 
 def _place(ranks: RankPlace, folder: Path, threads: int | None) -> RankContext:
-    """Meet the other ranks once for all trials: gloo for control, and the device's own backend."""
+    """Open the process groups of all trials: gloo for control, and the device's own backend."""
     kind = device_type()
     own = dist.get_default_backend_for_device(kind)
     backend = own if kind == "cpu" else f"cpu:gloo,{kind}:{own}"

@@ -20,7 +20,7 @@ from accelmark.train.loop.ends import End
 
 @final
 class TrialReports:
-    """Receives the driver's events and decides on an early end. All but the losses is equal on every rank.
+    """Receives the driver's events and decides on an early end. Everything except the losses is equal on all ranks.
 
     ``began``: monotonic time of the trial's start, before the model is built.
     """

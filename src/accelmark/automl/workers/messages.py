@@ -64,7 +64,7 @@ class TrialListener(Protocol):
 
 
 class WorkerReport(Record):
-    """What a worker reports when it is ready: its process and the data that it opened."""
+    """The report of a worker that is ready: its process and the data that it opened."""
 
     pid: int
     fingerprint: str
@@ -95,7 +95,7 @@ class TrialEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker is gone with its trial."""
+    """A worker and its trial are lost."""
 
     worker: int
     status: Literal["lost", "out-of-memory"]

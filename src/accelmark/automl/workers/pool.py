@@ -78,7 +78,7 @@ class WorkerPool(ABC):
     def listen(self, timeout_s: float) -> Sequence[messages.Message]:
         """Return messages; waits at most ``timeout_s`` for the first."""
         if not self._pending:
-            time.sleep(min(timeout_s, _IDLE_S))  # leaves the processor to the search for the next network
+            time.sleep(min(timeout_s, _IDLE_S))  # yields the processor to the preparation of the next network
         done = wait(self._pending, timeout=timeout_s, return_when=FIRST_COMPLETED).done
         # Reports before results: the last epoch is reported before the trial's end.
         ordered = sorted(done, key=lambda future: self._pending[future].method == "run")
@@ -112,7 +112,7 @@ class WorkerPool(ABC):
         for one in drains:
             del self._pending[one]
         found: list[messages.Message] = []
-        with suppress(Exception):  # the worker may be lost after its trial; the result is known
+        with suppress(Exception):  # the worker may be lost now, but the trial's result is known
             for one in (*drains, self._submit(worker, "drain", _DRAIN_S)):
                 found += _progress(worker, one.result(_LAST_DRAIN_S))
         return [*found, messages.TrialEnded(worker, messages.TrialResult.model_validate_json(value[0]), value[1])]

@@ -12,7 +12,7 @@ from accelmark.automl.workers.messages import TrainedWeights, TrialOrder
 
 
 class TrialWorker:
-    """Messages are JSON, so that only plain data and arrays are pickled."""
+    """Trains trials; messages are JSON, so that only plain data and arrays are pickled."""
 
     def __init__(self, dataset: str, network: str, devices: int, threads: int) -> None:
         from accelmark.automl.dataset import open_dataset

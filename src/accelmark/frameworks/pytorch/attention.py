@@ -19,7 +19,7 @@ _ORDER: Final = {
 
 
 def with_attention(autocast: Autocast, first: str) -> Autocast:
-    """Return the context of a forward pass in which the kernel ``first`` is tried before the others."""
+    """Return a context in which the forward pass tries the kernel ``first`` before the others."""
     if first == "auto":
         return autocast
     if first == "math":

@@ -65,7 +65,7 @@ from accelmark.train.loop.ends import total_steps
 
 
 def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank that is alone in its process."""
+    """Return the backend of a rank that has its own process."""
     return PyTorchBackend(job, train, place, log)
 
 
@@ -147,7 +147,7 @@ class PyTorchBackend:
         started = self._build(hooks, model, standard, is_changed=seen is not None)
         left = unwrapped(self._training.model)
         self._probes.open(left)
-        # Gathering the shards takes all ranks.
+        # all ranks take part in gathering the shards
         trained = weights_hash(left) if seen is not None and (ranks.rank == 0 or is_sharded) else None
         apart = difference(outputs, outputs_of(case, left, device)) if compares else None
         seed_everything(place.seed)
@@ -198,9 +198,9 @@ class PyTorchBackend:
         return batches
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
-        """Build the model with its weights; without them where FSDP2 will take them from rank 0.
+        """Build the model with its weights, or without them where FSDP2 copies them from rank 0.
 
-        A vendor's hooks may read weights, so that with them every rank builds all of the model.
+        Vendor hooks may read weights: with them, every rank builds the full model.
         """
         hooks.scatters_weights = self._settings.parallelism == "fsdp2" and self.world_size > 1 and type(hooks) is Hooks
         if hooks.scatters_weights and self._ranks.rank != 0:
@@ -215,7 +215,7 @@ class PyTorchBackend:
         return case.build_model()
 
     def _build(self, hooks: Hooks, model: nn.Module, standard: ReferenceModel, *, is_changed: bool) -> Started:
-        """Call the hooks on the model in their order; events have the duration of each."""
+        """Call the model hooks in order; an event records the duration of each."""
         settings = self._settings
         model = self._timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
@@ -277,9 +277,9 @@ class PyTorchBackend:
         return built
 
     def _wrap(self, model: nn.Module) -> None:
-        """Checkpoint activations and compile, in place, before any wrapper of data parallelism.
+        """Apply activation checkpointing and compilation in place, before any data-parallel wrapper.
 
-        Compiled are the blocks where activations are checkpointed or FSDP2 shards block by block, else the model.
+        Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model.
         """
         settings = self._settings
         mode = self._compile_mode()
@@ -295,7 +295,7 @@ class PyTorchBackend:
             model.compile(mode=mode)
 
     def _compile_mode(self) -> str | None:
-        """Return the mode to compile in; None where nothing is compiled."""
+        """Return the compilation mode; None where nothing is compiled."""
         mode = self._settings.compile
         if mode == "off":
             return None
@@ -332,7 +332,7 @@ class PyTorchBackend:
         return None if newest is None else self._checkpoints.load(newest)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
-        """Yield the batches of each optimizer step, fetched ahead and pinned where the device is not the CPU."""
+        """Yield the batches of each optimizer step, prefetched and pinned where the device is not the CPU."""
         self._phase = f"epoch {epoch}"
         settings = self._settings
         accumulation = settings.gradient_accumulation_steps
@@ -357,7 +357,7 @@ class PyTorchBackend:
         return rate
 
     def evaluate(self, weights: Path | None = None) -> dict[str, float]:
-        """Return the case's metrics over the evaluation data of all ranks, of the weights in a checkpoint if given."""
+        """Return the case's metrics over all ranks' evaluation data, with a checkpoint's weights if one is given."""
         if self._eval_batches is None:
             raise RequestError("there is no evaluation on synthetic data")
         if weights is not None:
@@ -419,7 +419,7 @@ class PyTorchBackend:
         return peak_memory_mib(self._device)
 
     def inspected(self) -> Inspected | None:
-        """Inspect again what vendor code replaced, at the end of training."""
+        """Inspect vendor code again at the end of training."""
         self._log_compilation()
         return self._inspection.ended() if self._inspection is not None else None
 
@@ -439,7 +439,7 @@ class PyTorchBackend:
         return "error", f"{type(error).__name__}: {_first_line(error)}"
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group; ``together`` with the others, or alone where they may be gone."""
+        """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
         self._close_feed()
         if self._tenancy is not None:
             return
@@ -450,7 +450,7 @@ class PyTorchBackend:
 
 @torch.no_grad()
 def _distance(parameters: list[nn.Parameter], before: list[torch.Tensor]) -> float:
-    """Return the Euclidean distance of parameters from earlier values; of this rank's shards where sharded."""
+    """Return the Euclidean distance of parameters from earlier values; only of this rank's shards where sharded."""
     pairs = ((_local(now), _local(old)) for now, old in zip(parameters, before, strict=True))
     return math.sqrt(sum(float((now - old).double().square().sum()) for now, old in pairs))
 

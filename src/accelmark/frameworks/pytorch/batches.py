@@ -15,7 +15,7 @@ from accelmark.spec.settings import LoaderSettings
 from accelmark.train.tasks.shares import Share, seed_of
 
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
-"""Changes a training batch at random, with the generator's numbers only."""
+"""Augments a training batch, with random numbers from the generator only."""
 
 
 def generator_for(*parts: int) -> torch.Generator:
@@ -81,17 +81,17 @@ class TensorBatches:
 
 
 class SampleSource(Protocol):
-    """A data set that is read one sample at a time, in worker processes where the loader has some."""
+    """A data set that is read one sample at a time, in the loader's worker processes if there are any."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return sample ``index``; its randomness comes from ``random``, which seed, epoch and index decide."""
+        """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
         ...
 
 
 EVALUATION_EPOCH: Final = -1
-"""The epoch that evaluation samples are read under, so that they are the same at every evaluation."""
+"""Epoch number for evaluation samples, so that they are the same at every evaluation."""
 
 
 @final
@@ -126,7 +126,7 @@ class IndexedBatches:
 
 
 class _Order:
-    """The loader's batch sampler: (epoch, index) pairs, which is all that a worker needs."""
+    """The loader's batch sampler; yields (epoch, index) pairs."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares

@@ -31,13 +31,13 @@ _SAVED: Final = frozenset(
 )
 """Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
 _wrapped: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
-"""Block -> the forward set here, and whether the block had a forward of its own before."""
+"""Block -> the forward set here, and whether the block had its own forward before."""
 
 
 def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:
     """Set the forward of each block to one that is checkpointed, compiled, or both.
 
-    ``torch.compile`` skips functions of ``torch.utils.checkpoint`` when they are what it is given. With ``full``, the
+    ``torch.compile`` skips functions of ``torch.utils.checkpoint`` that are passed to it directly. With ``full``, the
     block's forward is therefore compiled first and then checkpointed. With ``selective``, a function around the
     checkpoint is compiled, so that the compiler applies the policy: the policy's dispatch mode would turn compiled
     code off.

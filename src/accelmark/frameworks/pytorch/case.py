@@ -23,11 +23,11 @@ class Batches(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch over all ranks (what the last batch drops is not counted)."""
+        """Samples of one epoch over all ranks, without a dropped last batch."""
         ...
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over epoch ``number`` (from 0) in an order that its number and the seed alone decide.
+        """Iterate over epoch ``number`` (from 0), in an order determined by its number and the seed only.
 
         All ranks yield equally many batches of equally many samples when training.
         """
@@ -37,7 +37,7 @@ class Batches(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands in the job."""
+    """The position of this process in the job."""
 
     rank: int
     world_size: int
@@ -51,7 +51,7 @@ class TrainCase(ABC):
     """A standard workload in PyTorch: subclass it as ``Case`` in ``cases/<model>/pytorch.py``.
 
     The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training; a case
-    never reads the environment, moves a model or takes a time.
+    does not read the environment, move a model or measure time.
     """
 
     block_class: ClassVar[str | None] = None
@@ -63,7 +63,7 @@ class TrainCase(ABC):
         self.place = place
 
     def number(self, name: str) -> int:
-        """Return one of the case's own whole numbers (``settings.model``)."""
+        """Return one of the case's own integer settings (``settings.model``)."""
         value: Scalar = self.settings.model[name]
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"model.{name} is {value!r}, not a whole number")
@@ -73,8 +73,8 @@ class TrainCase(ABC):
     def build_model(self) -> nn.Module:
         """Return the model with its initial weights (or those of the packaged checkpoint), in fp32 on the CPU.
 
-        Called under ``place.shared_seed``, so that every rank starts from the same weights. For models too large for
-        that, build under ``torch.device(self.place.device)`` is the driver's choice and not the case's.
+        Called under ``place.shared_seed``, so that every rank starts from the same weights. With FSDP2, the driver may
+        call it under the meta device on ranks other than 0.
         """
 
     @abstractmethod
@@ -87,7 +87,7 @@ class TrainCase(ABC):
 
     @abstractmethod
     def synthetic_batch(self, size: int) -> Batch:
-        """Return a made-up batch of ``size`` samples with the shapes, types and value ranges of real data."""
+        """Return a synthetic batch of ``size`` samples with the shapes, types and value ranges of real data."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -99,10 +99,10 @@ class TrainCase(ABC):
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turn the added-up sums into metrics; one of them bears the name of the target's metric."""
+        """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
 
     def flops_per_sample(self) -> float | None:
-        """Return forward and backward FLOPs of one sample by formula, as a check of the counted ones, or None."""
+        """Return forward and backward FLOPs of one sample by formula, to check the counted ones; or None."""
         return None
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -24,10 +24,10 @@ _NAME: Final = re.compile(r"^step(\d{9})$")
 
 @final
 class Checkpoints:
-    """The checkpoints of a job: a directory each, with the state of every rank's random generators.
+    """The checkpoints of a job: a directory each, with the random states of every rank.
 
-    Weights and optimizer state are one file, the same on every rank, with DDP; with FSDP2 each rank writes its shards
-    through ``torch.distributed.checkpoint``. With several hosts the directory has to be one that all of them see.
+    With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards
+    through ``torch.distributed.checkpoint``. With several hosts the directory has to be on a shared file system.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Checkpoints:
         """Write a checkpoint, remove the oldest beyond ``checkpoint.keep``, and return the name of the new one.
 
         Args:
-            progress: how far training has come.
+            progress: the progress of training.
             final: whether it is written after the last step; it is then kept in addition to the others, from which
                 steps can be replayed.
 
@@ -104,7 +104,7 @@ class Checkpoints:
         return self._directory / names[-1] if names else None
 
     def load(self, checkpoint: Path) -> Progress:
-        """Load a checkpoint, and return how far training had come.
+        """Load a checkpoint, and return the progress of training.
 
         The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
 
@@ -131,7 +131,7 @@ class Checkpoints:
         return Progress(**progress, reference_losses=losses)
 
     def restore_random(self) -> None:
-        """Put the random generators back to where the loaded checkpoint found them."""
+        """Restore the random generators from the loaded checkpoint."""
         state: dict[str, Any] | None = getattr(self, "_random", None)
         if state is not None:
             restore_random_state(state, self._device)
@@ -159,7 +159,7 @@ class Checkpoints:
                 optim_state_dict=state["optimizer"],
             )
             return
-        # Memory-mapped on the CPU: the device never holds two copies, and step counters stay on the device of before.
+        # Memory-mapped on the CPU: the device never holds two copies, and step counters keep their device.
         state = torch.load(newest / "weights.pt", weights_only=True, map_location="cpu", mmap=True)
         plain(training.model).load_state_dict(state["model"])
         training.optimizer.load_state_dict(state["optimizer"])
@@ -171,7 +171,7 @@ class Checkpoints:
         return {"model": model, "optimizer": optimizer}
 
     def _names(self) -> list[str]:
-        """Names of whole checkpoints, oldest first."""
+        """Return the names of complete checkpoints, oldest first."""
         if not self._directory.is_dir():
             return []
         return sorted(path.name for path in self._directory.iterdir() if _NAME.match(path.name))

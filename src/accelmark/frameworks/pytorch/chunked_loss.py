@@ -38,7 +38,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         count = len(labels)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads = []
-        # Summed over chunks in fp32: bf16 would lose what later chunks add.
+        # Summed over chunks in fp32: in bf16, later chunks would be rounded away.
         weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for part, expected in zip(hidden.split(chunk), labels.split(chunk), strict=True):  # type: ignore[no-untyped-call]
             log_probabilities = F.log_softmax((part @ weight.t()).float(), -1)

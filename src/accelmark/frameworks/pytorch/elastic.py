@@ -46,7 +46,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
     """Return the elastic agent's configuration: no restarts, global ranks in the order of hosts.
 
-    A single host uses a free port. Several meet at the endpoint in the order of their node ranks
+    A single host uses a free port. Several hosts rendezvous at the endpoint in the order of their node ranks
     (``static``), so that a global rank determines its host.
     """
     alone = given.nnodes == 1

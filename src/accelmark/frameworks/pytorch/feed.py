@@ -16,7 +16,7 @@ _POLL_S: Final = 0.2
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """Return a function that copies a batch to ``device`` without waiting, images in channels-last order if wanted."""
+    """Return a function that copies a batch to ``device`` without waiting, images optionally in channels-last order."""
     if device.type == "cpu" and not channels_last:
         return lambda batch: batch
 

@@ -48,8 +48,8 @@ class Training:
     def sync_gradients(self, wanted: bool) -> None:
         """Set whether the next backward pass exchanges gradients between ranks (the last of a step does).
 
-        Only ``DistributedDataParallel`` can leave it out. FSDP2 reduces gradients in every backward pass: otherwise
-        each rank would keep unsharded fp32 gradients, 4 bytes a parameter of the whole model.
+        Only ``DistributedDataParallel`` can skip the exchange. FSDP2 reduces gradients in every backward pass, since
+        each rank would otherwise keep unsharded fp32 gradients, 4 bytes a parameter of the whole model.
         """
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = wanted
@@ -73,9 +73,10 @@ class Hooks:
         """Whether FSDP2 has to take the weights from rank 0: on the other ranks the model is on the meta device."""
 
     def convert_model(self, model: nn.Module) -> nn.Module:
-        """Return the model on its device, in the memory format that the settings ask for.
+        """Return the model on its device, in the memory format of the settings.
 
-        With FSDP2 it stays where it is: ``model_to_ddp`` moves it block by block, so that no device holds all of it.
+        With FSDP2 it stays on its current device: ``model_to_ddp`` moves it block by block, so that no device holds all
+        of it.
         """
         if self.settings.parallelism == "fsdp2":
             return model

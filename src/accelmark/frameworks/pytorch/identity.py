@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
 _COUNTED_SAMPLES = 2
-"""Samples in the batch whose operations are counted: batch normalisation cannot train on one."""
+"""Batch size for counting operations; batch normalisation cannot train on a single sample."""
 _MOST_REAL_PARAMETERS: Final = 100_000_000
-"""Counting a larger model on real tensors would take minutes and hundreds of gigabytes of host memory."""
+"""Limit for counting on real tensors, which takes minutes and hundreds of GB of host memory for larger models."""
 _NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
@@ -81,8 +81,8 @@ def meta_copy(model: nn.Module) -> nn.Module:
 def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | None]:
     """Return forward and backward FLOPs of one sample (a multiply-add is two), or None and why they were not counted.
 
-    ``FlopCounterMode`` counts them on a copy on the meta device, where nothing is computed. A model that reads values
-    there is run on real tensors, if it has at most ``_MOST_REAL_PARAMETERS``.
+    ``FlopCounterMode`` counts them on a copy on the meta device, without computing. A model that reads tensor values
+    is run on real tensors instead, if it has at most ``_MOST_REAL_PARAMETERS``.
     """
     with torch.random.fork_rng(devices=[]):
         batch = case.synthetic_batch(_COUNTED_SAMPLES)
@@ -103,7 +103,7 @@ def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | 
 def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
     model.train()
     counter = FlopCounterMode(display=False)
-    # The counter knows fused attention on some devices only, and its parts on all.
+    # The counter supports fused attention on some devices only, its separate operations on all.
     with sdpa_kernel(SDPBackend.MATH), counter:
         torch.autograd.backward(case.loss(model, batch))
     return float(counter.get_total_flops()) / _COUNTED_SAMPLES

@@ -16,7 +16,7 @@ from accelmark.spec.settings import TrainSettings
 @final
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """What the process provides for each of its jobs."""
+    """Settings that the process provides for each of its jobs."""
 
     make_case: Callable[[TrainSettings, Mapping[str, Path], Place], TrainCase]
     """Builds the case, instead of the folder that the job names."""

@@ -13,8 +13,8 @@ from accelmark.frameworks.pytorch.batches import generator_for
 def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
     """Materialize a model of the meta device on the CPU: matrices normal with mean 0, vectors one.
 
-    Every parameter has a random generator of its own, so that threads draw them in parallel and the values do not
-    depend on the number of threads. Buffers are materialized without values.
+    Every parameter has its own random generator, so that threads draw them in parallel and the values do not depend
+    on the number of threads. Buffers are materialized without values.
     """
     model.to_empty(device="cpu")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 class Lamb(torch.optim.Optimizer):
     """LAMB with decoupled weight decay and bias correction.
 
-    The trust ratio of a parameter is ``|w| / |update|``, and 1 where either norm is 0. All parameters of a group go
-    through together (``torch._foreach_*``), without reading anything back from the device.
+    The trust ratio of a parameter is ``|w| / |update|``, and 1 where either norm is 0. All parameters of a group are
+    updated together (``torch._foreach_*``), without reading anything back from the device.
     """
 
     def __init__(

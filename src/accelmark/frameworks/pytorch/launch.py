@@ -15,7 +15,7 @@ _BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
 
 
 def launch(place: HostPlace) -> Launch:
-    """Return the rank's own command where it is alone, else torchrun's elastic agent around it."""
+    """Return the rank's own command for a single rank, else torchrun's elastic agent around it."""
     environment = {"MASTER_ADDR": place.master_address, "MASTER_PORT": str(place.master_port)}
     world_size = place.nnodes * place.num_ranks
     if world_size == 1:
@@ -31,7 +31,7 @@ def launch(place: HostPlace) -> Launch:
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
-    """Tell from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
+    """Read from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
     wanted = _BUILDS.get(device_type)
     if wanted is None:
         return DeviceSupport(True, f"PyTorch {version}")

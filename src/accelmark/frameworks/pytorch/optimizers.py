@@ -31,7 +31,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
     """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``.
 
     Raises:
-        RequestError: a fused optimizer was asked for where there is none.
+        RequestError: a fused optimizer is requested but not available.
     """
     groups = parameter_groups(model, settings)
     if settings.name == "lamb":
@@ -71,7 +71,7 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
     """Return the learning rate over its peak as a function of the optimizer step, from 0.
 
     The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
-    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor stays where it ended.
+    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120). After ``total_steps`` the factor is constant.
     """
     warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
     decay_steps = max(1, total_steps - warmup)
@@ -91,7 +91,7 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
 
 
 def needs_length(settings: ScheduleSettings) -> bool:
-    """Tell whether the schedule can only be computed with the number of steps known beforehand."""
+    """Return whether the schedule depends on the total number of steps."""
     by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
     return by_ratio or settings.name not in ("constant", "step")
 

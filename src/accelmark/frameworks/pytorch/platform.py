@@ -99,7 +99,7 @@ def uncompilable(device: torch.device) -> str | None:
 
 
 def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
-    """Give this rank its share of the host's cores; returns its number of threads."""
+    """Limit this rank to its share of the host's cores; returns its number of threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = settings.threads or max(1, cores // ranks.local_world_size)
     torch.set_num_threads(threads)

@@ -28,7 +28,7 @@ def shard(
         dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
         scatter: give every rank its shards, and all buffers, of rank 0's model.
     """
-    # Imported here: they cost every process most of a second, and most runs shard nothing.
+    # Imported here: they take most of a second, and most runs do not shard.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

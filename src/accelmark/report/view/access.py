@@ -70,7 +70,7 @@ def read_or_create_token(path: Path) -> str:
     """Return the token in ``path``; a missing file is created with a new one, readable by its owner only.
 
     Raises:
-        RequestError: the file cannot be read or written, others may read it, or it holds no token.
+        RequestError: the file cannot be read or written, is readable by other users, or has no token.
     """
     try:
         try:

@@ -83,7 +83,7 @@ class RunIndex:
         return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
 
     def _below(self, text: str) -> str:
-        """Remove the path of the directory from a text: readers of a page need not know it."""
+        """Remove the path of the directory from a text that is shown on a page."""
         return text.replace(f"{self.directory}/", "")
 
 

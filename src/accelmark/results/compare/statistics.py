@@ -10,13 +10,13 @@ from statistics import fmean, median
 from typing import Final
 
 MIN_SEGMENT: Final = 2
-"""Least runs between two changes: a single run is an outlier, not a level."""
+"""Smallest number of runs between two changes: a single run is an outlier, not a level."""
 _PENALTY: Final = 5
 _MAD_TO_SIGMA: Final = 1.4826
 _OUTLIER_SIGMA: Final = 3
 """Distance from the median of its neighbours, in units of noise, to which a value is clipped."""
 _MIN_NOISE: Final = 1e-3
-"""Least noise as a share of the level: no machine repeats itself more closely."""
+"""Smallest assumed noise, relative to the level."""
 
 
 def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, tuple[float, float] | None]:

@@ -1,1 +1,1 @@
-"""Results in the formats of tools that people already use."""
+"""Export results in the formats of other tools."""

@@ -1,4 +1,4 @@
-"""Aggregate figures over rounds: mean, standard deviation, 95 % interval, and rounds needed for a narrow one."""
+"""Aggregate figures over rounds: mean, standard deviation, 95 % interval, and rounds needed for a narrow interval."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ HostSamples = Mapping[str, tuple[Samples, Spans]]
 """Host -> its samples and the measured time on their clock."""
 
 _WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
-"""Reasons that are warnings next to a figure; the others leave it null."""
+"""Reasons that are a warning next to a figure; all others make it null."""
 
 _WHY: Final = {
     EnergyReason.NO_POWER: "power was not read",

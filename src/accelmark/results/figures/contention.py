@@ -15,7 +15,7 @@ MAX_CPU_WAIT_SHARE: Final = 0.02
 MIN_OTHERS_SHARE: Final = 0.5
 """CPU time of other processes, as a share of the wait, from which they explain it."""
 MIN_CPU_WAIT_S: Final = 0.5
-"""Shorter waits are ignored: starting AccelMark's own processes takes some CPU time too."""
+"""Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
 FOREIGN_PROCESS: Final = "foreign-process"
 _BUSY_AT_START: Final = "quiet-start"
 _CPU_CONTENTION: Final = "cores-at-hand"

@@ -107,7 +107,7 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
 
 
 MAX_LINES: Final = 8
-"""Devices or hosts with a line each; more are drawn as mean, minimum and maximum."""
+"""Largest number of devices or hosts with a line each; more are drawn as mean, minimum and maximum."""
 _MAX_TELEMETRY_POINTS: Final = 600
 _GRID: Final = 600
 

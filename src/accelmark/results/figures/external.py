@@ -1,4 +1,4 @@
-"""Figures of an external trainer: null where its log does not give what they are computed from."""
+"""Figures of an external trainer: null where its log lacks the data to compute them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_IN_LOGS: Final = {
 
 
 def limited_to_log(figures: Mapping[FigureName, Figure], trainer: TrainerSpec) -> dict[FigureName, Figure]:
-    """Return ``figures`` with null and the reason for each that the trainer's log cannot give."""
+    """Return ``figures`` with null and the reason for each that cannot be computed from the trainer's log."""
     log, whose = trainer.log, f"the log of trainer {trainer.name}"
     missing = {name: f"{whose} does not give {what}" for name, what in _NOT_IN_LOGS.items()}
     if "step_time" not in log.step_groups():

@@ -33,7 +33,7 @@ class ReplayedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class Reevaluation:
-    """What the evaluation job of a round found, with what the round had reported."""
+    """Results of the evaluation job of a round, and those that the round had reported."""
 
     problem: str | None
     """Why the job did not complete; None where it did."""

@@ -20,7 +20,7 @@ def read_telemetry(
     Args:
         nodes: the hosts of the round.
         spans_by_node: node directory -> the measured time, in seconds of that host's monotonic clock.
-        findings: extended by what is wrong with the telemetry.
+        findings: list to which problems of the telemetry are appended.
     """
     hosts: dict[str, tuple[Samples, Spans]] = {}
     missing: list[str] = []

@@ -62,7 +62,7 @@ class SearchPoint(_Part):
 
 
 class SearchVerdict(_Part):
-    """The audit's verdict by a rule set, every reason why a search is not VALID, and what a reader must know."""
+    """The audit's verdict by a rule set, every reason why a search is not VALID, and disclosures."""
 
     rules: str
     version: int

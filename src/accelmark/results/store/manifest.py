@@ -16,8 +16,9 @@ from accelmark.spec.records import COORDINATOR_LOG
 
 MANIFEST_FILE: Final = "MANIFEST.sha256"
 _EXCLUDED_DIRECTORIES: Final = {"checkpoints", "__pycache__"}
-"""Directories that the manifest does not cover: checkpoints are large, and no figure depends on them. Nor does it cover
-evaluation jobs, which come later."""
+"""Directories that the manifest does not cover: checkpoints are large and no figure depends on them; evaluation jobs
+run later.
+"""
 
 
 def write_manifest(run_dir: Path) -> Path:

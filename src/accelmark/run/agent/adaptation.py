@@ -193,7 +193,7 @@ def source(
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
-    """Install what is missing; a requirement that is met already (by a chip's own build, say) is left alone."""
+    """Install missing requirements; those that are already met (for example by a chip vendor's build) are kept."""
     report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
     named, cwd = str(requirements), requirements.parent
     _pip(["--dry-run", "--report", str(report), "--requirement", named], cwd, node_dir, environment, named)

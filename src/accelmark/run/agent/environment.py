@@ -19,10 +19,10 @@ _PATH_VARIABLE = "PYTHONPATH"
 
 
 def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the process that starts ``task``'s ranks, on top of those that are set already.
+    """Return the variables of the process that starts ``task``'s ranks, in addition to those that are set already.
 
     Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
-    (threads, visible devices, directories of caches). A ``PYTHONPATH`` of theirs comes after AccelMark's own.
+    (threads, visible devices, directories of caches). Their ``PYTHONPATH`` is appended to AccelMark's.
     """
     environment = dict(ambient)
     launch = launch_of(task)
@@ -46,10 +46,10 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
 
 
 def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:
-    """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it stood there ``before``.
+    """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it was first ``before``.
 
-    Code that was delivered to a host is found by nothing else. An AccelMark in site-packages is not put first, since
-    all installed packages would then take precedence over the variable's.
+    AccelMark delivered to a host is found by ``PYTHONPATH`` only. An AccelMark in site-packages is not put first, since
+    all installed packages would then take precedence over those of the variable.
     """
     ours = Path(accelmark.__file__).parents[1]
     if not _stands_in(ours, before) or ours == Path(sysconfig.get_path("purelib")):

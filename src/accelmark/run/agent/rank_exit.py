@@ -27,7 +27,7 @@ _FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentatio
 _NOT_STARTED: Final = re.compile(
     r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
 )
-"""Python's message, without a traceback, where it finds nothing to run."""
+"""Python's message, without a traceback, where the script or module does not exist."""
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -154,9 +154,9 @@ def classify_ranks(
 def classify_rank(
     rank: int, local_rank: int, exit_code: int | None, log: LogEnd, termination: Termination | None
 ) -> RankExit:
-    """Return how one rank ended; ``exit_code`` is None where nobody saw one.
+    """Return how one rank ended; ``exit_code`` is None where it is unknown.
 
-    Success takes a FINISHED event that reports it and no other exit code than 0: a crash never counts as success.
+    Success requires a FINISHED event that reports it, and no exit code other than 0.
     """
     name = signal_name(exit_code) if exit_code is not None else None
     state: RankState
@@ -214,13 +214,13 @@ def _is_victim(item: RankExit, culprits: Sequence[RankExit]) -> bool:
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
-    """Return the rank whose failure explains the others: it failed by itself, before those that ended because of it."""
+    """Return the rank whose failure caused the others: it failed by itself, and before them."""
     rest = [rank for rank in ranks if rank.state != "succeeded"]
     return min(rest, key=_priority, default=None)
 
 
 def _priority(rank: RankExit) -> tuple[int, int]:
-    """Order of blame: killed by a foreign signal, raised an error, was terminated; lost its connection comes last."""
+    """Priority as the first cause: foreign signal, error, other ends; termination and a lost connection come last."""
     order: dict[RankState, int] = {"signaled": 1, "failed": 2, "lost": 3, "stalled": 4, "timed_out": 5, "cancelled": 6}
     reason = (rank.reason or "").lower()
     lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
@@ -248,7 +248,7 @@ def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeS
 
     Args:
         nodes: how each node ended.
-        order: noderanks in the order in which their ends were seen.
+        order: noderanks in the order in which their ends were observed.
     """
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:

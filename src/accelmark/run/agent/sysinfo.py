@@ -1,4 +1,4 @@
-"""``sys_info.json`` of a job: what the host is, and the state in which the job found it."""
+"""``sys_info.json`` of a job: hardware and software of the host, and its state before the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator takes each job of a plan through its states."""
+"""Take each job of a plan through its states."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Coordinator:
         return False
 
     async def end(self) -> Summary:
-        """Stop jobs that a dead coordinator left running, and cancel the others."""
+        """Stop jobs that a dead coordinator left running, and cancel all others that have not ended."""
         self._event_log.note("run_resumed", "to end it")
         self._stop.request("the run was stopped")
         return await self.resume()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:
-    """Run ``call`` in a daemon thread and return its result; unlike ``to_thread``, exit does not wait for it."""
+    """Run ``call`` in a daemon thread and return its result; unlike with ``to_thread``, exit does not wait for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -29,10 +29,10 @@ def job_on_hosts(directory: RunDirectory, job: PlannedJob, *, go_on: bool) -> Jo
         go_on: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
     checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
-    on_hosts = not load_launcher(directory.plan.cluster.launcher).shares_filesystem  # cannot be looked for here
+    on_hosts = not load_launcher(directory.plan.cluster.launcher).shares_filesystem  # cannot be checked from here
     has_any = on_hosts or (checkpoints.is_dir() and any(checkpoints.iterdir()))
     changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
-    if directory.plan.cluster.container is not None:  # installed packages are not in the image, mounted folders are
+    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
         ours = "accelmark."
         for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
             if ref is not None and ref.package is not None and not ref.package.startswith(ours):

@@ -33,7 +33,7 @@ from accelmark.telemetry.host.sampler import BUSY_CPU
 def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeItem], budget_s: float) -> Ceilings:
     """Measure ``nproc`` devices of this machine, and cache the result for later runs.
 
-    A result of a busy host is marked, and replaces none of an idle one.
+    The result of a busy host is marked, and does not replace one of an idle host.
 
     Raises:
         RunError: a rank failed; its reason is given.

@@ -31,7 +31,7 @@ _STEPS: Final[dict[InferStep, Phase]] = {
 
 _WINDOWS_OF_RATE: Final = 10
 _MOST_BYTES: Final = 4 * 2**20
-"""Read at once; a longer backlog takes several reads."""
+"""Bytes read at once; a longer backlog takes several reads."""
 
 
 @final

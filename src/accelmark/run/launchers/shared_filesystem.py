@@ -1,4 +1,4 @@
-"""Launch node agents on hosts that see this machine's files at the same paths: this machine, nodes of a cluster."""
+"""Launch node agents on hosts with this machine's file system at the same paths: this machine, nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class CommandAgent:
         return (self._node.node_dir / AGENT_LOG).exists()
 
     async def stop(self, *, at_once: bool) -> None:
-        """Write a stop file, for which the agent looks at least once a second."""
+        """Write a stop file; the agent checks for it at least once a second."""
         with contextlib.suppress(OSError):
             (self._node.node_dir / STOP_FILES[at_once]).touch()
 

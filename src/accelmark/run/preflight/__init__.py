@@ -1,1 +1,1 @@
-"""Looking at every host of a cluster before anything starts: all problems of all hosts, in one table."""
+"""Preflight: check every host of a cluster before anything is started, and report all problems in one table."""

@@ -123,7 +123,7 @@ class Preflight:
         }
 
     def _needs(self, host: PreflightHost) -> list[Need]:
-        """Return what the host's jobs need in its own Python; a container's is not checked."""
+        """Return the requirements of the host's jobs on its own Python; a container's is not checked."""
         if self._cluster.container is not None:
             return []
         return [need for job in self._jobs_on(host) for need in job.requires]

@@ -1,4 +1,4 @@
-"""Evaluate what preflight found on hosts: pure functions from facts to problems."""
+"""Evaluate the facts that preflight collected on hosts: pure functions from facts to problems."""
 
 from __future__ import annotations
 

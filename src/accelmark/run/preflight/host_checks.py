@@ -25,7 +25,7 @@ _HINT: Final = "correct container.image, log in to its registry on the host, or 
 
 
 def has_devices(vendor: str) -> bool:
-    """Return whether a vendor's devices can be checked: a CPU is always present, and never idle."""
+    """Return whether a vendor's devices can be checked; CPUs are always present and in use."""
     detect = load_vendor(vendor).telemetry.get("detect") or {}
     return bool(detect) and not (isinstance(detect, dict) and detect.get("always"))
 

@@ -1,1 +1,1 @@
-"""What a node agent and its ranks run in: nothing, or a container."""
+"""Sandboxes: run a node agent and its ranks natively or in a container."""

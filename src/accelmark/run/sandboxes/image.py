@@ -23,8 +23,9 @@ _ABSENT: Final = re.compile(
     r"no such manifest|manifest unknown|not found|unauthorized|denied|pinging container registry|did not resolve",
     re.IGNORECASE,
 )
-"""Answers of a registry, or of podman, that a pull would get too. Other failures of Docker's client are no proof: its
-daemon, which pulls, may use a proxy or a mirror that the client does not."""
+"""Errors of a registry, or of podman, with which a pull would fail too. Other errors of Docker's client are
+inconclusive: its daemon, which pulls, may use a proxy or a mirror that the client does not.
+"""
 _FOUND: Final = re.compile("single image")
 """Older podman's error where the registry has the image for a single architecture."""
 Availability = Literal["found", "absent", "unknown"]

@@ -32,9 +32,9 @@ _MAX_LINE_CHARACTERS: Final = 2**16
 _LAST_LINES: Final = 20
 _HEARTBEAT_S: Final = 5.0
 _TERMINATE_S: Final = 10.0
-"""Time between SIGTERM and SIGKILL for the trainer; below the grace of the rank itself."""
+"""Time between SIGTERM and SIGKILL for the trainer; shorter than the rank's own grace period."""
 _DRAIN_S: Final = 5.0
-"""Longest wait for output after the trainer ended, which a process that it left behind may keep open."""
+"""Longest wait for further output after the trainer ended; a process that it left running may keep its output open."""
 
 
 def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
@@ -64,7 +64,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
 
 
 _PLACE: Final = {"rank": 0, "local_rank": 0, "world_size": 1}
-"""Placeholder of a rank's place -> its value where the launch sets no variable of that name."""
+"""Placeholder of a rank's position -> its value where the launch sets no variable of that name."""
 
 
 def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -> list[str]:
@@ -113,7 +113,7 @@ class _Trainer:
     def start(self) -> None:
         """Start the process. Raises OSError where its program cannot be started."""
         started_ns = time.monotonic_ns()
-        # A session of its own: whatever the trainer starts can be ended with it.
+        # in its own session, so that every process that the trainer starts can be ended
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -162,7 +162,7 @@ class _Trainer:
         for line in self._lines():
             read_ns = time.monotonic_ns()
             self.last_lines.append(line)
-            # A trainer must not write events of its own.
+            # A trainer must not write PerfLog events itself.
             os.write(1, line.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
             if self._translator is not None:
                 self._translator.line(line, read_ns)

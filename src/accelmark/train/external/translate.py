@@ -24,10 +24,10 @@ class _UnreadableError(Exception):
 
 @final
 class LogTranslator:
-    """Turns matching lines into events as they come.
+    """Translates matching lines into events as they arrive.
 
     Times are those at which a line was read (``time.monotonic_ns``). Steps between two lines form one window: its loss
-    is the one that was printed, the times of single steps are known only where every step is printed.
+    is the printed one, and times of single steps are known only where every step is printed.
     """
 
     def __init__(self, work: ExternalJob, world_size: int, log: EventLog, account: Account) -> None:
@@ -91,7 +91,7 @@ class LogTranslator:
             raise _UnreadableError(f"step {step} follows step {progress.global_steps}")
         step_ms = numbers["step_time"] * _MS[units.step_time] if "step_time" in numbers else None
         if self._began_ns is None:
-            # Without the time of a step, initialisation counts as training: throughput is too low, never too high.
+            # Without the time of a step, initialisation counts as training, which makes throughput too low.
             first_ns = 0 if step_ms is None else at_ns - int(count * step_ms * 1e6)
             self._begin(max(self._opened_ns, first_ns))
         loss = numbers.get("loss")
@@ -171,7 +171,7 @@ class LogTranslator:
         self._compare_rates()
 
     def _compare_rates(self) -> None:
-        """Warn where the trainer's own throughput differs from what its steps and their times give."""
+        """Warn where the trainer's own throughput differs from that computed from its steps and their times."""
         rates = self._rates[1:]  # the first window may contain initialisation
         seconds = sum(duration_s for _, _, duration_s in rates)
         if not seconds:

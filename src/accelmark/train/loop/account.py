@@ -57,7 +57,7 @@ class Account:
         return bad
 
     def converged(self) -> bool | None:
-        """Tell whether the target and the reference curve were met; None where the case has neither."""
+        """Return whether the target and the reference curve were met; None where the case has neither."""
         if self.job is None or self.job.settings.loader.synthetic:
             return None
         answers = []

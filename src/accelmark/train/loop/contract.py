@@ -13,7 +13,7 @@ from accelmark.spec.events import EndReason, Inspected, Started
 @final
 @dataclass(slots=True)
 class Progress:
-    """How far training has come: everything in a checkpoint besides tensors."""
+    """Progress of training: everything in a checkpoint except tensors."""
 
     epoch: int = 0
     step_in_epoch: int = 0

@@ -19,7 +19,7 @@ class CpuWait:
     def longest_s(self) -> float | None:
         """Return the longest wait of any thread so far, in seconds; None where the kernel does not count it.
 
-        The threads of a step wait for each other, so the steps lost at least the longest wait.
+        The threads of a step wait for each other, so the longest wait is a lower bound of the time lost.
         """
         waits = [delay - self._before.get(thread, 0) for thread, delay in self._delays_ns().items()]
         return max(waits) / 1e9 if waits else None

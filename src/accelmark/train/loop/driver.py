@@ -71,7 +71,7 @@ class Driver:
 
     @property
     def progress(self) -> Progress:
-        """How far training has come."""
+        """The progress of training."""
         return self._account.progress
 
     def run(self) -> End:
@@ -126,7 +126,7 @@ class Driver:
         return End(bound)
 
     def _epoch(self, steps: Iterator[list[Any]]) -> End | None:
-        """Train to the end of the epoch. The loop body is AccelMark's whole cost per step."""
+        """Train to the end of the epoch. The loop body is AccelMark's entire overhead per step."""
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
         now, train, learning_rate = time.monotonic_ns, backend.step, backend.learning_rate
         mark = _no_mark if backend.clock is None else backend.clock.mark
@@ -163,7 +163,7 @@ class Driver:
         return None
 
     def _next_check(self) -> int:
-        """Return the next step after which anything other than a step may be due."""
+        """Return the next step after which :meth:`_check` has to be called."""
         progress, settings = self.progress, self._settings
         step = progress.global_steps
         steps = [
@@ -182,7 +182,7 @@ class Driver:
         return min(steps)
 
     def _check(self) -> End | None:
-        """Do what is due between two steps."""
+        """Write a window, evaluate, save or end, as due after this step."""
         settings, progress = self._settings, self.progress
         step = progress.global_steps
         bound = bound_reached(settings.end, progress, self._epochs_done())

@@ -54,7 +54,7 @@ def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -
 
 
 def follows_reference(reference: ReferenceLoss, losses: dict[int, float]) -> bool:
-    """Tell whether the mean relative error against the reference is under its limit; False with a step missing."""
+    """Return whether the mean relative error against the reference is under its limit; False if a step is missing."""
     errors = [
         abs(losses[step] - expected) / abs(expected)
         for step, expected in zip(reference.steps, reference.loss, strict=True)

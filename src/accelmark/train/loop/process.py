@@ -67,9 +67,9 @@ class Stop(Protocol):
 class StopRequest:
     """A request to stop this process, by a signal.
 
-    The first SIGTERM or SIGINT lets the step in hand finish (the loop looks at ``requested``); outside the loop, and
-    at the second signal, :class:`Cancelled` is raised. A main thread that hangs in a collective cannot run Python's
-    handlers, so a thread listens too and calls ``on_overdue`` when the grace is over.
+    At the first SIGTERM or SIGINT the loop completes the current step and then checks ``requested``; outside the loop,
+    and at the second signal, :class:`Cancelled` is raised. A main thread that hangs in a collective cannot run Python's
+    handlers, so a thread also waits for signals and calls ``on_overdue`` after the grace period.
     """
 
     def __init__(self, *, wanted: bool = True) -> None:

@@ -60,7 +60,7 @@ class Window:
         return kept
 
     def last_is_nonfinite(self) -> bool:
-        """Tell whether the last loss is NaN or infinite; only where the reader keeps floats."""
+        """Return whether the last loss is NaN or infinite; only where the reader keeps floats."""
         return not math.isfinite(self._losses[-1])
 
     def close(self, position: WindowPosition, closed_ns: int, wall_ms: float) -> ClosedWindow:
@@ -80,7 +80,7 @@ class Window:
             span_ms = round(self._clock.elapsed_ms(closed.marks[0][0], closed.marks[-1][1]), 4)
             self._clock.release([mark for pair in closed.marks for mark in pair])
         position = closed.position
-        # Without validation: every value is a number made here, and a window is read between two steps.
+        # Without validation: all values are computed here, and a window is read between two steps.
         return StepWindow.model_construct(
             global_steps=position.global_steps,
             epoch=position.epoch,

@@ -13,11 +13,11 @@ from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
 
 MAX_LISTED: Final = 20
-"""Replaced functions that are listed."""
+"""Largest number of replaced functions in the list."""
 
 
 def runs_vendor_code(job: JobSpec) -> bool:
-    """Tell whether ranks run code of a vendor: hooks, a module, kernels, packages or a script."""
+    """Return whether ranks run a vendor's code: hooks, a module, kernels, packages or a script."""
     files = job.adaptation
     carried_out = files is not None and (files.has_build or files.has_environment or bool(files.requirements))
     return job.extern is not None or job.framework_module is not None or carried_out
@@ -44,7 +44,7 @@ class Inspection:
         self._foreign = foreign_functions()
 
     def module_imported(self) -> None:
-        """Record what the device's module replaced of PyTorch. It has no reason to replace AccelMark's functions."""
+        """Record which functions of PyTorch the device's module replaced. It has no reason to replace AccelMark's."""
         self.module_functions = tuple(name for name in self._functions.replaced() if name.startswith("torch"))
 
     def replaced(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class Functions:
     def replaced(self) -> tuple[str, ...]:
         """Return the functions that were replaced or have another body, with the places of the replacements.
 
-        PyTorch puts wrappers of its own around some of its functions when they are first used; those do not count.
+        Wrappers that PyTorch itself puts around some of its functions at their first use do not count.
         """
         now = dict(_functions(self._case_class))
         return tuple(
@@ -157,7 +157,7 @@ def _is_replaced(now: Any, function: Any, body: tuple[Any, ...]) -> bool:
 
 
 def _is_from_torch(function: Any) -> bool:
-    # Not unwrapped: a wrapper around PyTorch's function belongs to its author.
+    # Not unwrapped: a wrapper around PyTorch's function counts as its author's code.
     code = getattr(function, "__code__", None)
     return code is not None and Path(code.co_filename).is_relative_to(_TORCH)
 

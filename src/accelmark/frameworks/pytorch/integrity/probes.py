@@ -61,8 +61,8 @@ class ForwardCounter:
 def rows_per_sample(case: TrainCase, model: nn.Module) -> float | None:
     """Return how many rows the case passes to its model per sample, measured with synthetic batches of two sizes.
 
-    They are counted on a copy without data, where nothing is computed, and on the model itself where that fails. None
-    where their number does not follow that of the samples (another dimension leads), or nothing can be computed.
+    They are counted on a copy without data, or on the model itself where that fails. None where the number of rows
+    is not proportional to that of samples (another dimension leads), or nothing can be computed.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for empty in (True, False):
@@ -95,7 +95,7 @@ class Probes:
     """Probes a few steps of a rank."""
 
     def __init__(self, num_credited: int = 0, rows: float | None = None, reason: str | None = None) -> None:
-        """``num_credited``: samples of a step on this rank; ``rows``: rows per sample; ``reason``: why none."""
+        """Set the samples of a step on this rank, and rows per sample or the ``reason`` why they are unknown."""
         self._num_credited = num_credited
         self._rows = rows
         self._reason = reason

@@ -16,7 +16,7 @@ from accelmark.frameworks.pytorch.hooks import Autocast
 from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
 
 NUM_SHOWN: Final = 20
-"""Replaced modules that are listed; the others are counted."""
+"""Largest number of replaced modules in the list; further ones are counted."""
 
 _SHARDED: Final = "FSDP"
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
@@ -77,7 +77,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Opti
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
-    """Return the type of the matrix work in a forward pass, in PyTorch's words (``bfloat16``)."""
+    """Return the type of the matrix work in a forward pass by its PyTorch name (``bfloat16``)."""
     with autocast():
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
@@ -103,7 +103,7 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def _description(module: nn.Module) -> str:
-    # FSDP2 gives each module that it shards a class of its own, with a prefix.
+    # FSDP2 gives each module that it shards its own class, with a prefix.
     name = type(module).__name__
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))

@@ -1,1 +1,1 @@
-"""Task families in PyTorch: what the cases of a family share besides their models and data."""
+"""Task families in PyTorch: code that the cases of a family share."""

@@ -29,7 +29,7 @@ class NextTokens:
         return len(self._shards)
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens`` of shape (length + 1,); nothing about them is random."""
+        """Return ``tokens`` of shape (length + 1,); ``random`` is not used."""
         return {"tokens": self._shards.window(index)}
 
 

@@ -1,7 +1,7 @@
 """Token shards: token numbers in flat files, memory-mapped and read in windows.
 
 The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
-or signed integer type) or ``.bin`` (bare little-endian uint16). A window never crosses from one file into the next.
+or signed integer type) or ``.bin`` (bare little-endian uint16). A window is always within one file.
 """
 
 from __future__ import annotations

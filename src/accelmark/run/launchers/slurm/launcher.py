@@ -42,7 +42,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
             return None
 
     def prefix(self, host: HostSpec) -> tuple[str, ...]:
-        """Return the ``srun`` that runs a step on one node; ``JOBID`` stands for an allocation yet to be requested."""
+        """Return the ``srun`` that runs a step on one node; ``JOBID`` if no allocation is requested yet."""
         node = ("--nodes=1", "--ntasks=1", f"--nodelist={host.address}", "--overlap", "--export=ALL")
         return ("srun", f"--jobid={self._job_id or 'JOBID'}", *node, "--kill-on-bad-exit=0")
 

@@ -40,7 +40,7 @@ _CLEAR_TIMEOUT_S: Final = 90.0
 
 @final
 class SshHosts:
-    """Connections to the hosts of a plan's cluster, and what is prepared on them for jobs."""
+    """Connections to the hosts of a plan's cluster, and their state of preparation for jobs."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan

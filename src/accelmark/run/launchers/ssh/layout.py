@@ -28,7 +28,7 @@ class Layout:
     work: PurePosixPath
     run_id: str
     is_shared: bool = False
-    """Whether all hosts see the same files there."""
+    """Whether all hosts share ``work``."""
     abandon_s: float | None = None
     """Longest time that an agent continues without a heartbeat of a coordinator."""
     shared_run: PurePosixPath | None = None

@@ -12,7 +12,7 @@ from accelmark.spec.plugins.launcher import LauncherOptions
 
 
 class Options(LauncherOptions):
-    """Settings of the SSH launcher; ``user`` and ``key`` are for hosts that have none of their own."""
+    """Settings of the SSH launcher; ``user`` and ``key`` apply to hosts without their own."""
 
     ssh_port: int = Field(default=22, ge=1, le=65535)
     user: str | None = None
@@ -26,7 +26,7 @@ class Options(LauncherOptions):
     work_directory: Path = Path("/var/tmp/accelmark")  # noqa: S108  preflight refuses one of another user
     """Where AccelMark keeps its files on each host."""
     shared_directory: Path | None = None
-    """A directory that all hosts see; null: nothing is shared.
+    """A directory that is shared by all hosts; null: nothing is shared.
 
     A run directory below it is written by the hosts directly, without copies.
     """
