@@ -151,7 +151,7 @@ def test_diverged_trials_are_recorded_and_not_retried(tmp_path: Path) -> None:
     assert summary.trials == {"diverged": 2}
     assert len(summary.failures) == 2
     assert {record.attempt for record in run.state().attempts.values()} == {1}
-    assert list(run.weights.iterdir()) == []
+    assert list((run.path / "weights").iterdir()) == []
     assert "no trial finished" in " ".join(summary.judgement.reasons)
     assert summary.final.score == 0
 
@@ -163,14 +163,14 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
 
     def stop_after_an_epoch(state: object, scheduler: object) -> None:
         if run.state().epochs:
-            run.request_stop()
+            run.stop_mark.touch()
 
     ended = session(run, wanted, stop_after_an_epoch)
     assert (ended.reason, ended.over) == ("asked", False)
     stopped = run.state()
     assert {record.status for record in stopped.trials.values()} == {"cut"}
     assert not stopped.epochs[-1].complete or not stopped.epochs[0].complete
-    run.clear_stop()
+    run.stop_mark.unlink()
     assert session(run, wanted).reason == "time"
     summary = summarise(run)
     assert summary.interruptions == 1
@@ -234,14 +234,14 @@ def test_only_weights_that_may_be_needed_stay_on_disk(tmp_path: Path, monkeypatc
     monkeypatch.setattr(population, "LATEST_PARENTS", 1)
     wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
     run = new_run(tmp_path, wanted)
-    (run.weights).mkdir()
-    (run.weights / "7.part.npz").write_bytes(b"left by a kill")
+    (run.path / "weights").mkdir()
+    (run.path / "weights" / "7.part.npz").write_bytes(b"left by a kill")
     held: list[int] = []
-    session(run, wanted, lambda state, scheduler: held.append(len(list(run.weights.glob("*.npz")))))
+    session(run, wanted, lambda state, scheduler: held.append(len(list((run.path / "weights").glob("*.npz")))))
     state = run.state()
     trials = state.trials
     parents = {one.parent for one in state.individuals if one.status == "pending"}
-    kept = {int(path.stem) for path in run.weights.iterdir()}
+    kept = {int(path.stem) for path in (run.path / "weights").iterdir()}
     assert kept == (parents | {one.id for one in state.population(wanted.seed).parents} | {state.best_individual}) - {
         None
     }
