@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.datasets import load_dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.spec.catalog import folders, load_case
 from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.plugins.catalog import folders, load_case
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
 CASES = [name for name in SHIPPED if load_case(name).train is not None]

@@ -18,9 +18,9 @@ from accelmark.cli.execute import Overrides, plan_request
 from accelmark.cli.monitor import monitor
 from accelmark.cli.vendors import vendors
 from accelmark.results.read.telemetry import read_samples
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status

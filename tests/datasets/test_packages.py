@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from accelmark.datasets import ensure, load_dataset_specs
-from accelmark.spec.catalog import find
 from accelmark.spec.errors import DataError
+from accelmark.spec.plugins.catalog import find
 from tests.datasets.conftest import Reports, collect_in, dataset, leftovers
 
 WHEEL: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from accelmark.datasets import dataset_specs, load_dataset_specs
-from accelmark.spec.catalog import folders
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.catalog import folders
 
 HASH = "0" * 64
 

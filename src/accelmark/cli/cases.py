@@ -11,7 +11,7 @@ from accelmark.cli import options
 
 def cases(as_json: options.AsJson = False) -> None:
     """List the cases with their tasks, sizes and targets."""
-    from accelmark.spec.catalog import folders, load_case
+    from accelmark.spec.plugins.catalog import folders, load_case
 
     rows = []
     for name, folder in folders("cases").items():

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.plan.adaptation import adaptation_files
-from accelmark.spec.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
 from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.model import read_yaml
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 

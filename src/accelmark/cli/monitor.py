@@ -33,7 +33,7 @@ def monitor(
 
     log_path = log_path.absolute()
     if vendor is not None:
-        from accelmark.spec.catalog import find
+        from accelmark.spec.plugins.catalog import find
 
         find("vendors", vendor, "--vendor")
         if operation in (Operation.START, Operation.RESTART):

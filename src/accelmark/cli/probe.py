@@ -23,9 +23,9 @@ def probe(
 
     from accelmark.cli.execute import detect_devices
     from accelmark.run.controller.probe import probe as measure
-    from accelmark.spec.catalog import load_vendor
     from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.number_format import quantity
+    from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.records import ProbeItem
 
     items = only or list(get_args(ProbeItem))

@@ -12,8 +12,8 @@ from accelmark.cli import options
 
 def vendors(as_json: options.AsJson = False) -> None:
     """List vendors, their chips and their devices on this machine."""
-    from accelmark.spec.catalog import folders, load_vendor
     from accelmark.spec.errors import AccelmarkError
+    from accelmark.spec.plugins.catalog import folders, load_vendor
     from accelmark.telemetry.declaration import telemetry_of
     from accelmark.telemetry.detect import detect
     from accelmark.telemetry.sources import MODULE_FILE

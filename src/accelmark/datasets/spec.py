@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import Spec, parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import Spec, parse, read_yaml
 
 _KNOWN: Final = Path(__file__).parent / "known"
 IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")

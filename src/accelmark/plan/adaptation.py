@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.catalog import tree_hash
+from accelmark.spec.plugins.catalog import tree_hash
 from accelmark.spec.records import AdaptationFiles
 from accelmark.spec.secret import without_userinfo
 

@@ -15,12 +15,20 @@ from accelmark.plan.layering import Capabilities
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, KeyRequest, PlannedWork, Planner
 from accelmark.plan.training import plan_training
-from accelmark.spec.catalog import Folder, find, framework_device, load_case, load_framework, load_vendor, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.inference.engines import engine_file, known_engines
 from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import (
+    Folder,
+    find,
+    framework_device,
+    load_case,
+    load_framework,
+    load_vendor,
+    tree_hash,
+)
+from accelmark.spec.plugins.engine import engine_file, known_engines
 from accelmark.spec.plugins.launcher import LauncherSpec, load_launcher
 from accelmark.spec.plugins.requirements import Need, engine_requirements, requirement_names
 from accelmark.spec.plugins.vendor import Chip, VendorSpec

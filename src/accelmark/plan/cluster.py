@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from accelmark.spec.catalog import folders
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
+from accelmark.spec.plugins.catalog import folders
 from accelmark.spec.plugins.launcher import load_launcher, options_model, options_of
 
 

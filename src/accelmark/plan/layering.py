@@ -11,8 +11,8 @@ from typing import Final, final
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer
+from accelmark.spec.model import read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.yaml_file import read_yaml
 
 _SCALE: Final = re.compile(r".+x\d+x\d+")
 

@@ -9,13 +9,12 @@ from typing import Any, final
 
 from accelmark.plan.layering import Capabilities, vendor_layers
 from accelmark.plan.plan import LayerFile
-from accelmark.spec.catalog import Folder
-from accelmark.spec.job import Provenance
+from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer
+from accelmark.spec.layers import Layer, Provenance
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import Folder
 from accelmark.spec.runfile import CaseRequest
-from accelmark.spec.work import Work
 
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 """(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""

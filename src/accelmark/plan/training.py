@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
-from accelmark.spec.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.plugins.case import TrainCaseSpec
+from accelmark.spec.plugins.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import ExternalJob, TrainJob
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""

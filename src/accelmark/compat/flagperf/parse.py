@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import read_yaml
 
 MAX_NESTING: Final = 100
 """Maximum nesting of an expression."""

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from accelmark.spec.catalog import find, folder_module, folders
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, parse, problems_of
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
 
 class LauncherSpec(Spec):
@@ -50,11 +49,7 @@ def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
     Raises:
         RequestError: there is no such launcher; the nearest name is suggested.
     """
-    file = find("launchers", name, where).path / "launcher.yaml"
-    spec = parse(LauncherSpec, read_yaml(file), str(file))
-    if spec.name != name:
-        raise SpecError([Problem(str(file), "name", f"is {spec.name!r}, but the folder is {name!r}")])
-    return spec
+    return load_spec("launchers", name, LauncherSpec, where)
 
 
 def options_of(model: type[O], cluster: ClusterSpec) -> O:

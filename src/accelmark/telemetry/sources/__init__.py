@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from accelmark.spec.catalog import file_module
+from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceSource, SourceError
 

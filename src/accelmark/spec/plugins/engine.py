@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import Spec, parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import Spec, parse, read_yaml
 
 ENTRY_POINTS: Final = "accelmark.engines"
 """Entry point group in which a package declares its engines: ``name = package.module:Class``."""
