@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.cli.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
-from accelmark.cli.new import new_folder
+from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
 from accelmark.spec.errors import RequestError, SpecError

@@ -1,11 +1,16 @@
-"""Options and arguments that several verbs share."""
+"""Options, arguments and output that several verbs share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from accelmark.report.printable import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
 Vendor = Annotated[str | None, typer.Option("--vendor", help="Chip vendor; default: the one detected.")]
@@ -23,4 +28,21 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run dire
 Offline = Annotated[bool, typer.Option("--offline", help="Download nothing; use cached data.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+RunOrBundle = Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")]
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    typer.secho(f"warning: {printable(text)}", fg="yellow", err=True)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return an empty table without borders, whose cells wrap."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
