@@ -130,9 +130,8 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
 
     rows = [("setting", key.key, f"{key.value} instead of {key.standard}") for key in cost.keys]
     for hook in cost.hooks:
-        rows.append(
-            ("hook", hook.name, hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines")
-        )
+        place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
+        rows.append(("hook", hook.name, place))
     for change, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
         rows += [(change, file, f"{lines} lines") for file, lines in files.items()]
     rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
