@@ -10,7 +10,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -72,24 +71,17 @@ def _tar_members(archive: Path, wanted: frozenset[str]) -> Members:
 
 def _deb_members(archive: Path, wanted: frozenset[str]) -> Members:
     # Through a pipe: dpkg-deb writes no file and the whole package is never on disk.
-    with _deb_stream(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
-        yield from _regular_files(opened, wanted, archive.name)
-
-
-@contextmanager
-def _deb_stream(archive: Path) -> Iterator[IO[bytes]]:
     command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except FileNotFoundError as error:
         raise FetchError("dpkg-deb is not installed") from error
-    assert process.stdout is not None  # noqa: S101 - stdout=PIPE
-    try:
-        yield process.stdout
-    finally:
-        process.stdout.close()
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as opened:
+                yield from _regular_files(opened, wanted, archive.name)
+        finally:
+            process.kill()
 
 
 def _regular_files(opened: tarfile.TarFile, wanted: frozenset[str], label: str) -> Members:

@@ -72,54 +72,37 @@ class UrlSource(Spec):
         return self.base
 
 
-class DebianSource(Spec):
-    """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
-
-    kind: Literal["debian"]
+class _Package(Spec):
     package: PackageName
     root: ArchiveRoot
     """Directory in the package that the files' paths are relative to."""
     bytes: PositiveInt
     """Size of the package, for the progress display."""
 
+
+class DebianSource(_Package):
+    """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
+
+    kind: Literal["debian"]
+
     def describe(self) -> str:
         """Return the display name of this source."""
         return f"Debian package {self.package}"
 
 
-class PypiSource(Spec):
-    """A wheel of the configured Python package index. Read as an archive, never installed."""
+class RegistrySource(_Package):
+    """A wheel of the configured Python package index or a tarball of the npm registry, read but never installed."""
 
-    kind: Literal["pypi"]
-    package: PackageName
+    kind: Literal["pypi", "npm"]
     version: Version
     sha256: Sha256
-    root: ArchiveRoot
-    """Directory in the wheel that the files' paths are relative to."""
-    bytes: PositiveInt
 
     def describe(self) -> str:
         """Return the display name of this source."""
-        return f"PyPI package {self.package} {self.version}"
+        return f"{'PyPI' if self.kind == 'pypi' else 'npm'} package {self.package} {self.version}"
 
 
-class NpmSource(Spec):
-    """A tarball of the configured npm registry. Read as an archive, never installed."""
-
-    kind: Literal["npm"]
-    package: PackageName
-    version: Version
-    sha256: Sha256
-    root: ArchiveRoot
-    """Directory in the tarball (usually below ``package``) that the files' paths are relative to."""
-    bytes: PositiveInt
-
-    def describe(self) -> str:
-        """Return the display name of this source."""
-        return f"npm package {self.package} {self.version}"
-
-
-PackageSource = DebianSource | PypiSource | NpmSource
+PackageSource = DebianSource | RegistrySource
 Source = Annotated[UrlSource | PackageSource, Field(discriminator="kind")]
 
 
@@ -218,15 +201,3 @@ def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[
     if problems:
         raise SpecError(problems)
     return tuple(specs)
-
-
-def load_dataset_specs(path: Path) -> tuple[DatasetSpec, ...]:
-    """Read the key ``data`` of a YAML file such as a case's ``case.yaml``; empty without the key.
-
-    Raises:
-        SpecError: the file is not readable or an entry is wrong.
-    """
-    data = read_yaml(path).get("data") or []
-    if not isinstance(data, list) or not all(isinstance(entry, str | dict) for entry in data):
-        raise SpecError([Problem(str(path), "data", "must be a list of data sets, each a name or a mapping")])
-    return dataset_specs(data, str(path))
