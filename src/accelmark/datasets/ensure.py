@@ -159,7 +159,7 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
 
 @contextmanager
 def _temporary_directory(path: Path) -> Iterator[Path]:
-    """Create an empty directory next to the locked ``path``, remove those of killed processes, and itself afterwards."""
+    """Create an empty directory next to the locked ``path``, after removing those of killed processes."""
     for left in path.parent.glob(f".{path.name}.*{_PART}"):
         shutil.rmtree(left)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
