@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
+from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import find, load_case, load_vendor
 from accelmark.spec.plugins.vendor import CapabilityFile

@@ -28,9 +28,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         hint = nearest(key.framework, [*present, *folders("trainers")])
         raise SpecError([Problem(request.where, str(key), what, hint)])
     layers, files = request.vendor_layers("config")
-    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.command_line)]
+    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.run.command_line)]
     base = Layer.of(request.case_file, train.settings)
-    resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
+    resolved = resolve(base, over, mutable=train.mutable, is_open=request.run.options.open)
     settings = resolved.settings
     if trainer is None:
         _check_settings(key.framework, resolved)
@@ -48,7 +48,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     return PlannedWork(
         work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
-        data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
+        data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
         requires={} if trainer is None else {f"trainer {trainer.name}": trainer.requires},

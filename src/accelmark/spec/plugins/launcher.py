@@ -7,6 +7,8 @@ with a class ``Options``.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -99,6 +101,41 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
         found = problems_of(error, model, where)
         problems += [Problem(where, prefix + each.key, each.what, each.hint) for each in found]
     return problems
+
+
+def host_problems(cluster: ClusterSpec) -> list[Problem]:
+    """Return a problem for each host that the cluster's launcher cannot use."""
+    launcher, where = load_launcher(cluster.launcher), f"cluster {cluster.name!r}"
+    options = options_of(options_model(cluster.launcher), cluster)
+    problems = [Problem(where, "hosts", what) for what in options.host_problems(cluster.hosts)]
+    if not launcher.is_localhost:
+        return problems
+    others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]
+    hint = f"set launcher to one of: {', '.join(others)}"
+    starts = f"launcher: {launcher.name} starts everything on this machine"
+    if len(cluster.hosts) > 1:
+        problems.append(Problem(where, "hosts", f"there are {len(cluster.hosts)}, but {starts}", hint))
+    for number, host in enumerate(cluster.hosts):
+        if not is_localhost(host.address):
+            what = f"{host.address} is not this machine, but {starts}"
+            problems.append(Problem(where, f"hosts.{number}.address", what, f"{hint}; or use localhost"))
+    return problems
+
+
+def is_localhost(address: str) -> bool:
+    """Return whether a name or address is this machine's, without a DNS lookup, which may take long."""
+    try:
+        numeric = ipaddress.ip_address(address)
+    except ValueError:
+        own = socket.gethostname().lower()
+        return address.lower() in {"localhost", own, own.partition(".")[0]}
+    family = socket.AF_INET if numeric.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def option_names() -> set[str]:
