@@ -19,9 +19,9 @@ from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import find, load_framework, load_vendor, tree_hash
-from accelmark.spec.plugins.engine import engine_file, known_engines
+from accelmark.spec.plugins.engine import engine_specs, known_engines
 from accelmark.spec.plugins.launcher import host_problems, load_launcher
-from accelmark.spec.plugins.requirements import Need, engine_requirements, requirement_names
+from accelmark.spec.plugins.requirements import Need, requirement_names
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.runfile import CaseRequest, RunOptions, RunSpec
 
@@ -196,10 +196,8 @@ def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[
     """Yield the packages that case, framework and work need."""
     declared = {f"case {asked.key.model}": asked.case.requires}
     declared[f"framework {framework}"] = load_framework(framework).requires
-    if planned.engine is not None:
-        files = (engine_file(folder, planned.engine) for folder in (None, asked.run.vendor_folder))
-        found = (engine_requirements(file) for file in files if file is not None)
-        declared[f"engine {planned.engine}"] = tuple(one for each in found for one in each)
+    if engine := engine_specs(asked.run.vendor_folder).get(planned.engine or ""):
+        declared[f"engine {planned.engine}"] = engine.requires
     for needed_by, requirements in (declared | dict(planned.requires)).items():
         yield from (Need(requirement=one, needed_by=needed_by) for one in requirements)
 

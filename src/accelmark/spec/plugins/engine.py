@@ -49,12 +49,6 @@ def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
     return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
 
 
-def engine_file(vendor_folder: Path | None, name: str) -> Path | None:
-    """Return the file of an engine of AccelMark (``vendor_folder`` None) or of a vendor; None if it has none."""
-    file = (_OWN if vendor_folder is None else vendor_folder / "engines") / f"{name}.py"
-    return file if file.is_file() else None
-
-
 def engine_files(folder: Path) -> set[str]:
     """Return the names of the engines in a directory, one per file."""
     return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
