@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
@@ -119,17 +118,8 @@ def inventory_lines(seen: Inventory) -> list[str]:
     return lines
 
 
-class Operation(StrEnum):
-    """Operation on the monitor."""
-
-    START = "start"
-    STOP = "stop"
-    RESTART = "restart"
-    STATUS = "status"
-
-
 def monitor(
-    operation: Annotated[Operation, typer.Argument(help="Operation.")],
+    operation: Annotated[Literal["start", "stop", "restart", "status"], typer.Argument(help="Operation.")],
     vendor: options.Vendor = None,
     log_path: Annotated[Path, typer.Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
     interval: Annotated[float, typer.Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
@@ -141,14 +131,14 @@ def monitor(
     from accelmark.telemetry.detect import default_vendor
 
     log_path = log_path.absolute()
-    starts = operation in (Operation.START, Operation.RESTART)
+    starts = operation in ("start", "restart")
     if vendor is not None:
         find("vendors", vendor, "--vendor")
         if starts:
             recorder.check_vendor(vendor)  # before the running monitor is stopped
-    if operation in (Operation.STOP, Operation.RESTART):
+    if operation in ("stop", "restart"):
         stopped = recorder.stop(log_path)
-        if operation is Operation.STOP and not as_json:
+        if operation == "stop" and not as_json:
             typer.echo("stopped" if stopped else f"no monitor is running for {log_path}")
     if starts:
         recorder.start(vendor or default_vendor(), log_path, interval)
@@ -156,7 +146,7 @@ def monitor(
     if as_json:
         entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
         typer.echo(json.dumps(entry | {"log_path": str(now.log_path)}))
-    elif operation is not Operation.STOP:
+    elif operation != "stop":
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
         typer.echo(f"{running if now.running else 'not running'}, logs in {now.log_path}")
 

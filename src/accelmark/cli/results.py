@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -32,12 +31,7 @@ _WIDE: Final = 116
 """Smallest width for all columns of a comparison."""
 
 
-class Format(StrEnum):
-    """Output format of a table."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
-    MARKDOWN = "markdown"
+Format = Literal["csv", "parquet", "markdown"]
 
 
 def results(
@@ -70,7 +64,7 @@ def results(
     given = {"--sql": sql is not None, "--group-by": group_by, "--format": output_format, "--output": output}
     _refuse_unused("--readme" if readme else None, given | {"--json": as_json})
     _refuse_unused("--json" if as_json else None, {"--format": output_format})
-    only_flat = output_format not in (None, Format.MARKDOWN)
+    only_flat = output_format not in (None, "markdown")
     flat = "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None
     _refuse_unused(flat, {"--group-by": group_by})
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
@@ -87,18 +81,18 @@ def results(
         _print_query(rows, sql, output_format, output, as_json=as_json)
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
-    elif output_format is Format.PARQUET:
+    elif output_format == "parquet":
         from accelmark.results.compare.sql import write_parquet
 
         if output is None:
             raise RequestError("--format parquet needs --output FILE")
         write_parquet(rows, output)
         typer.echo(str(output))
-    elif output_format is Format.CSV:
+    elif output_format == "csv":
         from accelmark.results.compare.table import COLUMNS, to_csv
 
         _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
-    elif output_format is Format.MARKDOWN:
+    elif output_format == "markdown":
         from accelmark.report.tables import markdown
 
         _emit(markdown(rows, groups), output)
@@ -144,15 +138,15 @@ def _print_query(
     answer = run_query(rows, sql)
     if as_json:
         _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
-    elif output_format is Format.CSV:
+    elif output_format == "csv":
         from accelmark.results.compare.table import to_csv
 
         _emit(to_csv(answer.columns, answer.rows), output)
-    elif output_format is Format.MARKDOWN:
+    elif output_format == "markdown":
         from accelmark.report.tables import plain_markdown
 
         _emit(plain_markdown(answer.columns, answer.rows), output)
-    elif output_format is Format.PARQUET or output is not None:
+    elif output_format == "parquet" or output is not None:
         raise RequestError("the result of --sql can be written with --format csv or markdown")
     else:
         _console().print(_table(answer.columns, answer.rows))

@@ -84,30 +84,24 @@ def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any
     try:
         text = _ENCODER.encode(record)
     except ValueError:
-        nonfinite = sorted(name for name, item in value.items() if _has_nonfinite(item))
-        cleaned = {name: _finite(item) for name, item in value.items()}
+        cleaned = _finite(value)
+        nonfinite = sorted(name for name, item in value.items() if cleaned[name] != item)
         record["value"] = {**cleaned, "nonfinite": nonfinite}
         text = _ENCODER.encode(record)
     return PERFLOG_PREFIX + text
 
 
-def _has_nonfinite(item: Any) -> bool:
-    if isinstance(item, float):
-        return not math.isfinite(item)
-    if isinstance(item, Mapping):
-        return any(_has_nonfinite(part) for part in item.values())
-    if isinstance(item, list | tuple):
-        return any(_has_nonfinite(part) for part in item)
-    return False
-
-
 def _finite(item: Any) -> Any:
-    if isinstance(item, float):
-        return item if math.isfinite(item) else None
-    if isinstance(item, Mapping):
-        return {name: _finite(part) for name, part in item.items()}
-    if isinstance(item, list | tuple):
-        return [_finite(part) for part in item]
+    """Return ``item`` with null for NaN and infinity; it equals ``item`` if there is none."""
+    match item:
+        case float():
+            return item if math.isfinite(item) else None
+        case Mapping():
+            return {name: _finite(part) for name, part in item.items()}
+        case tuple():
+            return tuple(map(_finite, item))
+        case list():
+            return [_finite(part) for part in item]
     return item
 
 
