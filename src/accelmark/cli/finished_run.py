@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
@@ -23,20 +24,13 @@ if TYPE_CHECKING:
 def report(
     run: options.RunPath,
     output: options.Output = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Recompute all figures from events and telemetry.")
-    ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Also print the results as a Markdown table.")] = False,
+    recompute: Annotated[bool, Option("--recompute", help="Recompute figures from events and telemetry.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Also print the results as a Markdown table.")] = False,
     mllog: Annotated[
-        bool, typer.Option("--mllog", help="Also write MLPerf log lines (mllog.log) for each training round.")
+        bool, Option("--mllog", help="Also write mllog.log (MLPerf log lines) for each training round.")
     ] = False,
-    mllog_as: Annotated[
-        str | None,
-        typer.Option(
-            "--mllog-as", metavar="BENCHMARK", help="MLPerf benchmark name for these lines, as its checker expects."
-        ),
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Write the report page of a run. A run without a summary is summarised first."""
@@ -145,10 +139,8 @@ def _cost_table(cost: AdaptationCost) -> RenderableType:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
-    replay: Annotated[
-        int, typer.Option("--replay", min=0, metavar="NUM_STEPS", help="Also replay optimizer steps from a checkpoint.")
-    ] = 0,
+    run: Annotated[Path, Argument(metavar="RUN", help="Directory of a finished run.")],
+    replay: Annotated[int, Option(min=0, metavar="NUM_STEPS", help="Also replay steps from a checkpoint.")] = 0,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -202,19 +194,12 @@ def bundle(run: options.RunPath, output: options.Output = None) -> None:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write event files to this directory.")
-    ] = None,
-    mlflow: Annotated[
-        str | None, typer.Option("--mlflow", metavar="URI", help="Log to this MLflow server or directory.")
-    ] = None,
-    experiment: Annotated[str, typer.Option("--experiment", help="Name of the MLflow experiment.")] = "accelmark",
+    run: Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
+    tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Write event files to this directory.")] = None,
+    mlflow: Annotated[str | None, Option(metavar="URI", help="Log to this server or directory.")] = None,
+    experiment: Annotated[str, Option("--experiment", help="Name of the MLflow experiment.")] = "accelmark",
     prometheus: Annotated[
-        bool,
-        typer.Option(
-            "--prometheus", help="Print the latest telemetry of a run in progress in Prometheus' text format."
-        ),
+        bool, Option("--prometheus", help="Print the latest telemetry of a run in progress.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:

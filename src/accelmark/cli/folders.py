@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
@@ -29,16 +30,9 @@ check = typer.Typer(
     help="Check the folder of a vendor or a case for completeness.", no_args_is_help=True, rich_markup_mode=None
 )
 
-NewName = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")]
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name as listed by 'accelmark vendors' or 'accelmark cases'.")
-]
-Into = Annotated[
-    Path,
-    typer.Option(
-        "--into", metavar="DIR", help="Directory that contains vendors/ and cases/; default: the current one."
-    ),
-]
+NewName = Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")]
+Into = Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")]
 
 
 def cases(as_json: options.AsJson = False) -> None:
@@ -127,10 +121,7 @@ def _print_next(folder: Path, name: str, kind: str, into: Path) -> None:
 def check_vendor(
     name: Name,
     run: Annotated[
-        bool,
-        typer.Option(
-            "--run/--no-run", help="Also read the devices of this machine and train a few steps of each case."
-        ),
+        bool, Option("--run/--no-run", help="Also read this machine's devices and train a few steps.")
     ] = True,
     as_json: options.AsJson = False,
 ) -> None:
@@ -143,7 +134,7 @@ def check_vendor(
 @check.command("case")
 def check_case(
     name: Name,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
+    run: Annotated[bool, Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
     as_json: options.AsJson = False,
 ) -> None:
     """Check cases/NAME: description, code, and training on synthetic data."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.spec.errors import RequestError
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def import_files(
-    origin: Annotated[Literal["flagperf"], typer.Argument(help="The benchmark that the files belong to.")],
+    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
+        list[Path], Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.spec.errors import AccelmarkError, RequestError, nearest
@@ -119,10 +120,10 @@ def inventory_lines(seen: Inventory) -> list[str]:
 
 
 def monitor(
-    operation: Annotated[Literal["start", "stop", "restart", "status"], typer.Argument(help="Operation.")],
+    operation: Annotated[Literal["start", "stop", "restart", "status"], Argument(help="Operation.")],
     vendor: options.Vendor = None,
-    log_path: Annotated[Path, typer.Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
-    interval: Annotated[float, typer.Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
+    log_path: Annotated[Path, Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
+    interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
@@ -153,11 +154,9 @@ def monitor(
 
 def probe(
     vendor: options.Vendor = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of devices to measure together.")] = 1,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="matmul, memory, copies or collectives. Repeatable.")
-    ] = None,
-    budget: Annotated[float, typer.Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
+    nproc: Annotated[int, Option("--nproc", min=1, help="Number of devices to measure together.")] = 1,
+    only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
+    budget: Annotated[float, Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""

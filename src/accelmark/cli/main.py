@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, Final
 
 import typer
+from typer import Option
 
 import accelmark
 from accelmark.cli.automl import app as automl
@@ -53,7 +54,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Benchmark AI chips with their software stack."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.report.printable import printable
@@ -36,24 +37,19 @@ Format = Literal["csv", "parquet", "markdown"]
 
 def results(
     places: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[DIR …]", help="Runs, bundles, or directories that contain them. Default: runs/."),
+        list[Path] | None, Argument(metavar="[DIR …]", help="Runs, bundles or directories of runs; default: runs/.")
     ] = None,
     where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat to combine with AND."
-        ),
+        list[str] | None, Option(metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat for AND.")
     ] = None,
     group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
+        str | None, Option(metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
     ] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="Query the table 'results' with a SELECT (DuckDB).")] = None,
-    output_format: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
+    sql: Annotated[str | None, Option("--sql", help="Query the table 'results' with a SELECT (DuckDB).")] = None,
+    output_format: Annotated[Format | None, Option("--format", help="Output format.")] = None,
     output: options.Output = None,
     readme: Annotated[
-        list[Path] | None,
-        typer.Option("--readme", metavar="FILE", help="Update the results table in a case's README. Repeatable."),
+        list[Path] | None, Option(metavar="FILE", help="Update the table in a case's README. Repeatable.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -226,16 +222,15 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
 
 def compare(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the baseline."),
+        list[Path], Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the baseline.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
     ] = None,
     across_scales: Annotated[
-        bool, typer.Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
+        bool, Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Compare runs that are not comparable.")] = False,
+    force: Annotated[bool, Option("--force", help="Compare runs that are not comparable.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
@@ -312,16 +307,11 @@ def figures_table(pair: Pair, *, narrow: bool) -> Table:
 
 
 def view(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Directory that contains the runs.")] = Path(
-        "runs"
-    ),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines can reach needs --token-file.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
+    directory: Annotated[Path, Argument(metavar="[DIR]", help="Directory that contains the runs.")] = Path("runs"),
+    host: Annotated[str, Option(help="Address; one that other machines can reach needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
     token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="File with the access token; created if it does not exist."),
+        Path | None, Option(metavar="FILE", help="File of the access token; created if missing.")
     ] = None,
 ) -> None:
     """Show the runs below a directory in a browser. The pages are read-only and by default for this machine only."""
@@ -344,8 +334,6 @@ def view(
         server_for(app).run(sockets=[listener])
 
 
-def serve_renamed(
-    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", hidden=True)] = None,
-) -> None:
+def serve_renamed(directory: Annotated[Path | None, Argument(metavar="[DIR]", hidden=True)] = None) -> None:
     """Name the verb that shows the runs now: 'accelmark view'."""
     raise RequestError(f"'serve' no longer shows runs: use accelmark view {directory or 'runs'}")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 
 
 def train(
-    key: Annotated[str, typer.Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]")],
+    key: Annotated[str, Argument(help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]")],
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -37,18 +38,14 @@ def train(
 
 
 def infer(
-    key: Annotated[str, typer.Argument(help="model[:framework[_version][:hardware]]")],
+    key: Annotated[str, Argument(help="model[:framework[_version][:hardware]]")],
     compiler: Annotated[
-        str | None,
-        typer.Option("--compiler", metavar="NAME", help="Inference engine; 'none' stops after the framework's own."),
+        str | None, Option(metavar="NAME", help="Inference engine; 'none' stops after the framework's own.")
     ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Items in one call.")] = None,
+    precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
+    batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,
     scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario", help="Also run a LoadGen scenario: offline, single_stream, multi_stream, server. Repeatable."
-        ),
+        list[str] | None, Option(help="LoadGen scenario: offline, single_stream, multi_stream or server. Repeatable.")
     ] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
@@ -77,7 +74,7 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Run file (YAML).")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Run file (YAML).")],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
@@ -100,8 +97,8 @@ def run(
 
 def resume(
     run: options.RunPath,
-    redo_failed: Annotated[bool, typer.Option("--failed", help="Also repeat rounds that failed or timed out.")] = False,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Ignore checkpoints.")] = False,
+    redo_failed: Annotated[bool, Option("--failed", help="Also repeat rounds that failed or timed out.")] = False,
+    from_scratch: Annotated[bool, Option("--from-scratch", help="Ignore checkpoints.")] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -140,7 +137,7 @@ def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
 
 def stop(
     run: options.RunPath,
-    at_once: Annotated[bool, typer.Option("--now", help="Kill the ranks instead of letting them end.")] = False,
+    at_once: Annotated[bool, Option("--now", help="Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
