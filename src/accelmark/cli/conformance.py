@@ -233,11 +233,7 @@ def required_methods(framework: str) -> tuple[str, ...]:
 def trial(name: str, vendor: str, *, evaluate: bool = False, timeout_s: float = _TRIAL_TIMEOUT_S) -> Iterator[Check]:
     """Train three steps on synthetic data and report problems of the run and its audit.
 
-    Args:
-        name: the case.
-        vendor: the vendor whose devices and adaptation are used.
-        evaluate: also run the case's evaluation.
-        timeout_s: time limit of the training, and of the evaluation.
+    ``evaluate``: also run the case's evaluation. ``timeout_s`` limits the training, and the evaluation.
     """
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
         run = Path(directory) / "run"

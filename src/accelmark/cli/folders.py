@@ -84,11 +84,7 @@ def new_case(name: NewName, into: Into = Path()) -> None:
 
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
-    """Create ``into/<kind>/<name>`` and return it.
-
-    Raises:
-        RequestError: the name is invalid or taken, or the folder exists.
-    """
+    """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken."""
     from accelmark.spec.plugins.catalog import folders, look_again
 
     if not _NAME.fullmatch(name):

@@ -25,17 +25,10 @@ class FetchError(Exception):
 
 
 def extract(kind: ArchiveKind, archive: Path, members: Mapping[str, Path], max_bytes: Mapping[str, int]) -> None:
-    """Copy members of ``archive`` to the paths in ``members``; nothing else is unpacked.
+    """Copy members of ``archive`` to the paths in ``members`` (name in the archive -> file); nothing else is unpacked.
 
-    Args:
-        kind: format of the archive (zip for a wheel, tar for an npm tarball).
-        archive: the file.
-        members: name in the archive -> file to write; its directory is created.
-        max_bytes: name in the archive -> largest allowed size unpacked.
-
-    Raises:
-        FetchError: the archive is not readable, or a member is missing, too large or not a regular file.
-        OSError: a file cannot be written.
+    ``max_bytes`` limits their sizes unpacked. Raises FetchError if the archive is not readable, or a member is missing,
+    too large or not a regular file; OSError if a file cannot be written.
     """
     wanted = set(members)
     try:
@@ -104,12 +97,7 @@ def max_source_bytes(file: FileSpec) -> int:
 
 
 def unpack_files(spec: DatasetSpec, directory: Path) -> None:
-    """Decompress every packed file of ``spec`` in ``directory``.
-
-    Raises:
-        FetchError: a file is damaged or too large.
-        OSError: a file cannot be written.
-    """
+    """Decompress every packed file of ``spec``; raise FetchError if one is damaged or too large, or OSError."""
     for file in spec.files:
         if file.packed is None:
             continue

@@ -46,10 +46,8 @@ def cached_path(spec: DatasetSpec) -> Path:
 def locate(spec: DatasetSpec, data_dir: Path | None = None) -> Path:
     """Return the directory of ``spec``, in the cache the one that :func:`ensure` fetches to; nothing is fetched.
 
-    ``data_dir`` contains the data itself or, where it serves several data sets, a directory named like this one.
-
-    Raises:
-        DataError: the data set cannot be fetched and no directory was given.
+    ``data_dir`` contains the data itself or, where it serves several data sets, a directory named like this one. Raises
+    DataError if the data set cannot be fetched and no directory was given.
     """
     if data_dir is not None:
         own = data_dir / spec.name
@@ -73,15 +71,8 @@ def ensure(
 ) -> Path:
     """Return a directory that contains ``spec``, with every file verified.
 
-    Args:
-        spec: the data set.
-        data_dir: a directory with the data; it is verified and never written to.
-        offline: fetch nothing.
-        allow_subset: accept a tree with fewer classes or files than the full set.
-        progress: called during downloads and hashing.
-
-    Raises:
-        DataError: the data is missing or wrong and cannot be fetched; the message says what to do.
+    ``data_dir`` is verified and never written to. ``allow_subset`` accepts a tree with fewer classes or files than the
+    full set. Raises DataError, which says what to do, if the data is missing or wrong and cannot be fetched.
     """
     path = locate(spec, data_dir)
     problems = verify(spec, path, allow_subset=allow_subset, progress=progress)

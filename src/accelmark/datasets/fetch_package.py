@@ -26,9 +26,8 @@ def fetch_package(
 ) -> None:
     """Download the package to ``scratch`` and copy the files of ``spec`` from it, still packed.
 
-    Raises:
-        FetchError: the client is missing or fails, or the package differs from the declared one or lacks a file.
-        OSError: a file cannot be written.
+    Raises FetchError if the client is missing or fails, or the package differs from the declared one or lacks a file;
+    OSError if a file cannot be written.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     meter = ProgressMeter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)

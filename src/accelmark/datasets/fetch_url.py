@@ -23,9 +23,7 @@ _CHUNK: Final = 1 << 16
 def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progress | None) -> None:
     """Download every file of ``spec`` to ``into``, still packed.
 
-    Raises:
-        FetchError: the host is not reachable within two seconds, or a file cannot be downloaded.
-        OSError: a file cannot be written.
+    Raises FetchError if the host is not reachable or a file cannot be downloaded, OSError if one cannot be written.
     """
     _check_reachable(source.base)
     opener = urllib.request.build_opener(_HttpsOnly)

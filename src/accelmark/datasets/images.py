@@ -108,11 +108,7 @@ Images = ArrayImages | FolderImages
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read all arrays of an .npz file, never pickled objects.
-
-    Raises:
-        DataError: it is missing, damaged or another kind of file.
-    """
+    """Read all arrays of an .npz file, never pickled objects; raise DataError if it is missing, damaged or another format."""
     try:
         with path.open("rb") as file:
             magic = file.read(max(map(len, _NPZ_MAGIC)))

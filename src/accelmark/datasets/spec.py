@@ -165,11 +165,7 @@ class DatasetSpec(Spec):
 
 
 def known_dataset(name: str, where: str) -> DatasetSpec:
-    """Return a data set that several cases share: ``known/<name>.yaml`` next to this file.
-
-    Raises:
-        SpecError: there is no such data set; the nearest name is suggested.
-    """
+    """Return a data set that several cases share, from ``known/<name>.yaml``; raise SpecError with the nearest name."""
     path = _KNOWN / f"{name}.yaml"
     names = {file.stem for file in _KNOWN.glob("*.yaml")}
     if name not in names:
@@ -180,8 +176,7 @@ def known_dataset(name: str, where: str) -> DatasetSpec:
 def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
     """Check the entries of a case's ``data``: names of known data sets, or declarations.
 
-    Raises:
-        SpecError: with all problems of all entries; ``where`` names the file.
+    Raises SpecError with all problems of all entries; ``where`` names the file.
     """
     specs: list[DatasetSpec] = []
     problems: list[Problem] = []

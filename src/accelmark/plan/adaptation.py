@@ -87,17 +87,8 @@ def vendor_layers(
     """Return the vendor's layers for ``key``, weakest first, and which files were applied.
 
     ``<stem>.yaml`` applies at every scale, ``<stem>_<capability>.yaml`` where the device has the capability (several in
-    alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale.
-
-    Args:
-        adaptation: the vendor's folder for the case; it need not exist.
-        vendor: the vendor's name.
-        key: the key, with chip and scale.
-        capabilities: those of the device.
-        stem: ``config`` for training, ``infer`` for inference.
-
-    Raises:
-        SpecError: a file that applies cannot be read.
+    alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
+    folder ``adaptation`` need not exist. Raises SpecError if a file that applies cannot be read.
     """
     scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
     files: list[tuple[int, LayerFile, Path]] = []

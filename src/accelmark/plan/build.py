@@ -38,18 +38,8 @@ def build_plan(
 ) -> Plan:
     """Resolve ``request`` into a plan.
 
-    Args:
-        request: the run file.
-        cluster: the cluster that the request names.
-        detected: the chip under test.
-        data_dirs: returns the directories of a case's data.
-        created_at: UTC time, ISO 8601.
-        where: the run file, or ``command line``, for errors.
-        command_line: dotted settings from the command line, the strongest layer.
-
-    Raises:
-        SpecError: with all problems of all keys.
-        RequestError: no case can run on this vendor's chips.
+    ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
+    Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
     vendor = load_vendor(vendor_name)

@@ -79,11 +79,7 @@ def _training_side(request: KeyRequest) -> TrainCaseSpec:
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
-    """Return warnings about the case's settings that are not passed to the trainer.
-
-    Raises:
-        SpecError: the trainer does not support the case, or cannot be passed a setting that another layer changes.
-    """
+    """Return warnings about settings that the trainer is not given; raise SpecError if it cannot run the request."""
     problems = list(_trainer_problems(request, trainer, resolved))
     if problems:
         raise SpecError(problems)

@@ -32,9 +32,7 @@ _MAX_NESTING: Final = 20
 def calculate(text: str) -> float:
     """Return the value of arithmetic on numbers, such as ``2*512*0.33e9``: parsed, never evaluated as code.
 
-    Raises:
-        ValueError: it contains more than numbers, ``+ - * /`` and parentheses, divides by zero, nests too deeply, or
-            is not finite.
+    Raises ValueError if it is anything else, divides by zero, nests too deeply, or is not finite.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")

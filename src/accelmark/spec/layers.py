@@ -182,9 +182,8 @@ class _Merger(Generic[S]):
 def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved[TrainSettings]:
     """Merge ``over`` (weakest first) into a case's own training settings.
 
-    Raises:
-        SpecError: with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
-            settings that are not mutable.
+    Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
+    settings that are not mutable.
     """
     merger = _Merger(TrainSettings, base.name)
     for key, value in base.values.items():
@@ -232,15 +231,8 @@ def resolve_inference(
 ) -> Resolved[InferSettings]:
     """Merge a vendor's layers and then ``over`` (both weakest first) into a case's configurations.
 
-    Args:
-        case: the inference side of ``case.yaml``.
-        where: the name of that file, for errors and provenance.
-        vendor: the vendor's layers for this case; their unknown keys become options of the engine.
-        over: the layers of the run file and the command line.
-        reserved: names that no layer may set, besides those of cluster files and ``RUN_TIME_KEYS``.
-
-    Raises:
-        SpecError: with all problems of all layers.
+    Unknown keys of the vendor become options of the engine. No layer may set the ``reserved`` names, those of cluster
+    files and ``RUN_TIME_KEYS``. Raises SpecError with all problems of all layers; ``where`` names ``case.yaml``.
     """
     merger = _InferenceMerger(case, where, reserved)
     for layer in vendor:

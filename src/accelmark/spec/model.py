@@ -34,11 +34,7 @@ class Spec(BaseModel):
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
-    """Validate ``values`` as ``model``.
-
-    Raises:
-        SpecError: with every problem at once, each naming ``where`` and its dotted key.
-    """
+    """Validate ``values`` as ``model``; raise SpecError with every problem, each with ``where`` and its dotted key."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -117,11 +113,7 @@ _Loader.add_constructor("!exponent", _construct_exponent)
 
 
 def read_value(text: str, where: str) -> Any:
-    """Read one YAML value (``0.1``, ``1e-3``, ``true``, ``[1, 2]``).
-
-    Raises:
-        SpecError: it is not YAML; ``where`` is named.
-    """
+    """Read one YAML value (``0.1``, ``true``, ``[1, 2]``); raise SpecError, naming ``where``, if it is not YAML."""
     try:
         return _load(text)
     except yaml.YAMLError as error:
@@ -143,10 +135,9 @@ def _load(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping from ``path``.
+    """Read a YAML mapping.
 
-    Raises:
-        SpecError: the file cannot be read, is not YAML (line and column are named) or is not a mapping.
+    Raises SpecError if the file cannot be read, is not YAML (line and column are named) or is not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")

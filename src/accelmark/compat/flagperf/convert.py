@@ -62,8 +62,7 @@ class Converted:
 def convert(paths: Iterable[Path]) -> Converted:
     """Convert FlagPerf's files to one cluster file and one run file.
 
-    Raises:
-        SpecError: a file cannot be read, the cluster is invalid, or two files give the same output file.
+    Raises SpecError if a file cannot be read, the cluster is invalid, or two files give the same output file.
     """
     result = Converted()
     given: dict[str, Given] = {}

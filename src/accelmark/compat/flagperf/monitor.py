@@ -31,14 +31,9 @@ _CLOSING_S: Final = 10.0
 class MonitorScript:
     """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
 
-    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. If a stale pid file
-    prevents the start, the script is restarted, as in FlagPerf.
-
-    Args:
-        script: the script.
-        log_dir: the directory for its log, ``<name of the script>.log``.
-        rule: the format of a device's line in the log.
-        first_block_s: seconds to wait for a block.
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block, at most
+    ``first_block_s``. If a stale pid file prevents the start, the script is restarted, as in FlagPerf. ``rule`` is the
+    format of a device's line in the log, ``<name of the script>.log`` in ``log_dir``.
     """
 
     def __init__(self, script: Path, log_dir: Path, rule: ScriptRule, first_block_s: float = _FIRST_BLOCK_S) -> None:
@@ -124,8 +119,7 @@ class MonitorScript:
 def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
     """Return the devices of one block of a monitor log: a timestamp line, then a line per device.
 
-    Raises:
-        SourceError: a line does not match.
+    Raises SourceError if a line does not match.
     """
     timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
     if not _TIMESTAMP.fullmatch(timestamp):
@@ -154,12 +148,7 @@ def _missing(values: Values) -> list[str]:
 class MonitorLogs:
     """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
 
-    Args:
-        directory: the node's directory.
-        vendor: name of the vendor, or None if the vendor's own script writes that log.
-
-    Raises:
-        OSError: the directory is not writable.
+    ``vendor`` is None if the vendor's own script writes that log. Raises OSError if the directory is not writable.
     """
 
     def __init__(self, directory: Path, vendor: str | None) -> None:

@@ -52,11 +52,7 @@ class Given:
         return Problem(self.file, self.key, why)
 
     def read(self, kind: Callable[[Any], T]) -> T:
-        """Return the value converted by ``kind``.
-
-        Raises:
-            SpecError: the conversion fails.
-        """
+        """Return the value converted by ``kind``; raise SpecError if that fails."""
         try:
             return kind(self.value)
         except (ValueError, TypeError) as error:
@@ -81,11 +77,7 @@ class Parsed:
 
 
 def parse_file(path: Path) -> Parsed:
-    """Read a ``.py`` or ``.yaml`` file of FlagPerf.
-
-    Raises:
-        SpecError: it cannot be read, or its content does not match its suffix.
-    """
+    """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""
     if path.suffix in (".yaml", ".yml"):
         return Parsed(str(path), read_yaml(path))
     if path.suffix != ".py":
@@ -169,12 +161,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
 
 
 def _literal(expression: ast.expr) -> Any:
-    """Return the value of a literal, or of arithmetic or concatenation of literals.
-
-    Raises:
-        ValueError: it is something else.
-        OverflowError: a number is too large for a float.
-    """
+    """Return the value of literals and their arithmetic or concatenation, else raise ValueError or OverflowError."""
     if not isinstance(expression, ast.BinOp):
         try:
             return ast.literal_eval(expression)

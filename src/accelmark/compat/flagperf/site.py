@@ -42,11 +42,7 @@ def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over:
 
 
 def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
-    """Return the cluster file; empty without settings for it.
-
-    Raises:
-        SpecError: the cluster is invalid.
-    """
+    """Return the cluster file, empty without settings for it; raise SpecError if it is invalid."""
     cluster: Values = {}
     if "HOSTS" in given:
         cluster["hosts"] = [{"address": address} for address in given["HOSTS"].read(texts)]
@@ -94,11 +90,7 @@ def _ports(value: Any) -> list[int]:
 
 
 def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[Problem]) -> Values:
-    """Return the run file; empty if the files name no case.
-
-    Raises:
-        SpecError: CASES is not a dictionary.
-    """
+    """Return the run file, empty if the files name no case; raise SpecError if CASES is not a dictionary."""
     listed: dict[tuple[str, str], Values] = {}
     for item in cases:
         table = item.read(_table)

@@ -99,11 +99,7 @@ def is_hashed(file: str) -> bool:
 
 
 def folders(kind: Kind) -> dict[str, Folder]:
-    """Return all folders of ``kind`` by name.
-
-    Raises:
-        SpecError: two folders have the same name; both paths are named.
-    """
+    """Return all folders of ``kind`` by name; raise SpecError with both paths if two have the same name."""
     return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
 
 
@@ -154,11 +150,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one plug-in.
-
-    Raises:
-        RequestError: there is none; the nearest name is suggested.
-    """
+    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
     known = folders(kind)
     if name not in known:
         singular = kind.removesuffix("s")
@@ -169,9 +161,7 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
 def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:
     """Read and check the YAML file of one plug-in: ``<name>/<kind>.yaml``, for a trainer also ``<name>.yaml``.
 
-    Raises:
-        RequestError: there is no such plug-in; the nearest name is suggested.
-        SpecError: the file is wrong; with all problems.
+    Raises RequestError if there is no such plug-in, SpecError with all problems of the file.
     """
     path = find(kind, name, where).path
     return cast("M", _load(path if path.is_file() else path / _file_name(kind), name, model))
@@ -214,8 +204,7 @@ def load_trainer(name: str) -> TrainerSpec:
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
     """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``.
 
-    Raises:
-        RequestError: there is no such framework, or neither file declares the device.
+    Raises RequestError if there is no such framework, or neither file declares the device.
     """
     device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
     if device is None:
@@ -228,19 +217,14 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
 
 
 def load_launch(name: str) -> FrameworkLaunch:
-    """Import ``launch.py`` of one framework, which imports no framework.
-
-    Raises:
-        RequestError: there is no such framework, or its folder has no ``launch.py``.
-    """
+    """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
 
 
 def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
     """Import ``module`` of a folder: as part of its package, or from its file if it has no package.
 
-    Raises:
-        RequestError: the folder has no such file.
+    Raises RequestError if the folder has no such file.
     """
     path = folder.path / f"{module}.py"
     if folder.package is not None:

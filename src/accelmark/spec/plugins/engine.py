@@ -42,8 +42,7 @@ def known_engines(vendor_folder: Path | None) -> set[str]:
 def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
     """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence.
 
-    Raises:
-        SpecError: a declaration is wrong, or declares an engine without a file.
+    Raises SpecError if a declaration is wrong, or declares an engine without a file.
     """
     declared = _declared(_OWN)
     return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})

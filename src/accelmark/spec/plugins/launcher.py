@@ -46,11 +46,7 @@ O = TypeVar("O", bound=LauncherOptions)  # noqa: E741
 
 
 def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
-    """Read ``launcher.yaml`` of one launcher.
-
-    Raises:
-        RequestError: there is no such launcher; the nearest name is suggested.
-    """
+    """Read ``launcher.yaml`` of one launcher; raise RequestError with the nearest name if there is none."""
     return load_spec("launchers", name, LauncherSpec, where)
 
 
@@ -60,11 +56,7 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
-    """Check a cluster file and the settings of its launcher.
-
-    Raises:
-        SpecError: with every problem.
-    """
+    """Check a cluster file and the settings of its launcher; raise SpecError with every problem."""
     problems = launcher_problems(values, where)
     try:
         cluster = parse(ClusterSpec, values, where)
@@ -79,11 +71,7 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     """Return what is wrong with ``launcher`` and the settings of launchers in a cluster file.
 
     Settings of launchers other than the one named are allowed, so that a file stays valid when ``launcher`` changes.
-
-    Args:
-        values: contents of the cluster file.
-        where: its name, for errors.
-        prefix: prefix of its keys in errors, ending with a dot.
+    ``where`` is the file, and ``prefix`` (with its dot) the prefix of its keys, for errors.
     """
     given = {name: value for name, value in values.items() if name not in ClusterSpec.model_fields}
     launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)

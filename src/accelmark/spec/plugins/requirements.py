@@ -61,10 +61,7 @@ def missing(
 ) -> list[Missing]:
     """Return the requirements that are not met.
 
-    Args:
-        needs: requirements.
-        version_of: returns the installed version of a package.
-        given: names of packages that will be installed before the ranks start.
+    ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start.
     """
     found: dict[str, Missing] = {}
     brought = {_normalised(name) for name in given}
@@ -85,11 +82,7 @@ def install_command(found: Iterable[Missing], python: str | None = None) -> str:
 
 
 def require(needed_by: str, *requirements: str) -> None:
-    """Check that the packages that a verb needs are installed.
-
-    Raises:
-        RequestError: lists the missing packages and the command that installs them.
-    """
+    """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
     found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
     if found:
         raise RequestError(f"{'; '.join(map(str, found))}: run {install_command(found)}")
