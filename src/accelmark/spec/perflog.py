@@ -51,7 +51,7 @@ class PerfLogWriter:
         self._descriptor = descriptor
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
-        """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now. Raises RunError if it fails."""
+        """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now. Raises RunError."""
         caller = sys._getframe(1)
         fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
         line = memoryview(encode_line(event, fields, _metadata(caller, self.rank, at_ns)).encode() + b"\n")
