@@ -108,7 +108,7 @@ Images = ArrayImages | FolderImages
 
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing, damaged or no such file."""
+    """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             magic = file.read(max(map(len, _NPZ_MAGIC)))
