@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch
 
-from accelmark.plan.build import Detected, build_plan
+from accelmark.plan import Detected, build_plan
 from accelmark.plan.plan import Plan
 from accelmark.results.read.train_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
