@@ -21,8 +21,8 @@ from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
-from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
@@ -233,7 +233,7 @@ def _report(path: Path) -> SearchSummary:
 
 def _hardware(vendor: str, device: str | None) -> str:
     """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
-    from accelmark.spec.catalog import load_vendor
+    from accelmark.spec.plugins.catalog import load_vendor
 
     with suppress(AccelmarkError):
         if device and (chip := load_vendor(vendor).chip_of(device, None)):
