@@ -9,13 +9,13 @@ import pytest
 
 from accelmark.automl.config import DatasetConfig, TrainingConfig
 from accelmark.automl.dataset import open_dataset
+from accelmark.automl.messages import TrialOrder
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, Layer, MaxPool, ReLU, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.records import Hyperparameters
 from accelmark.automl.trial.executor import RankContext, TorchExecutor
 from accelmark.automl.trial.ranks import RankGroup
-from accelmark.automl.workers.messages import TrialOrder
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 from tests.automl.test_trial import Notes
 

@@ -94,7 +94,7 @@ def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Finding]:
 
 def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Finding]:
     """Compare a trial with the schedule and training settings."""
-    schedule, training, hyper = config.schedule.schedule, config.training, record.hyperparameters
+    schedule, training, hyper = config.schedule, config.training, record.hyperparameters
     batches = {training.batch_size, *(config.tuning.batch_size if record.tuned else ())}
     planned = schedule.round_of(record.trial), schedule.epochs_of(record.trial), schedule.tunes(record.trial)
     trial = f"trial {record.trial}"
