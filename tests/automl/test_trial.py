@@ -13,7 +13,7 @@ from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters
-from accelmark.automl.trial.executor import RankContext, TorchExecutor, trial_settings
+from accelmark.automl.trial.executor import RankContext, run_trial, trial_settings
 from accelmark.spec.errors import DataError
 from tests.automl.images import tiny_dataset, tiny_network
 
@@ -63,7 +63,7 @@ def run(
     data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
-    result, trained = TorchExecutor(data, RankContext("cpu", threads=1)).run(given, weights, notes)
+    result, trained = run_trial(data, RankContext("cpu", threads=1), given, weights, notes)
     return result, trained, notes
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.records import TrialRecord
-from accelmark.automl.scoring.score import scoreboard
+from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
 from accelmark.report.search_terminal import operations, ratio
@@ -55,17 +55,13 @@ class SearchView:
 
 
 def search_view(directory: SearchDirectory) -> SearchView:
-    """Read a search and compute its page; raises RunError or JournalError where it cannot be read."""
+    """Read a search and compute its page; raises RunError where it cannot be read."""
     state = directory.state()
     summary = summarise(directory, state=state)
     values = {one.id: one.value for one in state.individuals if one.value is not None}
-    board = scoreboard(state)
-    validated = {epoch.trial for epoch in board.epochs if epoch.validation_accuracy is not None}
-    reached = {
-        record.individual: board.best_validation(record.trial)
-        for record in state.trials.values()
-        if record.trial in validated
-    }
+    board = Scoreboard(state)
+    best = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
+    reached = {individual: accuracy for individual, accuracy in best.items() if accuracy is not None}
     return SearchView(
         summary=summary,
         tiles=_tiles(summary),

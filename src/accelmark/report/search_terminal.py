@@ -14,7 +14,7 @@ from rich.text import Text
 
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.scoring.score import scoreboard, utilisation
+from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.results.rounds.search import SearchSummary
 from accelmark.spec.number_format import duration, quantity
@@ -41,7 +41,7 @@ def live_view() -> Iterator[Observer]:
 
 
 def _progress(state: SearchState, scheduler: Scheduler) -> Group:
-    point, used = scoreboard(state).final(), utilisation(state)
+    point, used = Scoreboard(state).final(), utilisation(state)
     limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials
     head = Table.grid(padding=(0, 3))
     head.add_row("time", "score", "error", "regulated", "idle", "search error", style="dim")

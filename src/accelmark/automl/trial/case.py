@@ -62,6 +62,7 @@ class TrialCase(TrainCase):
         settings: TrainSettings,
         data_dirs: Mapping[str, Path],
         place: Place,
+        *,
         order: TrialOrder,
         dataset: Dataset,
         weights: TrainedWeights,

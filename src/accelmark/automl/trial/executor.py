@@ -115,58 +115,55 @@ def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
     )
 
 
-class TorchExecutor:
-    """Trains trials one after another as one rank."""
-
-    def __init__(self, dataset: Dataset, place: RankContext) -> None:
-        self._data: Final = dataset
-        self._place: Final = place
-
-    def run(self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener) -> TrialEnded:
-        """Run a trial; a trial that fails is reported in its result."""
-        return _Trial(order, weights, listener, self._data, self._place).run()
+def run_trial(
+    data: Dataset, place: RankContext, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
+) -> TrialEnded:
+    """Run a trial as one rank; a trial that fails is reported in its result."""
+    world = place.ranks.world_size
+    settings = trial_settings(order, images=len(data.training), world_size=world, threads=place.threads)
+    work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
+    return _Trial(data, place, order, weights, listener, work).run()
 
 
 @final
+@dataclass
 class _Trial:
     """One trial: receives the driver's events, reports epochs, and requests its end.
 
     Everything that it decides on, except a stop that is requested, is equal on all ranks.
     """
 
-    interruptible = False
+    data: Dataset
+    place: RankContext
+    order: TrialOrder
+    weights: TrainedWeights
+    listener: TrialListener
+    work: TrainJob
+    began: float = field(default_factory=time.monotonic)
+    since: float = 0.0
+    """Start of the epoch."""
+    interruptible: bool = False
+    backend: PyTorchBackend | None = None
+    case: TrialCase | None = None
+    started: Started | None = None
+    best: TrainedWeights = None
+    best_accuracy: float = -1.0
+    epoch: int = 1
+    images: int = 0
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
 
-    def __init__(
-        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener, dataset: Dataset, place: RankContext
-    ) -> None:
-        self._began = self._since = time.monotonic()
-        self._order: Final = order
-        self._weights: Final = weights
-        self._listener: Final = listener
-        self._data: Final = dataset
-        self._place: Final = place
-        self._early_stop: Final = EarlyStop.for_round(order.round) if order.early_stop else None
-        world = place.ranks.world_size
-        settings = trial_settings(order, images=len(dataset.training), world_size=world, threads=place.threads)
-        self._work: Final = TrainJob(
-            unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings
-        )
-        self._backend: PyTorchBackend | None = None
-        self._case: TrialCase | None = None
-        self._started: Started | None = None
-        self._best: TrainedWeights = None
-        self._best_accuracy = -1.0
-        self._epoch = 1
-        self._images = self._steps = 0
-        self._losses: list[float] = []
+    def __post_init__(self) -> None:
+        self.since = self.began
+        self.early_stop = EarlyStop.for_round(self.order.round) if self.order.early_stop else None
 
     def run(self) -> TrialEnded:
-        account = Account(process_start=self._began, job=self._work)
-        training = run_training(self._work, self._open, self, account, self, self)
+        account = Account(process_start=self.began, job=self.work)
+        training = run_training(self.work, self._open, self, account, self, self)
         end, backend = training.end, training.backend
         record_peak_memory(account, backend)
         finished = account.finished(end)
-        if finished.global_steps > self._steps:  # a part of an epoch
+        if finished.global_steps > self.steps:  # a part of an epoch
             self._report(finished, in_step=training.in_step)
         status = _STATUS.get(end.reason, "crashed")
         outcome: dict[str, Any] = {"status": status, "reason": end.message or end.reason}
@@ -174,46 +171,46 @@ class _Trial:
             outcome |= {"reason": ""} | self._held_out()
         if backend is not None:
             backend.close(together=training.in_step)
-        return TrialEnded(self._result(outcome, finished), self._best if outcome["status"] in _USEFUL else None)
+        return TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
 
     def _open(self) -> PyTorchBackend:
-        job = _job(self._order, self._work, self._place)
-        in_process = InProcess(self._make_case, self._place.control)
-        self._backend = PyTorchBackend(job, self._work, self._place.ranks, self, in_process)
-        return self._backend
+        job = _job(self.order, self.work, self.place)
+        in_process = InProcess(self._make_case, self.place.control)
+        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, in_process)
+        return self.backend
 
     def _make_case(self, *args: Any) -> TrialCase:
-        self._case = TrialCase(*args, self._order, self._data, self._weights, self._listener)
-        return self._case
+        self.case = TrialCase(*args, order=self.order, dataset=self.data, weights=self.weights, listener=self.listener)
+        return self.case
 
     @property
     def requested(self) -> str | None:
         """The reason to stop; polled by the driver after each step."""
-        if self._listener.should_stop():
+        if self.listener.should_stop():
             return "the search"
-        limit_s = self._order.limit_s
-        return "the end of its time" if limit_s is not None and time.monotonic() >= self._began + limit_s else None
+        limit_s = self.order.limit_s
+        return "the end of its time" if limit_s is not None and time.monotonic() >= self.began + limit_s else None
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Receive an event of the driver."""
         if event == Event.TRAIN_START:
-            self._since = time.monotonic()
+            self.since = time.monotonic()
         elif isinstance(value, Started):
-            self._started = value
+            self.started = value
         elif isinstance(value, StepWindow):
-            self._losses += [math.nan if loss is None else loss for loss in value.losses]
+            self.losses += [math.nan if loss is None else loss for loss in value.losses]
 
     def evaluated(self, evaluation: Evaluation) -> End | None:
         """Report the epoch that this evaluation closes, keep its weights if they are the best, and decide on an end."""
         self._report(evaluation)
         accuracy, loss = evaluation.metrics["accuracy"], evaluation.metrics["loss"]
         if loss is None or not math.isfinite(loss):
-            return End("nonfinite_loss", f"the validation loss of epoch {self._epoch - 1} is {loss}")
-        module = self._case.module if self._case is not None else None
-        if module is not None and accuracy is not None and accuracy > self._best_accuracy:
-            self._best_accuracy, self._best = accuracy, to_weights(module)
-        ends = self._early_stop is not None and self._early_stop.should_stop(loss)
-        self._since = time.monotonic()
+            return End("nonfinite_loss", f"the validation loss of epoch {self.epoch - 1} is {loss}")
+        module = self.case.module if self.case is not None else None
+        if module is not None and accuracy is not None and accuracy > self.best_accuracy:
+            self.best_accuracy, self.best = accuracy, to_weights(module)
+        ends = self.early_stop is not None and self.early_stop.should_stop(loss)
+        self.since = time.monotonic()
         return End("early_stop") if ends else None
 
     def _report(self, event: Evaluation | Finished, *, in_step: bool = True) -> None:
@@ -222,35 +219,35 @@ class _Trial:
         evaluation = event if isinstance(event, Evaluation) else None
         metrics: Mapping[str, float | None] = evaluation.metrics if evaluation else {}
         evaluating_s = evaluation.duration_s if evaluation else 0.0
-        train_loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
-        if in_step and self._backend is not None:
-            (train_loss,) = self._backend.mean([train_loss])
+        train_loss = sum(self.losses) / len(self.losses) if self.losses else math.nan
+        if in_step and self.backend is not None:
+            (train_loss,) = self.backend.mean([train_loss])
         report = EpochReport(
-            epoch=self._epoch,
-            begun_s=self._since - self._began,
-            ended_s=now - self._began,
-            trained_images=event.num_trained_samples - self._images,
+            epoch=self.epoch,
+            begun_s=self.since - self.began,
+            ended_s=now - self.began,
+            trained_images=event.num_trained_samples - self.images,
             evaluated_images=round(metrics.get("count") or 0),
-            steps=event.global_steps - self._steps,
-            training_s=max(0.0, now - self._since - evaluating_s),
+            steps=event.global_steps - self.steps,
+            training_s=max(0.0, now - self.since - evaluating_s),
             evaluating_s=evaluating_s,
             train_loss=_finite(train_loss),
             validation_loss=_finite(metrics.get("loss")),
             validation_accuracy=metrics.get("accuracy"),
             complete=evaluation is not None,
         )
-        self._images, self._steps = event.num_trained_samples, event.global_steps
-        self._epoch, self._losses, self._since = self._epoch + 1, [], now
-        self._listener.epoch(report)
+        self.images, self.steps = event.num_trained_samples, event.global_steps
+        self.epoch, self.losses, self.since = self.epoch + 1, [], now
+        self.listener.epoch(report)
 
     def _held_out(self) -> dict[str, Any]:
         """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""
-        case, backend, began = self._case, self._backend, time.monotonic()
-        if case is None or case.module is None or backend is None or self._best is None:
+        case, backend, began = self.case, self.backend, time.monotonic()
+        if case is None or case.module is None or backend is None or self.best is None:
             return {}
         outcome: dict[str, Any] = {}
         try:
-            load_weights(case.module, self._best)
+            load_weights(case.module, self.best)
             outcome["held_out_accuracy"] = backend.evaluate_on(case.held_out_batches())["accuracy"]
         except Exception as error:  # noqa: BLE001 - any failure is recorded; the worker goes on
             reason, message = backend.explain(error)
@@ -259,7 +256,7 @@ class _Trial:
         return outcome | {"held_out_s": time.monotonic() - began}
 
     def _result(self, outcome: Mapping[str, Any], finished: Finished) -> TrialResult:
-        case, started = self._case, self._started
+        case, started = self.case, self.started
         facts: dict[str, Any] = {}
         if case is not None:
             executed = case.module.network.digest if case.module is not None else None
@@ -274,8 +271,8 @@ class _Trial:
             computing_s=finished.pure_training_computing_time,
             peak_memory_mib=finished.peak_device_memory_mib,
             host=platform.node(),
-            ranks=self._place.ranks.world_size,
-            seconds=time.monotonic() - self._began,
+            ranks=self.place.ranks.world_size,
+            seconds=time.monotonic() - self.began,
         )
 
 
@@ -307,4 +304,4 @@ def warm_up(place: RankContext) -> None:
         early_stop=False,
         seed=0,
     )
-    TorchExecutor(dataset, place).run(order, None, TrialListener())
+    run_trial(dataset, place, order, None, TrialListener())

@@ -1,17 +1,16 @@
 """A trial on several devices of one host: one process per device, gradients averaged.
 
-The processes live as long as the worker. They receive orders with weights, or None to cut the trial, and send images,
-epochs and results.
+The processes live as long as the worker. They receive orders with weights, and send images, epochs and results.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
-import queue
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
@@ -24,7 +23,7 @@ from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
-from accelmark.automl.trial.executor import RankContext, TorchExecutor, device_type, warm_up
+from accelmark.automl.trial.executor import RankContext, device_type, run_trial, warm_up
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RankPlace
 
@@ -32,15 +31,16 @@ _START_S: Final = 300.0
 _POLL_S: Final = 0.2
 
 
-def make_executor(
-    data: Dataset, dataset: DatasetConfig, network: Network, *, devices: int, threads: int
-) -> TorchExecutor | RankGroup:
+Executor = Callable[[TrialOrder, TrainedWeights, TrialListener], TrialEnded]
+
+
+def make_executor(data: Dataset, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> Executor:
     """Return a warmed-up executor on this worker's devices; ``threads`` 0: each rank's share of the cores."""
-    if devices == 1:
-        place = RankContext(device_type(), threads=threads or None)
-        warm_up(place)
-        return TorchExecutor(data, place)
-    return RankGroup(dataset, network, devices=devices, threads=threads)
+    if devices > 1:
+        return RankGroup(dataset, network, devices=devices, threads=threads).run
+    place = RankContext(device_type(), threads=threads or None)
+    warm_up(place)
+    return partial(run_trial, data, place)
 
 
 class RankGroup:
@@ -48,7 +48,7 @@ class RankGroup:
 
     def __init__(self, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> None:
         self._devices: Final = devices
-        self._arguments: Final = (dataset, network, threads or None)
+        self._arguments: Final = (dataset, network, threads)
         self.processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._start()
@@ -56,14 +56,14 @@ class RankGroup:
     def run(self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener) -> TrialEnded:
         """Run a trial on all ranks."""
         self._start()
-        for rank in range(self._devices):
-            self._send(rank, (order, weights))
+        self._is_cut.value = False
+        for pipe in self._pipes:
+            with suppress(BrokenPipeError):  # that the rank ended is received next
+                pipe.send((order, weights))
         ended: dict[int, TrialEnded] = {}
-        is_cut = False
         while len(ended) < self._devices:
-            if listener.should_stop() and not is_cut:
-                is_cut = True
-                self._send(0, None)
+            if listener.should_stop():
+                self._is_cut.value = True
             for rank, message in self._receive(_POLL_S):
                 match message:
                     case None:
@@ -96,11 +96,12 @@ class RankGroup:
         if self.processes:
             return
         context = multiprocessing.get_context("spawn")
+        self._is_cut = context.RawValue(ctypes.c_bool, False)
         self._folder = tempfile.TemporaryDirectory(prefix="accelmark-ranks-", ignore_cleanup_errors=True)
         for rank in range(self._devices):
             here, there = context.Pipe()
             place = RankPlace(rank, rank, self._devices, self._devices)
-            arguments = (place, self._folder.name, there, *self._arguments)
+            arguments = (place, self._folder.name, there, self._is_cut, *self._arguments)
             process = context.Process(target=_run_rank, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -115,10 +116,6 @@ class RankGroup:
                 raise RunError(f"rank {rank} did not start; see the worker's standard error")
             ready |= found.keys()
 
-    def _send(self, rank: int, message: object) -> None:
-        with suppress(BrokenPipeError):  # that the rank ended is received next
-            self._pipes[rank].send(message)
-
     def _receive(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yield messages with their ranks, None from a rank that ended; waits at most ``timeout_s`` for the first."""
         for pipe in wait(self._pipes, timeout_s):
@@ -132,10 +129,10 @@ class RankGroup:
 class _PipeListener(TrialListener):
     """Sends a trial's progress as one of the ranks, of which the first sends for all."""
 
-    def __init__(self, pipe: Connection, rank: int) -> None:
+    def __init__(self, pipe: Connection, is_cut: ctypes.c_bool, rank: int) -> None:
         self._pipe: Final = pipe
+        self._is_cut: Final = is_cut
         self._reports: Final = rank == 0
-        self.cut: Final = threading.Event()
 
     def progress(self, images: int) -> None:
         if self._reports:
@@ -146,11 +143,17 @@ class _PipeListener(TrialListener):
             self._pipe.send(report)
 
     def should_stop(self) -> bool:
-        return self.cut.is_set()
+        return self._is_cut.value
 
 
 def _run_rank(
-    ranks: RankPlace, folder: str, pipe: Connection, config: DatasetConfig, network: Network, threads: int | None
+    ranks: RankPlace,
+    folder: str,
+    pipe: Connection,
+    is_cut: ctypes.c_bool,
+    config: DatasetConfig,
+    network: Network,
+    threads: int,
 ) -> None:
     """Run trials as one rank until the pipe closes."""
     data = open_dataset(config, network)
@@ -164,28 +167,13 @@ def _run_rank(
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
-    place = RankContext(kind, ranks, dist.new_group(backend="gloo"), threads)
+    place = RankContext(kind, ranks, dist.new_group(backend="gloo"), threads or None)
     warm_up(place)
-    listener = _PipeListener(pipe, ranks.rank)
-    orders: queue.Queue[tuple[TrialOrder, TrainedWeights] | None] = queue.Queue()
-    threading.Thread(target=_read_orders, args=(pipe, listener, orders), daemon=True).start()
+    listener = _PipeListener(pipe, is_cut, ranks.rank)
     pipe.send("ready")
-    executor = TorchExecutor(data, place)
-    while (order := orders.get()) is not None:
-        result, trained = executor.run(*order, listener)
-        pipe.send(TrialEnded(result, trained if ranks.rank == 0 else None))
-    dist.destroy_process_group()
-
-
-def _read_orders(
-    pipe: Connection, listener: _PipeListener, orders: queue.Queue[tuple[TrialOrder, TrainedWeights] | None]
-) -> None:
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):  # the worker ended
         while True:
-            if (order := pipe.recv()) is None:
-                listener.cut.set()
-            else:
-                listener.cut.clear()
-                orders.put(order)
-    listener.cut.set()
-    orders.put(None)
+            order, weights = pipe.recv()
+            result, trained = run_trial(data, place, order, weights, listener)
+            pipe.send(TrialEnded(result, trained if ranks.rank == 0 else None))
+    dist.destroy_process_group()

@@ -19,7 +19,7 @@ class TrialWorker(TrialListener):
 
         data = open_dataset(dataset, network)
         self._ready = WorkerReady(data.fingerprint, data.identity, data.splits(network.classes))
-        self._executor = make_executor(data, dataset, network, devices=devices, threads=threads)
+        self._execute = make_executor(data, dataset, network, devices=devices, threads=threads)
         self._changed = threading.Condition()
         self._busy = False
         self._reports: list[EpochReport] = []
@@ -36,7 +36,7 @@ class TrialWorker(TrialListener):
             self._reports, self._images, self._busy = [], 0, True
         self._cancelled.clear()
         try:
-            return self._executor.run(order, weights, self)
+            return self._execute(order, weights, self)
         finally:
             with self._changed:
                 self._busy = False
