@@ -43,7 +43,7 @@ def test_any_network_file_is_counted_layer_by_layer(tmp_path: Path) -> None:
 
 
 def test_a_wrong_mode_or_network_is_reported() -> None:
-    with pytest.raises(RequestError, match="did you mean 'aiperf-v1'"):
+    with pytest.raises(RequestError, match="'aiperf-v1' or 'smoke', found 'aiperf'"):
         output_of("count", "resnet50", "--mode", "aiperf")
     with pytest.raises(RequestError, match="did you mean 'resnet50'"):
         output_of("count", "resnet-50")
@@ -105,7 +105,7 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
         ({"dataset": {"name": "imagenet", "directory": "."}, "network": "resnet50"}, r"train: a split is missing"),
         ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
         ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
-        ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
+        ({"rules": "aiperf"}, r"'aiperf-v1' or 'smoke', found 'aiperf'"),
         ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 images"),
         ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 images"),
         (
