@@ -14,10 +14,9 @@ from accelmark.automl.model.seeds import SEEDS, seed_network
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import Hyperparameters
 from accelmark.compat.aiperf import is_aiperf, read_aiperf
-from accelmark.spec.catalog import load_vendor
 from accelmark.spec.errors import DataError, RequestError
-from accelmark.spec.model import parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.detect import default_vendor
 
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}

@@ -8,8 +8,7 @@ from typing import Final, final
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork
 
 Figures = dict[FigureName, Figure]
 

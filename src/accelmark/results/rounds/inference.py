@@ -16,10 +16,9 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.rounds.host_telemetry import read_telemetry
 from accelmark.results.rounds.state import job_state
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, JobState, Mark, RoundResult, finding
+from accelmark.spec.events import Phase, ScenarioResult
 from accelmark.spec.inference import InferStep, ScenarioName
-from accelmark.spec.inference.events import Phase, ScenarioResult
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import InferJob
+from accelmark.spec.job import InferJob, JobSpec
 
 _STEP_TIMES: Final = {
     FigureName.VALIDATION_TIME: InferStep.VALIDATE,

@@ -26,9 +26,8 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.rounds.host_telemetry import read_telemetry
 from accelmark.results.rounds.state import job_state
 from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult, finding
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import ExternalJob, TrainingWork
 
 
 def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
