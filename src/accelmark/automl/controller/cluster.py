@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
-from accelmark.run.launchers.host import HostError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.deliver import deliver
 from accelmark.run.launchers.ssh.options import Options
@@ -182,7 +182,7 @@ class _Node:
                 sys.executable, "-m", _MODULE, stdin=pipe, stdout=pipe, stderr=pipe
             )
         code = self._work / "code" / wheel().directory
-        await deliver(self._connection, self._python, wheel(), code)
+        await deliver(self._connection, self._python, code)
         return await self._connection.open(["env", f"PYTHONPATH={code}", self._python, "-m", _MODULE])
 
     async def end(self) -> None:

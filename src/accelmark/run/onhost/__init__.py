@@ -34,14 +34,10 @@ def abridged(argv: list[str]) -> list[str]:
     """Return a command for display: texts of programs of this package are replaced by their names."""
     texts = {START: "<accelmark/run/onhost: START>"}
     texts |= {source(name): f"<accelmark/run/onhost/{name}.py>" for name in get_args(Program)}
-    known = {shape: short for text, short in texts.items() for shape in (shlex.quote(text), text)}
-    shown = []
-    for argument in argv:
-        for text, short in known.items():
-            if text in argument:
-                argument = argument.replace(text, short)
-        shown.append(argument)
-    return shown
+    for text, short in texts.items():
+        for shape in (shlex.quote(text), text):
+            argv = [argument.replace(shape, short) for argument in argv]
+    return argv
 
 
 def start_command(node_dir: str, argv: list[str]) -> list[str]:
