@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec, parse
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.yaml_file import read_yaml
@@ -173,9 +172,8 @@ def telemetry_of(spec: VendorSpec, where: str) -> VendorTelemetry:
     Raises:
         SpecError: something in it is wrong; every problem is named.
     """
-    try:
-        return parse(VendorTelemetry, spec.telemetry, where)
-    except SpecError as error:
-        raise SpecError(
-            Problem(problem.where, f"telemetry.{problem.key}", problem.what, problem.hint) for problem in error.problems
-        ) from error
+    return parse(_Section, {"telemetry": spec.telemetry}, where).telemetry
+
+
+class _Section(Spec):
+    telemetry: VendorTelemetry

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -73,34 +73,17 @@ def read_config(node_dir: Path) -> RecorderConfig:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
-    if not isinstance(values, dict):
-        raise SpecError([Problem(str(path), "", "must be an object")])
     return parse(RecorderConfig, values, str(path))
 
 
-class SampleLogs(Protocol):
+class _SampleLogs(Protocol):
     """Logs in another format that the recorder writes besides its record."""
 
-    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
-        """Append a sample; ``t`` is monotonic, ``wall`` Unix time."""
-        ...
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None: ...
 
-    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
-        """Log once why the host's power (``power_w``) or the devices (``devices``) cannot be read."""
-        ...
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None: ...
 
-    def close(self) -> None:
-        """Close the logs."""
-        ...
-
-
-@final
-@dataclass(slots=True)
-class _Note:
-    """An event while recording: written once when it first happens, counted in the footer."""
-
-    t: float
-    count: int = 1
+    def close(self) -> None: ...
 
 
 @final
@@ -125,7 +108,7 @@ class Recorder:
         self._config = config
         self._node_dir = node_dir
         self._file = LineFile(node_dir / RECORD_FILE)
-        logs: SampleLogs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
+        logs: _SampleLogs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
         self._logs = logs
         self._problem = problem
         self._poller = Poller(sources)
@@ -135,7 +118,8 @@ class Recorder:
         # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._held: list[str] | None = []
-        self._notes: dict[str, _Note] = {}
+        self._notes: dict[str, tuple[float, int]] = {}
+        """Event -> when it first happened, and how often."""
         self._num_samples = 0
         self._num_missed = 0
         self._foreign_at = float("-inf")
@@ -174,8 +158,7 @@ class Recorder:
         t, wall = time.monotonic(), time.time()
         host = self._sample_host(t)
         devices = self._sample_devices(t)
-        self._emit(json.dumps({"t": round(t, 4), "wall": round(wall, 4), "host": _rounded(host.to_json()),
-                               "devices": [_rounded(device.to_json()) for device in devices]}))  # fmt: skip
+        self._emit(t=t, wall=wall, host=asdict(host), devices=[_device_values(device) for device in devices])
         self._num_samples += 1
         self._logs.write(t, wall, host, devices)
         if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
@@ -229,35 +212,39 @@ class Recorder:
         infos = self._poller.infos
         header = {
             "schema_version": 1,
-            "t": round(start, 4),
-            "wall": round(wall, 4),
+            "t": start,
+            "wall": wall,
             "vendor": self._config.vendor,
             "interval_s": self._config.interval_s,
-            "devices": [info.to_json() for info in infos],
+            "devices": [asdict(info) for info in infos],
             "reasons": self._reasons(),
             "pid": os.getpid(),
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "clock": "CLOCK_MONOTONIC",
         }
         held, self._held = self._held or [], None
-        for line in (json.dumps({"header": header}), *held):
-            self._emit(line)
+        self._emit(header=header)
+        for line in held:
+            self._write(line)
         if self._config.detached:
             _write_sys_info(self._node_dir, infos)
 
     def _note(self, what: str) -> None:
-        known = self._notes.get(what)
-        if known is not None:
-            known.count += 1
-            return
         now = time.monotonic()
-        self._notes[what] = _Note(now)
-        self._emit(json.dumps({"note": {"t": round(now, 4), "what": what}}))
+        first, count = self._notes.get(what, (now, 0))
+        self._notes[what] = (first, count + 1)
+        if not count:
+            self._emit(note={"t": now, "what": what})
 
-    def _emit(self, line: str) -> None:
+    def _emit(self, **entry: object) -> None:
+        line = json.dumps(_rounded(entry))
         if self._held is not None:
             self._held.append(line)
-        elif not self._file.write(line) and self._file.num_lost == 1:
+        else:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if not self._file.write(line) and self._file.num_lost == 1:
             print(f"telemetry: {self._file.path} cannot be written: {self._file.last_error}", file=sys.stderr)
 
     def _finish(self, start: float) -> None:
@@ -267,16 +254,16 @@ class Recorder:
         self._ipmi.close()
         own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         footer = {
-            "t": round(time.monotonic(), 4),
-            "wall": round(time.time(), 4),
-            "cpu_time_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 4),
+            "t": time.monotonic(),
+            "wall": time.time(),
+            "cpu_time_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
             "samples": self._num_samples,
             "missed": self._num_missed,
             "lost_lines": self._file.num_lost,
             "reasons": self._reasons(),
-            "notes": [{"t": round(note.t, 4), "what": what, "count": note.count} for what, note in self._notes.items()],
+            "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
         }
-        self._emit(json.dumps({"footer": footer}))
+        self._emit(footer=footer)
         self._file.close()
         self._logs.close()
 
@@ -287,8 +274,20 @@ def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int
     return due + (missed + 1) * interval_s, missed
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
+def _device_values(device: DeviceSample) -> dict[str, Any]:
+    return {name: value for name, value in asdict(device).items() if name != "age_s" or value}
+
+
+def _rounded(value: Any) -> Any:
+    """Return ``value`` with all floats in it rounded."""
+    match value:
+        case float():
+            return round(value, 4)
+        case dict():
+            return {name: _rounded(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_rounded(inner) for inner in value]
+    return value
 
 
 def _write_sys_info(node_dir: Path, infos: tuple[DeviceInfo, ...]) -> None:

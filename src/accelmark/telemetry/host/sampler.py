@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
 import psutil
 
@@ -50,10 +50,6 @@ class HostSample:
     """Energy of all CPU packages, cumulative since the recorder started."""
     rank_rss_mib: float | None = None
     """Resident memory of the ranks and their descendants."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 @final
@@ -107,7 +103,7 @@ class HostSampler:
         """Read the host at monotonic time ``now_s``."""
         memory = self._try("mem_used_mib", psutil.virtual_memory)
         load = self._try("load1", os.getloadavg)
-        base = HostSample(
+        return HostSample(
             cpu=self._try("cpu", self._cpu.busy),
             mem_used_mib=None if memory is None else (memory.total - memory.available) / _MIB,
             mem_total_mib=None if memory is None else memory.total / _MIB,
@@ -116,47 +112,35 @@ class HostSampler:
             psi_memory=self._pressure("memory"),
             psi_io=self._pressure("io"),
             rank_rss_mib=self._rank_rss(now_s),
-        )
-        rates = self._rates(now_s)
-        return replace(
-            base,
-            disk_read_mib_s=rates.get("disk_read"),
-            disk_write_mib_s=rates.get("disk_write"),
-            net_rx_mib_s=rates.get("net_rx"),
-            net_tx_mib_s=rates.get("net_tx"),
+            **self._rates(now_s),
         )
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except (OSError, psutil.Error, RuntimeError) as error:
+        except (OSError, ValueError, psutil.Error, RuntimeError) as error:
             self.reasons[name] = f"cannot be read: {error}"
             return None
 
     def _pressure(self, resource: str) -> float | None:
         path = self._proc / "pressure" / resource
-        try:
-            return pressure_avg10(path.read_text())
-        except (OSError, ValueError) as error:
-            self.reasons[f"psi_{resource}"] = f"{path} cannot be read: {error}"
-            return None
+        return self._try(f"psi_{resource}", lambda: pressure_avg10(path.read_text()))
 
     def _rates(self, now_s: float) -> dict[str, float]:
+        """Return the fields with rates since the previous sample, as far as they are known."""
         counts: dict[str, int] = {}
         disks = self._try("disk_read_mib_s", lambda: psutil.disk_io_counters(nowrap=False))
         if disks is None:
             self.reasons.setdefault("disk_read_mib_s", "the host has no disk counters")
         else:
-            counts |= {"disk_read": disks.read_bytes, "disk_write": disks.write_bytes}
+            counts |= {"disk_read_mib_s": disks.read_bytes, "disk_write_mib_s": disks.write_bytes}
         nets = self._try("net_rx_mib_s", lambda: psutil.net_io_counters(pernic=True, nowrap=False))
         outside = [counter for name, counter in (nets or {}).items() if not name.startswith("lo")]
         if not outside:
             self.reasons.setdefault("net_rx_mib_s", "the host has no network interface but loopback")
         else:
-            counts |= {
-                "net_rx": sum(counter.bytes_recv for counter in outside),
-                "net_tx": sum(counter.bytes_sent for counter in outside),
-            }
+            counts["net_rx_mib_s"] = sum(counter.bytes_recv for counter in outside)
+            counts["net_tx_mib_s"] = sum(counter.bytes_sent for counter in outside)
         before, self._io = self._io, (now_s, counts)
         if before is None or now_s <= before[0]:
             return {}

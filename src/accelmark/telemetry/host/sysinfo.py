@@ -8,6 +8,7 @@ import platform
 import socket
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _PROC: Final = Path("/proc")
 
 def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Path = _SYS) -> dict[str, Any]:
     """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
-    infos = [device.to_json() for device in devices]
+    infos = [asdict(device) for device in devices]
     return {
         "schema_version": 1,
         "hostname": socket.gethostname(),

@@ -24,33 +24,24 @@ _ABSENT: Final = frozenset(
 _NUMBER: Final = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*([^\d\s.+-][^\d\s]*)?")
 _SEPARATOR: Final = re.compile(r"[\s\-+=|*_#─═┌┐└┘├┤┬┴┼│╭╮╰╯]*")
 _END: Final = re.compile(r"(?i).*process.*")
-_MEMORY: Final = {"mib": 1.0, "mb": 1.0, "m": 1.0, "gib": 1024.0, "gb": 1024.0, "g": 1024.0}
-_UNITS: Final[dict[str, dict[str, float]]] = {
-    "utilisation": {"%": 0.01},
-    "memory_used_mib": _MEMORY,
-    "memory_total_mib": _MEMORY,
-    "power_w": {"w": 1.0, "mw": 0.001},
-    "power_limit_w": {"w": 1.0, "mw": 0.001},
-    "temperature_c": {"c": 1.0, "°c": 1.0, "℃": 1.0},
-    "sm_clock_mhz": {"mhz": 1.0, "ghz": 1000.0},
-    "memory_clock_mhz": {"mhz": 1.0, "ghz": 1000.0},
-    "ecc_errors": {},
-    "index": {},
+_NO_UNIT: Final = {"": 1.0}
+_MEMORY: Final = _NO_UNIT | {"mib": 1.0, "mb": 1.0, "m": 1.0, "gib": 1024.0, "gb": 1024.0, "g": 1024.0}
+_POWER: Final = _NO_UNIT | {"w": 1.0, "mw": 0.001}
+_CLOCK: Final = _NO_UNIT | {"mhz": 1.0, "ghz": 1000.0}
+_NUMBERS: Final[dict[str, tuple[dict[str, float], float, float]]] = {
+    "utilisation": ({"": 0.01, "%": 0.01}, 0.0, 1.0),
+    "memory_used_mib": (_MEMORY, 0.0, 4.0 * 1024 * 1024),
+    "memory_total_mib": (_MEMORY, 1.0, 4.0 * 1024 * 1024),
+    "power_w": (_POWER, 0.0, 5000.0),
+    "power_limit_w": (_POWER, 0.0, 5000.0),
+    "temperature_c": (_NO_UNIT | {"c": 1.0, "°c": 1.0, "℃": 1.0}, -40.0, 150.0),
+    "sm_clock_mhz": (_CLOCK, 0.0, 10000.0),
+    "memory_clock_mhz": (_CLOCK, 0.0, 20000.0),
+    "ecc_errors": (_NO_UNIT, 0.0, 1e15),
+    "index": (_NO_UNIT, 0.0, 4096.0),
 }
-_BARE_SCALE: Final = {"utilisation": 0.01}
-"""Factor for a number without a unit: tools report utilisation in percent."""
-_BOUNDS: Final[dict[str, tuple[float, float]]] = {
-    "utilisation": (0.0, 1.0),
-    "memory_used_mib": (0.0, 4.0 * 1024 * 1024),
-    "memory_total_mib": (1.0, 4.0 * 1024 * 1024),
-    "power_w": (0.0, 5000.0),
-    "power_limit_w": (0.0, 5000.0),
-    "temperature_c": (-40.0, 150.0),
-    "sm_clock_mhz": (0.0, 10000.0),
-    "memory_clock_mhz": (0.0, 20000.0),
-    "ecc_errors": (0.0, 1e15),
-    "index": (0.0, 4096.0),
-}
+"""Field -> the factor of each unit (tools report utilisation in percent, with or without a unit), and bounds."""
+_SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
 
 
 class UnreadableError(Exception):
@@ -101,15 +92,11 @@ def parse_number(name: str, text: str) -> float | None:
     found = _NUMBER.fullmatch(stripped)
     if found is None:
         raise UnreadableError(f"{name} is {stripped[:40]!r}")
-    magnitude, unit = float(found[1]), found[2]
-    if unit is None:
-        scale = _BARE_SCALE.get(name, 1.0)
-    elif unit.lower() in _UNITS[name]:
-        scale = _UNITS[name][unit.lower()]
-    else:
+    units, low, high = _NUMBERS[name]
+    unit = (found[2] or "").lower()
+    if unit not in units:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: unknown unit")
-    low, high = _BOUNDS[name]
-    value = round(magnitude * scale, 9)
+    value = round(float(found[1]) * units[unit], 9)
     if not math.isfinite(value) or not low <= value <= high:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
     return value
@@ -233,18 +220,9 @@ def _json_text(device: object, path: str) -> str:
 
 def device_sample(index: int, values: Values) -> DeviceSample:
     """Return parsed values as a sample of device ``index``."""
-    errors = number(values, "ecc_errors")
-    return DeviceSample(
-        index=index,
-        utilisation=number(values, "utilisation"),
-        memory_used_mib=number(values, "memory_used_mib"),
-        memory_total_mib=number(values, "memory_total_mib"),
-        power_w=number(values, "power_w"),
-        temperature_c=number(values, "temperature_c"),
-        sm_clock_mhz=number(values, "sm_clock_mhz"),
-        memory_clock_mhz=number(values, "memory_clock_mhz"),
-        ecc_errors=None if errors is None else int(errors),
-    )
+    known: dict[str, Any] = {name: number(values, name) for name in _SAMPLED}
+    errors = known.pop("ecc_errors")
+    return DeviceSample(index, ecc_errors=None if errors is None else int(errors), **known)
 
 
 def device_index(at: int, values: Values) -> int:
