@@ -14,23 +14,20 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.model import Spec, parse
 from accelmark.telemetry.declaration import read_vendor
-from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
 from accelmark.telemetry.host.processes import foreign_processes, parents
-from accelmark.telemetry.host.sampler import HostSample, HostSampler
+from accelmark.telemetry.host.sampler import HostSampler
 from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.sources import device_sources
 from accelmark.telemetry.sources.poller import Poller, with_age
@@ -40,7 +37,7 @@ RECORD_FILE: Final = "telemetry.jsonl"
 OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
 _MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor_logs:MonitorLogs"
-"""Imported by name at run time, since ``compat`` depends on telemetry."""
+"""Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
@@ -58,7 +55,7 @@ class RecorderConfig(Spec):
     """Processes of the run; their descendants also belong to it."""
     cpus: tuple[int, ...] = ()
     """Cores that the recorder runs on; empty: the last usable core, from four usable cores on."""
-    detached: bool = Field(default=False)
+    detached: bool = False
     """Continue after the process that started it has ended (``accelmark monitor start``)."""
 
 
@@ -76,16 +73,6 @@ def read_config(node_dir: Path) -> RecorderConfig:
     return parse(RecorderConfig, values, str(path))
 
 
-class _SampleLogs(Protocol):
-    """Logs in another format that the recorder writes besides its record."""
-
-    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None: ...
-
-    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @final
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped.
@@ -93,27 +80,28 @@ class Recorder:
     Args:
         config: what to record.
         node_dir: the directory to write to.
-        sources: ways to read the devices, best first.
-        problem: why there are no sources, where there are none.
-        script_log: whether the vendor's own script writes the vendor's monitor log.
 
     Raises:
         OSError: ``node_dir`` is not writable.
     """
 
-    def __init__(
-        self, config: RecorderConfig, node_dir: Path, sources: tuple[DeviceSource, ...], problem: str | None,
-        script_log: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: RecorderConfig, node_dir: Path) -> None:
         self._config = config
         self._node_dir = node_dir
+        self._problem: str | None = None
+        sources: tuple[DeviceSource, ...] = ()
+        script_log = False
+        try:
+            _, telemetry = read_vendor(config.vendor_folder)
+            sources = device_sources(config.vendor_folder, telemetry, node_dir)
+            script_log = telemetry.script is not None and len(sources) == 1
+        except (AccelmarkError, SourceError) as error:
+            self._problem = str(error)  # the host is recorded even where the vendor's reader is broken
         self._file = LineFile(node_dir / RECORD_FILE)
-        logs: _SampleLogs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
-        self._logs = logs
-        self._problem = problem
+        # A vendor's own script writes the vendor's log itself.
+        self._logs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
         self._poller = Poller(sources)
-        self._host = HostSampler(config.pids)
-        self._ipmi = IpmiPower()
+        self._host = HostSampler(config.pids, power=True)
         self._stopped = False
         # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -124,12 +112,6 @@ class Recorder:
         self._num_missed = 0
         self._foreign_at = float("-inf")
         self._parent = os.getppid()
-        self._rapl: Rapl | None = None
-        self._rapl_reason: str | None = None
-        try:
-            self._rapl = Rapl()
-        except RaplError as error:
-            self._rapl_reason = str(error)
 
     def stop(self) -> None:
         """Take a last sample, write the footer and stop; safe to call from a signal handler."""
@@ -156,7 +138,7 @@ class Recorder:
 
     def _tick(self, start: float) -> None:
         t, wall = time.monotonic(), time.time()
-        host = self._sample_host(t)
+        host = self._host.sample(t)
         devices = self._sample_devices(t)
         self._emit(t=t, wall=wall, host=asdict(host), devices=[_device_values(device) for device in devices])
         self._num_samples += 1
@@ -166,16 +148,6 @@ class Recorder:
         if self._held is None:
             self._logs.unavailable(wall, self._reasons())
         self._note_foreign_processes(t, devices)
-
-    def _sample_host(self, t: float) -> HostSample:
-        host = self._host.sample(t)
-        energy = None
-        if self._rapl is not None:
-            try:
-                energy = self._rapl.energy_j()
-            except RaplError as error:
-                self._rapl, self._rapl_reason = None, str(error)
-        return replace(host, power_w=self._ipmi.take(), rapl_j=energy)
 
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
@@ -197,10 +169,6 @@ class Recorder:
 
     def _reasons(self) -> dict[str, str]:
         reasons = dict(self._host.reasons)
-        if self._ipmi.reason is not None:
-            reasons["power_w"] = self._ipmi.reason
-        if self._rapl_reason is not None:
-            reasons["rapl_j"] = self._rapl_reason
         problem = self._problem or self._poller.problem
         if problem is None and not self._poller.opened:
             problem = f"the devices were not open within {OPEN_TIMEOUT_S:g} s"
@@ -219,7 +187,7 @@ class Recorder:
             "devices": [asdict(info) for info in infos],
             "reasons": self._reasons(),
             "pid": os.getpid(),
-            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "cpus": sorted(os.sched_getaffinity(0)),
             "clock": "CLOCK_MONOTONIC",
         }
         held, self._held = self._held or [], None
@@ -227,7 +195,10 @@ class Recorder:
         for line in held:
             self._write(line)
         if self._config.detached:
-            _write_sys_info(self._node_dir, infos)
+            try:
+                sysinfo.write(self._node_dir, infos)
+            except OSError as error:
+                print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
 
     def _note(self, what: str) -> None:
         now = time.monotonic()
@@ -251,7 +222,6 @@ class Recorder:
         if self._held is not None:
             self._write_header(start, time.time())
         self._poller.close()
-        self._ipmi.close()
         own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         footer = {
             "t": time.monotonic(),
@@ -290,13 +260,6 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _write_sys_info(node_dir: Path, infos: tuple[DeviceInfo, ...]) -> None:
-    try:
-        sysinfo.write(node_dir, infos)
-    except OSError as error:
-        print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
-
-
 def _lower_priority(cpus: tuple[int, ...]) -> None:
     try:
         os.nice(_NICE)
@@ -305,7 +268,7 @@ def _lower_priority(cpus: tuple[int, ...]) -> None:
             os.sched_setaffinity(0, cpus)
         elif len(allowed) >= _PIN_FROM_CPUS:
             os.sched_setaffinity(0, {allowed[-1]})
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         print(f"telemetry: the priority or CPU affinity cannot be set: {error}", file=sys.stderr)
 
 
@@ -321,24 +284,12 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     _lower_priority(config.cpus)
-    sources: tuple[DeviceSource, ...] = ()
-    problem, script_log = None, False
     try:
-        _, telemetry = read_vendor(config.vendor_folder)
-        sources = device_sources(config.vendor_folder, telemetry, node_dir)
-        script_log = telemetry.script is not None and len(sources) == 1
-    except (AccelmarkError, SourceError) as error:
-        problem = str(error)  # the host is recorded even where the vendor's reader is broken
-    try:
-        recorder = Recorder(config, node_dir, sources, problem, script_log)
+        recorder = Recorder(config, node_dir)
     except OSError as error:
         print(f"telemetry: {node_dir} is not writable: {error.strerror}", file=sys.stderr)
         return 1
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        recorder.stop()
-
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda *_: recorder.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     recorder.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Final, final
@@ -146,7 +147,6 @@ class IpmiPower:
         """Why there is no power reading, or None."""
         self._tool = tool
         self._interval_s = interval_s
-        self._stop = threading.Event()
         self._fresh: deque[float] = deque(maxlen=1)
         if self.reason is None:
             threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
@@ -158,15 +158,11 @@ class IpmiPower:
         except IndexError:
             return None
 
-    def close(self) -> None:
-        """Stop the thread."""
-        self._stop.set()
-
     def _refresh(self) -> None:
-        while not self._stop.is_set():
+        while True:
             try:
                 self._fresh.append(read_ipmi_power_w(self._tool))
                 self.reason = None
             except IpmiError as error:
                 self.reason = str(error)
-            self._stop.wait(self._interval_s)
+            time.sleep(self._interval_s)

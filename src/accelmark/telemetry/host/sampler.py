@@ -11,6 +11,7 @@ from typing import Final, TypeVar, final
 
 import psutil
 
+from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
 from accelmark.telemetry.host.processes import PROC, descendants, parents
 
 BUSY_CPU: Final = 0.2
@@ -86,9 +87,10 @@ class HostSampler:
     Args:
         pids: processes whose memory (children included) is summed as ``rank_rss_mib``.
         proc: where procfs is mounted.
+        power: whether to read the power of the host and of its CPU packages.
     """
 
-    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC) -> None:
+    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC, *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
         self._family: frozenset[int] = self._roots
@@ -96,6 +98,8 @@ class HostSampler:
         self._proc = proc
         self._cpu = CpuMeter()
         self._io: tuple[float, dict[str, int]] | None = None
+        self._ipmi = IpmiPower() if power else None
+        self._rapl = self._try("rapl_j", Rapl) if power else None
         if not self._roots:
             self.reasons["rank_rss_mib"] = "no ranks to measure"
 
@@ -111,6 +115,8 @@ class HostSampler:
             psi_cpu=self._pressure("cpu"),
             psi_memory=self._pressure("memory"),
             psi_io=self._pressure("io"),
+            power_w=self._power_w(),
+            rapl_j=None if self._rapl is None else self._try("rapl_j", self._rapl.energy_j),
             rank_rss_mib=self._rank_rss(now_s),
             **self._rates(now_s),
         )
@@ -118,9 +124,17 @@ class HostSampler:
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except (OSError, ValueError, psutil.Error, RuntimeError) as error:
+        except (OSError, ValueError, psutil.Error, RuntimeError, RaplError) as error:
             self.reasons[name] = f"cannot be read: {error}"
             return None
+
+    def _power_w(self) -> float | None:
+        if self._ipmi is None:
+            return None
+        self.reasons.pop("power_w", None)
+        if self._ipmi.reason is not None:
+            self.reasons["power_w"] = self._ipmi.reason
+        return self._ipmi.take()
 
     def _pressure(self, resource: str) -> float | None:
         path = self._proc / "pressure" / resource

@@ -87,7 +87,7 @@ def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
         "model": cpu_model(proc),
         "logical_cores": psutil.cpu_count(),
         "physical_cores": psutil.cpu_count(logical=False),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "usable_cores": len(os.sched_getaffinity(0)),
         "microcode": fields.get("microcode"),
         "features": [flag for flag in wanted if flag in flags],
         "governor": _text(policy / "scaling_governor"),
