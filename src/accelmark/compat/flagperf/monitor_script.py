@@ -13,7 +13,7 @@ from typing import Final, final
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ScriptRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-from accelmark.telemetry.sources.output import UnreadableError, Values, device_sample, number, parse_number
+from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
 
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _FIRST_BLOCK_S: Final = 20.0

@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from typing import Any, Final, Literal, final
 
 from accelmark.telemetry.command import CommandError, run_command
-from accelmark.telemetry.declaration import FIELD_NAMES, Form, ToolRule
+from accelmark.telemetry.declaration import ToolRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-from accelmark.telemetry.sources.output import (
+from accelmark.telemetry.forms import (
+    FIELD_NAMES,
+    Form,
     UnreadableError,
     Values,
     device_index,
