@@ -102,7 +102,8 @@ class TableForm(_Form):
         lines = _lines(text)
         body: list[str] = []
         for line in lines[self._first_row(lines) :]:
-            if re.fullmatch(self.end, line) if self.end is not None else body and (not line or "process" in line.lower()):
+            by_default = bool(body) and (not line or "process" in line.lower())
+            if by_default if self.end is None else re.fullmatch(self.end, line):
                 break
             if not _SEPARATOR.fullmatch(line) and not any(re.fullmatch(known, line) for known in self.ignore):
                 body.append(line)

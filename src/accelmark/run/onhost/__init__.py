@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -40,6 +41,6 @@ def abridged(argv: list[str]) -> list[str]:
     return argv
 
 
-def start_command(node_dir: str, argv: list[str]) -> list[str]:
+def start_command(node_dir: str, argv: Sequence[str]) -> list[str]:
     """Return the arguments that start ``argv`` detached in ``node_dir``."""
     return ["sh", "-c", START, "sh", node_dir, *argv]
