@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.contention import contention_findings, is_busy
+from accelmark.results.rounds.hosts import contention_findings, is_busy
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.spec.inference.events import InferFinished
 from accelmark.spec.job import NodeExit
