@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, reevaluation, workload
-from accelmark.audit.evidence import Evidence, gather_evidence
+from accelmark.audit import inference, outcome, provenance, workload
+from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
-
-Rule = Callable[[Evidence], Iterator[Finding]]
 
 RULES: Final[tuple[Rule, ...]] = (
     outcome.rounds_complete,
     outcome.target_reached,
     outcome.real_data,
     workload.settings,
+    workload.case_known,
     workload.external_trainer,
     workload.model_structure,
+    workload.one_model,
     workload.model_computation,
     workload.initial_weights,
     workload.optimizer_type,
     workload.dataset,
+    workload.same_dataset,
     workload.precision,
     workload.samples_trained,
     workload.seeds,
@@ -32,6 +33,7 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.accuracy_gate,
     inference.precision,
     inference.enough_measured,
+    inference.cache_check,
     inference.declared_time,
     inference.loadgen,
     outcome.enough_duration,
@@ -42,7 +44,7 @@ RULES: Final[tuple[Rule, ...]] = (
     provenance.case_folder,
     provenance.preloaded_code,
     provenance.hooks,
-    reevaluation.reproduced,
+    outcome.reproduced,
 )
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
