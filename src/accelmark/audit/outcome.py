@@ -51,7 +51,7 @@ def target_reached(entry: RoundEvidence) -> Findings:
     """Check that each round reached the case's target; the rule ``reference-loss`` covers reference curves."""
     target = entry.result.target
     if entry.result.converged is False and target is not None and entry.figure(FigureName.TIME_TO_TARGET) is None:
-        goal = f"{target['metric']} {str(target['direction']).replace('_', ' ')} {target['value']:g}"
+        goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
         yield finding("error", "target-reached", goal, "the target was not reached")
 
 

@@ -107,7 +107,7 @@ def case_views(run: LoadedRun) -> list[CaseView]:
 def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(
-        title_of, unit=result.unit, metric=str(first.target["metric"]) if first and first.target else None
+        title_of, unit=result.unit, metric=first.target.metric if first and first.target else None
     )
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
     columns = [name for name in _ROUND_COLUMNS if any(_value(found, name) is not None for found in rounds)]
@@ -162,8 +162,8 @@ def _value(result: RoundResult, name: FigureName) -> float | None:
 def _target(result: RoundResult | None) -> str:
     if result is None or result.target is None:
         return ""
-    sign = {"at_least": "≥", "at_most": "≤"}[result.target["direction"]]
-    return f"{result.target['metric'].replace('_', ' ')} {sign} {result.target['value']:g}"
+    sign = {"at_least": "≥", "at_most": "≤"}[result.target.direction]
+    return f"{result.target.metric.replace('_', ' ')} {sign} {result.target.value:g}"
 
 
 def _tile(title: str, name: FigureName, spread: Spread, unit: str) -> Tile:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypedDict
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.figures.curves import thin
 from accelmark.results.schema import Point, RoundResult, TelemetrySeries
 
 _MAX_ROUNDS: Final = 12
@@ -81,7 +80,7 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
     names = dict.fromkeys(name for result in rounds for name in result.curves if name not in {"loss", "throughput"})
     yield _panel("Loss", "", _lines(rounds, "loss"))
     for name in names:
-        level = float(target["value"]) if target and target["metric"] == name else None
+        level = target.value if target and target.metric == name else None
         yield _panel(name.replace("_", " ").capitalize(), "", _lines(rounds, name), markers=True, level=level)
     yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), zero=True)
 
@@ -93,6 +92,8 @@ def _lines(rounds: Sequence[RoundResult], name: str) -> list[Line]:
 
 def _line(result: RoundResult, points: Sequence[Point], most: int) -> Line:
     import numpy as np
+
+    from accelmark.results.figures.curves import thin
 
     values = np.array([point.value for point in points], dtype=np.float64)
     kept = [points[index] for index in thin(values, most)]

@@ -154,7 +154,7 @@ def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) ->
     shown = [(title, name) for title, name in layout.columns if any(_mean(case, name) is not None for case in cases)]
     facts = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
     facts += ["Engine and batch"] if layout.has_engine else []
-    metrics = {str((case.first.target or {}).get("metric")) for case in cases if case.first}
+    metrics = {case.first.target.metric if case.first.target else "" for case in cases if case.first}
     named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 else {}
     titles = [named.get(title, title) for title, _ in shown]
     names = [name for _, name in shown]

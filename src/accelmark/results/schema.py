@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -15,6 +14,7 @@ from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEn
 from accelmark.spec.job import NodeExit, Provenance
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
 
 _ROUNDING: Final = 1e-9
@@ -185,7 +185,7 @@ class RoundResult(Spec):
     reason: str | None
     """What happened and what to do; null where the state is ``succeeded``."""
     converged: bool | None
-    target: dict[str, Any] | None = None
+    target: Target | None = None
     marks: tuple[Mark, ...] = ()
     vendor: str
     chip: Chip | None = None
@@ -210,16 +210,6 @@ class RoundResult(Spec):
     environment: Environment = Environment()
     settings: dict[str, Provenance] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-
-    @field_validator("target")
-    @classmethod
-    def _aimed(cls, target: dict[str, Any] | None) -> dict[str, Any] | None:
-        if target is not None:
-            metric, direction, value = (target.get(name) for name in ("metric", "direction", "value"))
-            is_number = isinstance(value, int | float) and math.isfinite(value)
-            if not isinstance(metric, str) or direction not in ("at_least", "at_most") or not is_number:
-                raise ValueError("must name a metric, a direction (at_least or at_most) and a value")
-        return target
 
 
 class Spread(Spec):

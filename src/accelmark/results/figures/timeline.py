@@ -6,18 +6,17 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from accelmark.results.read.train_log import Attempt, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation, Inspected
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.floating[Any]]
-    Indices = NDArray[np.integer[Any]]
-    Column = Sequence[float] | Floats
+Floats = NDArray[np.floating[Any]]
+Indices = NDArray[np.integer[Any]]
+Column = Sequence[float] | Floats
 
 
 @final
@@ -89,13 +88,9 @@ class _Losses:
     """Sum over ranks of the loss of each step."""
 
     def __init__(self) -> None:
-        import numpy as np
-
         self.total, self.count = np.zeros(0), np.zeros(0)
 
     def fold(self, attempts: Sequence[Attempt]) -> None:
-        import numpy as np
-
         index = np.concatenate([_loss_steps(attempt) for attempt in attempts])
         losses = np.concatenate([np.asarray(attempt.losses) for attempt in attempts])
         size = max(len(self.total), int(index.max(initial=-1)) + 1)
@@ -106,22 +101,16 @@ class _Losses:
         self.count = np.pad(self.count, (0, size - len(self.count))) + seen
 
     def mean(self) -> Floats:
-        import numpy as np
-
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.total / self.count
 
     def nonfinite_step(self) -> int | None:
-        import numpy as np
-
         bad = np.flatnonzero(~np.isfinite(self.total))
         return int(bad[0]) + 1 if len(bad) else None
 
 
 def _loss_steps(attempt: Attempt) -> Indices:
     """Return the step (from 0) of each loss of an attempt."""
-    import numpy as np
-
     lengths = np.asarray(attempt.num_losses).astype(np.int64)
     first = np.asarray(attempt.window_steps).astype(np.int64) - lengths
     return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
@@ -133,8 +122,6 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     Raises:
         RunError: a log cannot be read.
     """
-    import numpy as np
-
     lead: TrainLog | None = None
     ends: list[RankEnd] = []
     step_ms: list[Floats] = []
@@ -205,8 +192,6 @@ def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(begun: _Begun) -> dict[str, Floats]:
-    import numpy as np
-
     columns: dict[str, list[Floats]] = {"steps": [], "samples": [], "time_s": [], "wall_s": [], "lengths": []}
     for (attempt, start_ms), before_ms in zip(begun, _before_ms(begun), strict=True):
         columns["steps"].append(np.asarray(attempt.window_steps))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.timeline import Timeline
@@ -67,8 +69,6 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
 
 
 def _step_figures(timeline: Timeline, why: str) -> Figures:
-    import numpy as np
-
     names = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
     if not len(timeline.step_ms):
         return {name: value(None, why) for name in names}

@@ -62,7 +62,7 @@ def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: 
         state=state,
         reason=reason,
         converged=converged(timeline, work),
-        target=work.target.model_dump() if work.target else None,
+        target=work.target,
         marks=round_marks(
             job,
             state,
