@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ Indices = NDArray[np.integer[Any]]
 Column = Sequence[float] | Floats
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class TimedEvaluation:
+class TimedEvaluation(NamedTuple):
     """An evaluation of the lead rank and the raw training time at its end."""
 
     time_s: float
@@ -91,7 +89,7 @@ class _Losses:
         self.total, self.count = np.zeros(0), np.zeros(0)
 
     def fold(self, attempts: Sequence[Attempt]) -> None:
-        index = np.concatenate([_loss_steps(attempt) for attempt in attempts])
+        index = np.fromiter((step - 1 for attempt in attempts for step in attempt.loss_steps()), dtype=np.int64)
         losses = np.concatenate([np.asarray(attempt.losses) for attempt in attempts])
         size = max(len(self.total), int(index.max(initial=-1)) + 1)
         own, seen = np.zeros(size), np.zeros(size)
@@ -107,13 +105,6 @@ class _Losses:
     def nonfinite_step(self) -> int | None:
         bad = np.flatnonzero(~np.isfinite(self.total))
         return int(bad[0]) + 1 if len(bad) else None
-
-
-def _loss_steps(attempt: Attempt) -> Indices:
-    """Return the step (from 0) of each loss of an attempt."""
-    lengths = np.asarray(attempt.num_losses).astype(np.int64)
-    first = np.asarray(attempt.window_steps).astype(np.int64) - lengths
-    return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
 
 
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -48,6 +49,11 @@ class Attempt:
             return 0.0
         end = self.last_ms if self.train_end_ms is None else self.train_end_ms
         return max(end - self.train_start_ms, 0.0)
+
+    def loss_steps(self) -> Iterator[int]:
+        """Yield the optimizer step (from 1) of each loss."""
+        for end, count in zip(self.window_steps, self.num_losses, strict=True):
+            yield from range(int(end) - int(count) + 1, int(end) + 1)
 
     @property
     def eval_s(self) -> float:
