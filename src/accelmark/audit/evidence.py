@@ -14,12 +14,12 @@ from pydantic_core import from_json
 from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
 from accelmark.results.schema import Finding, RoundResult, finding
-from accelmark.spec.catalog import find, load_case, load_vendor, tree_hash
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Inspected, Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import find, load_case, load_vendor, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import ADAPTATION_FILE, DATA_FILE, SOURCE_FILE, AdaptationRecord, DataRecord, SourceRecord
 

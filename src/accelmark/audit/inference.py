@@ -10,8 +10,8 @@ from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviatio
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.inference import InferStep
+from accelmark.spec.job import InferJob
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
-from accelmark.spec.work import InferJob
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Duration of the measured pass from which its rates are steady, by the size of a case."""

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, Standard, deviation, for_each
 from accelmark.results.schema import finding
 from accelmark.spec.events import Started
+from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
-from accelmark.spec.work import ExternalJob, TrainingWork
 
 MAX_OUTPUT_DIFFERENCE: Final = 0.02
 """Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""

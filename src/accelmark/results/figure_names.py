@@ -8,9 +8,8 @@ from typing import Final, Literal
 
 from pydantic import TypeAdapter
 
-from accelmark.spec.model import Spec
+from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.number_format import quantity
-from accelmark.spec.yaml_file import read_yaml
 
 
 class FigureName(StrEnum):

@@ -10,9 +10,10 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
-from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEnd
-from accelmark.spec.job import NodeExit, Provenance
+from accelmark.spec.events import RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip

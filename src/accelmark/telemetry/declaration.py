@@ -9,9 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import Spec, parse
+from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.yaml_file import read_yaml
 
 FieldName = Literal[
     "index", "name", "uuid", "bus_id", "driver", "power_limit_w", "utilisation", "memory_used_mib", "memory_total_mib",

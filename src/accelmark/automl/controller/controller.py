@@ -74,7 +74,7 @@ class SearchController:
         self._observer: Final = observer
         self._state: Final = directory.state()
         self._journal: Final = journal.Journal(directory.path)
-        self._store: Final = WeightStore(directory.weights)
+        self._store: Final = WeightStore(directory)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
         self._running: dict[int, _Running] = {}
@@ -162,7 +162,7 @@ class SearchController:
 
     def _step(self) -> None:
         now = self._now()
-        if self._directory.stop_requested():
+        if self._directory.stop_mark.exists():
             self.request_stop()
         self._proposals.fill(self._scheduler)
         self._start_trials()

@@ -43,7 +43,7 @@ def start_search(
     Raises:
         AccelmarkError: the request is wrong, or the cluster does not start; no directory was made.
     """
-    network = resolve_network(config)
+    network = resolve_network(config.network)
     with _workers(config, network, check_request(config, network)) as workers:
         directory = SearchDirectory.create(root, config, network)
         if announce is not None:
@@ -65,7 +65,7 @@ def resume_search(directory: SearchDirectory, *, observer: Observer | None = Non
             fingerprints = {report.fingerprint for report in workers.reports.values()}
             if {session.dataset_fingerprint for session in state.sessions} - fingerprints:
                 raise RequestError(f"{directory.path}: the data are not those that this search began with")
-            directory.clear_stop()
+            directory.stop_mark.unlink(missing_ok=True)
             return Session(directory, _run(directory, config, workers, observer))
 
 

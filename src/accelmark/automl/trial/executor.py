@@ -26,11 +26,11 @@ from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.in_process import InProcess
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Event, Started
-from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.rank import record_peak_memory, run_training
 

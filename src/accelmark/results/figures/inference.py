@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from accelmark.results.schema import Figure
+from accelmark.spec.events import ForwardWindow, RepeatCheck
 from accelmark.spec.inference import Reference
-from accelmark.spec.inference.events import ForwardWindow, RepeatCheck
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 

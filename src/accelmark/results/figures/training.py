@@ -14,9 +14,8 @@ from accelmark.results.figure_names import FigureName
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.trainer import TrainerSpec
-from accelmark.spec.work import TrainingWork
 
 Figures = dict[FigureName, Figure]
 

@@ -9,9 +9,8 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
-from accelmark.spec.inference.events import (
+from accelmark.spec.events import (
+    Event,
     ForwardWindow,
     InferEvaluation,
     InferFinished,
@@ -22,6 +21,7 @@ from accelmark.spec.inference.events import (
     StageEnd,
     WarmUp,
 )
+from accelmark.spec.inference import InferStep
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.settings import Scalar
 

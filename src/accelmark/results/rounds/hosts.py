@@ -12,8 +12,7 @@ from accelmark.results.figures.consumption import HostSamples, Spans
 from accelmark.results.read.round_dir import NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.events import Finished
-from accelmark.spec.inference.events import InferFinished
+from accelmark.spec.events import Finished, InferFinished
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""

@@ -23,10 +23,9 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.hosts import contention_findings, host_infos, read_telemetry
 from accelmark.results.rounds.state import job_state, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
+from accelmark.spec.events import Phase, ScenarioResult
 from accelmark.spec.inference import InferStep, ScenarioName
-from accelmark.spec.inference.events import Phase, ScenarioResult
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import InferJob
+from accelmark.spec.job import InferJob, JobSpec
 
 _STEP_TIMES: Final = {
     F.VALIDATION_TIME: InferStep.VALIDATE,

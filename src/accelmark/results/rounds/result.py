@@ -9,7 +9,7 @@ from accelmark.results.schema import JobState, RoundResult
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.spec.errors import RunError
-from accelmark.spec.work import InferJob, TrainingWork
+from accelmark.spec.job import InferJob, TrainingWork
 
 
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:

@@ -24,8 +24,7 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.hosts import contention_findings, host_infos, read_telemetry
 from accelmark.results.rounds.state import job_state, round_marks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import ExternalJob, TrainingWork
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""

@@ -19,8 +19,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import NodeExit
-from accelmark.spec.work import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, NodeExit, TrainJob
 
 
 @final

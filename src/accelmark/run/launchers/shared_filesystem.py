@@ -25,10 +25,10 @@ from accelmark.run.record.states import utc_now
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.job_sandbox import JobSandbox, job_sandbox, model_files
 from accelmark.run.sandboxes.sandbox import ModuleCommand
-from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.secret import secrets_in
 
 _POLL_S: Final = 0.2

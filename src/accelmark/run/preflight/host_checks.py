@@ -15,7 +15,7 @@ from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, S
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability
 from accelmark.run.sandboxes.job_sandbox import recipe_of
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 
 _MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])

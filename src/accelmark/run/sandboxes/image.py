@@ -11,10 +11,10 @@ from typing import Final, Literal, final
 
 from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.agent.error_lines import error_lines
-from accelmark.spec.catalog import tree_hash
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import tree_hash
 
 IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""

@@ -10,11 +10,10 @@ from accelmark.plan.plan import Plan
 from accelmark.run.sandboxes.container import ContainerSandbox
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_for
 from accelmark.run.sandboxes.sandbox import NativeSandbox, Sandbox
-from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ContainerSpec
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import ExternalJob, InferJob, JobSpec
 from accelmark.spec.key import CaseKey
-from accelmark.spec.work import ExternalJob, InferJob
+from accelmark.spec.plugins.catalog import find, load_vendor
 
 
 @final

@@ -23,8 +23,8 @@ from accelmark.run.onhost import command
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.job_sandbox import JobSandbox, job_sandbox, model_files
 from accelmark.run.sandboxes.sandbox import ModuleCommand
-from accelmark.spec.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find
 from accelmark.spec.plugins.launcher import options_of
 from accelmark.spec.records import DATA_FILE
 

@@ -15,9 +15,9 @@ from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.wheel import PLUGINS, on_host, path_on_host, wheel
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 
 @final
