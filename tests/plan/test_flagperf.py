@@ -12,9 +12,9 @@ import yaml
 from accelmark.compat.flagperf import Converted, convert
 from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.run.sandboxes.sandbox import ContainerSandbox, ModuleCommand
-from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.runfile import RunSpec
 
 CLUSTER = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.device import SourceError
 from accelmark.telemetry.forms import parse_output

@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from accelmark.spec.model import Spec, parse
+from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.forms import FieldName, Form, Pattern
 
 

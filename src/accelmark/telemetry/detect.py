@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find, folders, load_vendor
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.catalog import find, folders, load_vendor
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.telemetry.declaration import Detect, VendorTelemetry, telemetry_of
 from accelmark.telemetry.device import DeviceInfo, SourceError

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from accelmark.spec.catalog import folders, framework_device, load_framework, load_launch, load_vendor
 from accelmark.spec.errors import AccelmarkError, RequestError
-from accelmark.spec.inference.engines import EngineSpec, engine_specs
+from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_launch, load_vendor
+from accelmark.spec.plugins.engine import EngineSpec, engine_specs
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of

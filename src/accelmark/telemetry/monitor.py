@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.detect import default_vendor
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE

@@ -36,7 +36,7 @@ CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
 OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
-_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor_logs:MonitorLogs"
+_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor:MonitorLogs"
 """Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0

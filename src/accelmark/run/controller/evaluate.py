@@ -20,8 +20,7 @@ from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import NodeExit
-from accelmark.spec.work import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, NodeExit, TrainJob
 
 
 @final

@@ -12,8 +12,8 @@ from accelmark.run.agent.task import NodeJob
 from accelmark.run.host import Host
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox, job_sandbox
-from accelmark.spec.catalog import find
 from accelmark.spec.cluster import HostSpec
+from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.launcher import load_launcher
 
 

@@ -23,10 +23,10 @@ from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.directory import PLAN_FILE
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.secret import secrets_in
 
 _POLL_S: Final = 0.2

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from accelmark.spec.catalog import find
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.catalog import find
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSource, SourceError
 from accelmark.telemetry.sources import device_sources, first_readable

@@ -14,7 +14,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, Severity
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 
 _MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])

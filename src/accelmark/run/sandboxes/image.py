@@ -13,12 +13,11 @@ from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.run.host import Host
-from accelmark.spec.catalog import find, tree_hash
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey
-from accelmark.spec.work import ExternalJob
+from accelmark.spec.plugins.catalog import find, tree_hash
 
 IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""

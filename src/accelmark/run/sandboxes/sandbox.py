@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.host_setup import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_of
-from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ContainerSpec
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.work import InferJob
 
 _ENTER: Final = "accelmark/run/sandboxes/enter.sh"
 """Installs the packages that the agent lacks before it starts; relative to the code."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
-from accelmark.spec.catalog import file_module
+from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceSource, SourceError
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
-_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor_script:MonitorScript"
+_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
 """Imported by name at run time, since ``compat`` depends on telemetry."""
 
 

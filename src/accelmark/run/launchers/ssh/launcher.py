@@ -29,9 +29,9 @@ from accelmark.run.onhost import command, start_command
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.number_format import duration
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.plugins.launcher import options_of
 from accelmark.spec.records import DATA_FILE
 

@@ -1,4 +1,4 @@
-"""Use an unchanged FlagPerf monitor script as a device source."""
+"""FlagPerf's monitor logs: write them, and use an unchanged monitor script that writes one as a device source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Final, final
@@ -14,7 +15,12 @@ from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ScriptRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
+from accelmark.telemetry.host.sampler import HostSample
+from accelmark.telemetry.line_file import LineFile
 
+INTERVAL_S: Final = 5.0
+"""FlagPerf's sampling interval."""
+TIMESTAMP: Final = "%Y-%m-%d-%H:%M:%S"
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _FIRST_BLOCK_S: Final = 20.0
 _CONTROL_S: Final = 30.0
@@ -25,14 +31,9 @@ _CLOSING_S: Final = 10.0
 class MonitorScript:
     """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
 
-    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. If a stale pid file
-    prevents the start, the script is restarted, as in FlagPerf.
-
-    Args:
-        script: the script.
-        log_dir: the directory for its log, ``<name of the script>.log``.
-        rule: the format of a device's line in the log.
-        first_block_s: seconds to wait for a block.
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block, at most
+    ``first_block_s``. If a stale pid file prevents the start, the script is restarted, as in FlagPerf. ``rule`` is the
+    format of a device's line in the log, ``<name of the script>.log`` in ``log_dir``.
     """
 
     def __init__(self, script: Path, log_dir: Path, rule: ScriptRule, first_block_s: float = _FIRST_BLOCK_S) -> None:
@@ -118,8 +119,7 @@ class MonitorScript:
 def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
     """Return the devices of one block of a monitor log: a timestamp line, then a line per device.
 
-    Raises:
-        SourceError: a line does not match.
+    Raises SourceError if a line does not match.
     """
     timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
     if not _TIMESTAMP.fullmatch(timestamp):
@@ -142,3 +142,70 @@ def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
 def _missing(values: Values) -> list[str]:
     names = (field.name for field in fields(DeviceSample) if field.name not in ("index", "age_s"))
     return [name for name in names if values.get(name) is None]
+
+
+@final
+class MonitorLogs:
+    """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
+
+    ``vendor`` is None if the vendor's own script writes that log. Raises OSError if the directory is not writable.
+    """
+
+    def __init__(self, directory: Path, vendor: str | None) -> None:
+        self._cpu = LineFile(directory / "cpu_monitor.log")
+        self._memory = LineFile(directory / "mem_monitor.log")
+        self._power = LineFile(directory / "pwr_monitor.log")
+        # For the vendor `cpu`, the name would be the same as the host log's.
+        name = None if vendor is None else f"{vendor}_monitor.log"
+        hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
+        self._vendor = None if name is None or name in hosts else LineFile(directory / name)
+        self._next_s: dict[LineFile, float] = {}
+        self._unavailable: set[str] = set()
+
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
+        """Append a sample to each log that is due, and to the power log whenever there is a reading."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
+        if host.power_w is not None:
+            self._power.write(f"{stamp}\t{host.power_w:.1f}")
+        if host.cpu is not None and self._due(self._cpu, t):
+            self._cpu.write(f"{stamp}\t{host.cpu:.4f}")
+        if host.mem_used_mib is not None and host.mem_total_mib and self._due(self._memory, t):
+            self._memory.write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
+        if self._vendor is not None and devices and self._due(self._vendor, t):
+            lines = "\n".join(device_line(device) for device in devices)
+            self._vendor.write(f"{stamp}\n{lines}\n")
+
+    def _due(self, log: LineFile, t: float) -> bool:
+        if t < self._next_s.get(log, t):
+            return False
+        self._next_s[log] = t + INTERVAL_S - 0.01
+        return True
+
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
+        """Log once why the host power (``power_w``) or the devices (``devices``) cannot be read."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
+        for name in reasons.keys() - self._unavailable:
+            if name == "power_w":
+                self._power.write(f"{stamp}\tnot available: {reasons[name]}")
+            elif name == "devices" and self._vendor is not None:
+                self._vendor.write(f"{stamp}\nnot available: {reasons[name]}\n")
+        self._unavailable.update(reasons)
+
+    def close(self) -> None:
+        """Close all logs."""
+        for log in (self._cpu, self._memory, self._power, self._vendor):
+            if log is not None:
+                log.close()
+
+
+def device_line(device: DeviceSample) -> str:
+    """Return a device's line: temperature, power, memory used, total memory, utilisation; N/A where unknown."""
+    percent = None if device.utilisation is None else device.utilisation * 100
+    figures = (
+        (device.temperature_c, "C"),
+        (device.power_w, "W"),
+        (device.memory_used_mib, "MiB"),
+        (device.memory_total_mib, "MiB"),
+        (percent, "%"),
+    )
+    return " ".join("N/A" if value is None else f"{value:.0f}{unit}" for value, unit in figures)

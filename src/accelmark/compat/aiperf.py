@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import yaml
@@ -17,10 +16,10 @@ from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import parse
 
 _MAPPINGS: Final = ("tuner", "tuner.classArgs", "trial")
-_CLASS_ARGS: Final = ("optimize_mode", "task", "input_width", "input_channel", "n_output_node")
 _KNOWN: Final = {
     "trialConcurrency", "maxExecDuration", "maxTrialNum", "experimentName", "tuner.builtinTunerName", "trial.command",
-    *_MAPPINGS, *(f"tuner.classArgs.{name}" for name in _CLASS_ARGS),
+    *(f"tuner.classArgs.{name}" for name in ("optimize_mode", "task", "input_width", "input_channel", "n_output_node")),
+    *_MAPPINGS,
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = {"authorName", "trainingServicePlatform", "useAnnotation", "trial.codeDir", "trial.gpuNum"}
 _TUNERS: Final = {"NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution"}
@@ -30,9 +29,11 @@ _FLAGS: Final = {
     "warmup_1", "warmup_2", "warmup_3", "num_parallel_calls",
 }  # fmt: skip
 _FLAGS_WITHOUT_EFFECT: Final = {"ip", "num_parallel_calls"}
-_SEEDS: Final = {(224, 3, 1000): "resnet50", (28, 1, 10): "small28", (32, 3, 10): "small32"}
-"""(width, channels, classes) -> seed network of the search."""
-_DATASETS: Final = {"small28": "fashion-mnist", "small32": "cifar-10"}
+_SEEDS: Final = {
+    (224, 3, 1000): ("resnet50", "imagenet"), (28, 1, 10): ("small28", "fashion-mnist"),
+    (32, 3, 10): ("small32", "cifar-10"),
+}  # fmt: skip
+"""(width, channels, classes) -> seed network of the search, data set."""
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
 _NAME: Final = "aiperf"
@@ -67,6 +68,30 @@ def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:
     return parse(AutomlConfig, values, where), tuple(reader.unused)
 
 
+def _count(value: Any) -> int:
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(f"must be a whole number of at least 1, found {value!r}")
+    return int(value)
+
+
+def _rate(text: str, *, zero: bool = True) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"must be a number {'of at least' if zero else 'above'} 0, found {text!r}")
+    return number
+
+
+def _hours(value: Any) -> float:
+    """Return a duration in seconds; a number without a unit is in hours."""
+    seconds = duration_s(value)
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"must be a time above 0, such as 12h, found {value!r}")
+    return float(seconds) if isinstance(value, str) else seconds * 3600.0
+
+
 class _Reader:
     """Reads one file and collects problems and remarks."""
 
@@ -78,7 +103,7 @@ class _Reader:
         self.flags, self.environment = self._command()
 
     def _problem(self, key: str, what: str, hint: str = "") -> None:
-        self.problems.append(Problem(self.where, key, what, hint))
+        self.problems.append(Problem(self.where, f"trial.command {key}" if key.startswith("--") else key, what, hint))
 
     def _flattened(self, loaded: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -128,63 +153,44 @@ class _Reader:
                     self.unused.append(f"trial.command: --{name} has no effect here")
         return flags, environment
 
-    def _count(self, key: str, default: int) -> int | None:
-        """Return a key or ``--flag`` as an integer of at least 1; None after recording a problem."""
-        flag = key.startswith("--")
-        value = self.flags.get(key[2:]) if flag else self.values.get(key)
-        if value is None:
-            return default
+    def _get(self, key: str, default: Any, convert: Callable[[Any], Any]) -> Any:
+        """Return a key or ``--flag`` as converted; None after recording a problem."""
+        value = self.flags.get(key[2:]) if key.startswith("--") else self.values.get(key)
         try:
-            number = None if isinstance(value, bool | float) else int(value)
-        except (TypeError, ValueError):
-            number = None
-        if number is not None and number >= 1:
-            return number
-        place = f"trial.command {key}" if flag else key
-        self._problem(place, f"must be a whole number of at least 1, found {value!r}")
-        return None
-
-    def _rate(self, flag: str, default: float, *, zero: bool) -> float | None:
-        value = self.flags.get(flag)
-        try:
-            number = default if value is None else float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number) and (number > 0 or (number == 0 and zero)):
-            return number
-        bound = "of at least" if zero else "above"
-        self._problem(f"trial.command --{flag}", f"must be a number {bound} 0, found {value!r}")
-        return None
+            return default if value is None else convert(value)
+        except ValueError as error:
+            self._problem(key, str(error))
+            return None
 
     def search(self) -> dict[str, Any]:
         """Return the configuration's values; valid only if no problem was found."""
-        concurrency, slaves = self._count("trialConcurrency", 1), self._count("--slave", 1)
+        concurrency, slaves = self._get("trialConcurrency", 1, _count), self._get("--slave", 1, _count)
         if "slave" in self.flags and None not in (slaves, concurrency) and slaves != concurrency:
-            self._problem("trial.command --slave", f"must be trialConcurrency, {concurrency}")
+            self._problem("--slave", f"must be trialConcurrency, {concurrency}")
         devices = max(1, len([card for card in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]))
-        batch = self._count("--batch_size", 448)
+        batch = self._get("--batch_size", 448, _count)
         if batch is not None and batch % devices:
             what = f"must be a multiple of the {devices} cards in CUDA_VISIBLE_DEVICES, found {batch}"
-            self._problem("trial.command --batch_size", what)
+            self._problem("--batch_size", what)
+        shares = {(batch or 1) * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES}
+        network, dataset = self._network()
+        warmups = (self._get(f"--warmup_{number}", 15 * number, _count) for number in (1, 2, 3))
         return {
             "name": self._name(),
-            "network": self._network,
-            "dataset": self._dataset(),
+            "network": network,
+            "dataset": self._dataset(dataset),
             "search": {"method": self._method(), "morphs": ("deepen", "widen", "add-skip")},
             "schedule": {
                 "concurrency": concurrency,
-                "max_trials": self._count("maxTrialNum", 30000),
-                "max_duration": self._duration(),
-                "round_epochs": (
-                    *(self._count(f"--warmup_{number}", 15 * number) for number in (1, 2, 3)),
-                    self._count("--epochs" if "epochs" in self.flags else "--epoch", 60),
-                ),
+                "max_trials": self._get("maxTrialNum", 30000, _count),
+                "max_duration": self._get("maxExecDuration", 12 * 3600.0, _hours),
+                "round_epochs": (*warmups, self._get("--epochs" if "epochs" in self.flags else "--epoch", 60, _count)),
             },
-            "tuning": {"kernel": _KERNELS, "batch_size": _searched_batches(batch or 1, devices)},
+            "tuning": {"kernel": _KERNELS, "batch_size": sorted(shares - {0}) or (batch,)},
             "training": {
                 "batch_size": batch,
-                "learning_rate": self._rate("initial_lr", 0.1, zero=False),
-                "final_learning_rate": self._rate("final_lr", 0.0, zero=True),
+                "learning_rate": self._get("--initial_lr", 0.1, partial(_rate, zero=False)),
+                "final_learning_rate": self._get("--final_lr", 0.0, _rate),
                 "devices_per_trial": devices,
             },
             "counting": "aiperf-v1",
@@ -202,18 +208,6 @@ class _Reader:
             self.unused.append(f"experimentName: the run is called {name!r}, a valid directory name")
         return name
 
-    def _duration(self) -> float | None:
-        given = self.values.get("maxExecDuration")
-        try:
-            seconds = duration_s("12h" if given is None else given)
-        except ValueError as error:
-            self._problem("maxExecDuration", str(error))
-            return None
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            self._problem("maxExecDuration", f"must be a time above 0, such as 12h, found {given!r}")
-            return None
-        return float(seconds) if isinstance(given, str | None) else seconds * 3600.0  # numbers without a unit are hours
-
     def _method(self) -> str:
         key = "tuner.builtinTunerName"
         name = str(self.values.get(key, "NetworkMorphism"))
@@ -228,30 +222,21 @@ class _Reader:
                 self._problem(key, f"must be {wanted}, found {found!r}")
         return _TUNERS.get(name, "bayesian")
 
-    @cached_property
-    def _network(self) -> str:
-        width = self._count("tuner.classArgs.input_width", 224)
-        channels = self._count("tuner.classArgs.input_channel", 3)
-        classes = self._count("tuner.classArgs.n_output_node", 1000)
-        if None in (width, channels, classes) or (width, channels, classes) in _SEEDS:
-            return _SEEDS.get((width or 0, channels or 0, classes or 0), "resnet50")
-        shapes = ", ".join(f"{w} x {w} x {c} -> {n}" for w, c, n in _SEEDS)
-        what = f"no seed network takes {width} x {width} x {channels} -> {classes}; known: {shapes}"
-        self._problem("tuner.classArgs", what)
-        return "resnet50"
+    def _network(self) -> tuple[str, str]:
+        """Return the seed network and the data set for the shape and classes of the images."""
+        sizes = {"input_width": 224, "input_channel": 3, "n_output_node": 1000}
+        width, channels, classes = (self._get(f"tuner.classArgs.{name}", size, _count) for name, size in sizes.items())
+        if None not in (width, channels, classes) and (width, channels, classes) not in _SEEDS:
+            shapes = ", ".join(f"{w} x {w} x {c} -> {n}" for w, c, n in _SEEDS)
+            what = f"no seed network takes {width} x {width} x {channels} -> {classes}; known: {shapes}"
+            self._problem("tuner.classArgs", what)
+        return _SEEDS.get((width or 0, channels or 0, classes or 0), ("resnet50", "imagenet"))
 
-    def _dataset(self) -> dict[str, Any]:
-        name = _DATASETS.get(self._network, "imagenet")
+    def _dataset(self, name: str) -> dict[str, Any]:
         train, held_out = self.flags.get("train_data_dir"), self.flags.get("val_data_dir")
         if name != "imagenet":
-            return {"name": name, "directory": Path(train) if train else None}
-        for flag, value in (("train_data_dir", train), ("val_data_dir", held_out)):
+            return {"name": name, "directory": train or None}
+        for flag, value in (("--train_data_dir", train), ("--val_data_dir", held_out)):
             if value is None:
-                self._problem(f"trial.command --{flag}", "is missing")
+                self._problem(flag, "is missing")
         return {"name": name, "train_directory": train, "held_out_directory": held_out}
-
-
-def _searched_batches(batch: int, devices: int) -> tuple[int, ...]:
-    """Return the batch sizes that AIPerf searches up to ``batch``, as multiples of ``devices``."""
-    shares = (batch * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES)
-    return tuple(sorted({share for share in shares if share > 0})) or (batch,)

@@ -1,14 +1,18 @@
-"""The inference side of a case: its settings, which of them may change, and which of the seven steps run."""
+"""The inference side of a case: its settings, and which of the seven steps run."""
 
 from __future__ import annotations
 
+import ast
+import math
+import operator
+import re
 from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from accelmark.spec.inference.arithmetic import calculate
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Scalar
 
@@ -20,10 +24,46 @@ RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "
 """Names that AccelMark sets itself."""
 
 
-def _count(value: object) -> object:
-    if isinstance(value, str):
-        return calculate(value)
+_OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_MAX_CHARACTERS: Final = 200
+_MAX_NESTING: Final = 20
+
+
+def calculate(text: str) -> float:
+    """Return the value of arithmetic on numbers, such as ``2*512*0.33e9``: parsed, never evaluated as code.
+
+    Raises ValueError if it is anything else, divides by zero, nests too deeply, or is not finite.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
+    if odd := re.search(r"[^\d.eE+\-*/()\s]", text, re.ASCII):
+        raise ValueError(f"is not arithmetic on numbers: {text[odd.start() :][:20]!r} (only numbers and + - * / ( ))")
+    if max(accumulate((sign == "(") - (sign == ")") for sign in text), default=0) > _MAX_NESTING:
+        raise ValueError(f"nests deeper than {_MAX_NESTING} levels")
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(f"is not arithmetic on numbers: {error.msg}") from error
+    except ZeroDivisionError as error:
+        raise ValueError("divides by zero") from error
+    if not math.isfinite(value):
+        raise ValueError("is not finite")
     return value
+
+
+def _value(node: ast.expr, num_signs: int = 0) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand) if num_signs < _MAX_NESTING:
+            return _value(operand, num_signs + 1) * (-1 if isinstance(sign, ast.USub) else 1)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            return float(_OPERATORS[type(sign)](_value(left), _value(right)))
+    raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
+
+
+def _count(value: object) -> object:
+    return calculate(value) if isinstance(value, str) else value
 
 
 class InferStep(StrEnum):

@@ -13,17 +13,16 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal, cast, final
+from typing import Final, Literal, TypeVar, cast, final
 
 from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
-from accelmark.spec.job import FolderRef
-from accelmark.spec.layers import unknown_mutable
-from accelmark.spec.model import parse
+from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
-from accelmark.spec.yaml_file import read_yaml
+
+M = TypeVar("M", bound=Spec)
 
 Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
 JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
@@ -38,16 +37,20 @@ _PACKAGE: Final = {
     "launchers": "accelmark.run.launchers",
     "trainers": "accelmark.train.external.trainers",
 }
-_FILE: Final = {
-    "cases": "case.yaml",
-    "vendors": "vendor.yaml",
-    "frameworks": "framework.yaml",
-    "launchers": "launcher.yaml",
-    "trainers": "trainer.yaml",
-}
-_SOURCE: Final = Path(__file__).parents[2]
+_SOURCE: Final = Path(__file__).parents[3]
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 """Names of folders that are excluded from hashes."""
+
+
+class FolderRef(Spec):
+    """Location of a case or vendor folder: an importable package or a directory."""
+
+    name: str
+    path: Path
+    package: str | None = None
+    """The package of the folder (``accelmark.cases.resnet_mini``); null for a loose directory."""
+    sha256: str
+    """Hash over the folder's files."""
 
 
 @final
@@ -96,11 +99,7 @@ def is_hashed(file: str) -> bool:
 
 
 def folders(kind: Kind) -> dict[str, Folder]:
-    """Return all folders of ``kind`` by name.
-
-    Raises:
-        SpecError: two folders have the same name; both paths are named.
-    """
+    """Return all folders of ``kind`` by name; raise SpecError with both paths if two have the same name."""
     return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
 
 
@@ -144,18 +143,14 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
-        if (path / _FILE[kind]).is_file():
+        if (path / _file_name(kind)).is_file():
             yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
         elif kind == "trainers" and path.suffix == ".yaml":
             yield Folder(path.stem, path, None, origin)
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one plug-in.
-
-    Raises:
-        RequestError: there is none; the nearest name is suggested.
-    """
+    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
     known = folders(kind)
     if name not in known:
         singular = kind.removesuffix("s")
@@ -163,26 +158,53 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
     return known[name]
 
 
+def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:
+    """Read and check the YAML file of one plug-in: ``<name>/<kind>.yaml``, for a trainer also ``<name>.yaml``.
+
+    Raises RequestError if there is no such plug-in, SpecError with all problems of the file.
+    """
+    path = find(kind, name, where).path
+    return cast("M", _load(path if path.is_file() else path / _file_name(kind), name, model))
+
+
+@cache
+def _load(path: Path, name: str, model: type[M]) -> M:
+    values = read_yaml(path)
+    spec = parse(model, values, str(path))
+    if values["name"] != name:
+        folder = "file" if path.stem == name else "folder"
+        raise SpecError([Problem(str(path), "name", f"is {values['name']!r}, but the {folder} is {name!r}")])
+    return spec
+
+
+def _file_name(kind: Kind) -> str:
+    return f"{kind.removesuffix('s')}.yaml"
+
+
 def load_case(name: str) -> CaseSpec:
     """Read and check ``case.yaml`` of one case."""
-    return _load_case(find("cases", name).path / _FILE["cases"])
+    return load_spec("cases", name, CaseSpec)
 
 
 def load_vendor(name: str) -> VendorSpec:
     """Read and check ``vendor.yaml`` of one vendor."""
-    return _load_vendor(find("vendors", name).path / _FILE["vendors"])
+    return load_spec("vendors", name, VendorSpec)
 
 
 def load_framework(name: str) -> FrameworkSpec:
     """Read and check ``framework.yaml`` of one framework."""
-    return _load_framework(find("frameworks", name).path / _FILE["frameworks"])
+    return load_spec("frameworks", name, FrameworkSpec)
+
+
+def load_trainer(name: str) -> TrainerSpec:
+    """Read and check the YAML file of one external trainer."""
+    return load_spec("trainers", name, TrainerSpec)
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
     """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``.
 
-    Raises:
-        RequestError: there is no such framework, or neither file declares the device.
+    Raises RequestError if there is no such framework, or neither file declares the device.
     """
     device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
     if device is None:
@@ -194,26 +216,15 @@ def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
     return device
 
 
-def load_trainer(name: str) -> TrainerSpec:
-    """Read and check the YAML file of one external trainer: ``<name>.yaml``, or ``<name>/trainer.yaml``."""
-    path = find("trainers", name).path
-    return _load_trainer(path if path.is_file() else path / _FILE["trainers"], name)
-
-
 def load_launch(name: str) -> FrameworkLaunch:
-    """Import ``launch.py`` of one framework, which imports no framework.
-
-    Raises:
-        RequestError: there is no such framework, or its folder has no ``launch.py``.
-    """
+    """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
 
 
 def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
     """Import ``module`` of a folder: as part of its package, or from its file if it has no package.
 
-    Raises:
-        RequestError: the folder has no such file.
+    Raises RequestError if the folder has no such file.
     """
     path = folder.path / f"{module}.py"
     if folder.package is not None:
@@ -237,39 +248,3 @@ def file_module(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@cache
-def _load_case(path: Path) -> CaseSpec:
-    spec = parse(CaseSpec, read_yaml(path), str(path))
-    _same_name(spec.name, path)
-    if spec.train is not None and (problems := unknown_mutable(spec.train, str(path))):
-        raise SpecError(problems)
-    return spec
-
-
-@cache
-def _load_vendor(path: Path) -> VendorSpec:
-    spec = parse(VendorSpec, read_yaml(path), str(path))
-    _same_name(spec.name, path)
-    return spec
-
-
-@cache
-def _load_framework(path: Path) -> FrameworkSpec:
-    spec = parse(FrameworkSpec, read_yaml(path), str(path))
-    _same_name(spec.name, path)
-    return spec
-
-
-@cache
-def _load_trainer(path: Path, name: str) -> TrainerSpec:
-    spec = parse(TrainerSpec, read_yaml(path), str(path))
-    if spec.name != name:
-        raise SpecError([Problem(str(path), "name", f"is {spec.name!r}, but the file or folder is {name!r}")])
-    return spec
-
-
-def _same_name(name: str, path: Path) -> None:
-    if name != path.parent.name:
-        raise SpecError([Problem(str(path), "name", f"is {name!r}, but the folder is {path.parent.name!r}")])

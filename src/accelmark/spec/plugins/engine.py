@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import Spec, parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import Spec, parse, read_yaml
 
 ENTRY_POINTS: Final = "accelmark.engines"
 """Entry point group in which a package declares its engines: ``name = package.module:Class``."""
@@ -43,17 +42,10 @@ def known_engines(vendor_folder: Path | None) -> set[str]:
 def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
     """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence.
 
-    Raises:
-        SpecError: a declaration is wrong, or declares an engine without a file.
+    Raises SpecError if a declaration is wrong, or declares an engine without a file.
     """
     declared = _declared(_OWN)
     return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
-
-
-def engine_file(vendor_folder: Path | None, name: str) -> Path | None:
-    """Return the file of an engine of AccelMark (``vendor_folder`` None) or of a vendor; None if it has none."""
-    file = (_OWN if vendor_folder is None else vendor_folder / "engines") / f"{name}.py"
-    return file if file.is_file() else None
 
 
 def engine_files(folder: Path) -> set[str]:
