@@ -153,7 +153,7 @@ def judged(
     recorded = state(trials, [epoch(0, 0.0, duration_s, search)])
     session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
     config = AutomlConfig(
-        rules=rules,  # type: ignore[arg-type]
+        rules=rules,
         schedule=ScheduleConfig(max_trials=3),
         search=SearchConfig(initial_weights=Path("weights.npz") if pretrained else None),
         dataset=DatasetConfig.model_validate(changes),
