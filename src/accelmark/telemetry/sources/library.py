@@ -29,6 +29,8 @@ class LibrarySource(ABC):
     """What to do where the module cannot be imported."""
     error: ClassVar[str]
     """Name of the library's exception."""
+    essential: ClassVar[tuple[str, ...]] = ("utilisation", "memory_used_mib")
+    """Fields of which every GPU that works reports one."""
 
     def __init__(self, library: Any = None) -> None:
         self.library = library
@@ -70,7 +72,7 @@ class LibrarySource(ABC):
     def sample(self) -> tuple[DeviceSample, ...]:
         """Read every GPU once; a field that the library cannot read is None."""
         samples = tuple(DeviceSample(at, **self.read(at, self.readers(at))) for at in range(len(self.handles)))
-        if all(each.utilisation is each.memory_used_mib is each.temperature_c is None for each in samples):
+        if all(getattr(each, name) is None for each in samples for name in self.essential):
             reason = next(iter(self._reasons[0].values()), "no reason given") if self._reasons else "not open"
             raise SourceError(f"{self.title} no longer answers: {reason}")
         return samples

@@ -32,6 +32,7 @@ class Source(LibrarySource):
     title = "NVML"
     missing = "nvidia-ml-py is not installed (pip install 'accelmark[nvidia]')"
     error = "NVMLError"
+    essential = ("utilisation", "memory_used_mib", "temperature_c")
 
     def start(self) -> list[Any]:
         """Initialise NVML."""
