@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.cli.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
+from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
-from accelmark.spec.catalog import PLUGINS_VARIABLE, load_case
 from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.plugins.scaffold import new_folder
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.plan.adaptation import adaptation_files
-from accelmark.spec.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.errors import AccelmarkError, nearest
 from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.model import read_yaml
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.yaml_file import read_yaml
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -233,11 +233,7 @@ def required_methods(framework: str) -> tuple[str, ...]:
 def trial(name: str, vendor: str, *, evaluate: bool = False, timeout_s: float = _TRIAL_TIMEOUT_S) -> Iterator[Check]:
     """Train three steps on synthetic data and report problems of the run and its audit.
 
-    Args:
-        name: the case.
-        vendor: the vendor whose devices and adaptation are used.
-        evaluate: also run the case's evaluation.
-        timeout_s: time limit of the training, and of the evaluation.
+    ``evaluate``: also run the case's evaluation. ``timeout_s`` limits the training, and the evaluation.
     """
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
         run = Path(directory) / "run"

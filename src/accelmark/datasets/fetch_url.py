@@ -7,7 +7,6 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, final
 from urllib.parse import quote, urlsplit
@@ -24,9 +23,7 @@ _CHUNK: Final = 1 << 16
 def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progress | None) -> None:
     """Download every file of ``spec`` to ``into``, still packed.
 
-    Raises:
-        FetchError: the host is not reachable within two seconds, or a file cannot be downloaded.
-        OSError: a file cannot be written.
+    Raises FetchError if the host is not reachable or a file cannot be downloaded, OSError if one cannot be written.
     """
     _check_reachable(source.base)
     opener = urllib.request.build_opener(_HttpsOnly)
@@ -79,21 +76,26 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _check_reachable(url: str) -> None:
-    """Connect to the host of ``url``, or to its proxy, within two seconds.
+    """Connect to the host of ``url``, or to its proxy, within two seconds; raise FetchError if it is not reachable.
 
-    It runs in a thread, because a name lookup can take far longer than the socket's timeout.
-
-    Raises:
-        FetchError: the host is not reachable.
+    It runs in a daemon thread, because a name lookup can take far longer than the socket's timeout.
     """
     host, port = _first_hop(url)
+    failure = [f"no connection within {REACH_TIMEOUT_S:g} s"]
 
     def connect() -> None:
-        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+        try:
+            socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+        except OSError as error:
+            failure[:] = [error.strerror or str(error)]
+        else:
+            failure.clear()
 
-    error = _within(connect, REACH_TIMEOUT_S)
-    if error is not None:
-        raise FetchError(f"{host} is not reachable: {error}")
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(REACH_TIMEOUT_S)
+    if failure:
+        raise FetchError(f"{host} is not reachable: {failure[0]}")
 
 
 def _first_hop(url: str) -> tuple[str, int]:
@@ -104,21 +106,3 @@ def _first_hop(url: str) -> tuple[str, int]:
         hop = urlsplit(proxy if "://" in proxy else f"//{proxy}")
         return hop.hostname or "", hop.port or 80
     return host, parts.port or 443
-
-
-def _within(action: Callable[[], None], timeout_s: float) -> str | None:
-    """Run ``action`` for at most ``timeout_s``; return None on success, else the reason for the failure."""
-    outcome: list[str | None] = []
-
-    def run() -> None:
-        try:
-            action()
-        except OSError as error:
-            outcome.append(error.strerror or str(error))
-        else:
-            outcome.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return outcome[0] if outcome else f"no connection within {timeout_s:g} s"

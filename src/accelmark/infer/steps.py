@@ -28,13 +28,11 @@ from accelmark.infer.repeat_check import repeat_check
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
-from accelmark.spec.events import Event
+from accelmark.spec.events import Event, InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.inference import InferPrecision, InferStep, file_at, planned_steps
-from accelmark.spec.inference.events import InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar
-from accelmark.spec.work import InferJob
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.process import Cancelled, StopRequest
 
@@ -187,7 +185,7 @@ class SevenSteps:
             self.details |= model_hashes(self.model)
 
     def _validate(self) -> None:
-        precision = self.settings.precision if self.settings.precision != "int8" else "fp32"
+        precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
         engine = eager.Engine(self._request(precision), self.case.model_forward)
         try:
             self.validation = self._measure("validation", engine, engine)

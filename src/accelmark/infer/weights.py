@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from accelmark.infer.case import InferCase
 from accelmark.infer.failures import shortened
 from accelmark.spec.errors import AccelmarkError, DataError
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork
 
 WEIGHTS_FILE: Final = "weights.safetensors"
 RECORD_FILE: Final = "weights.json"

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
-from accelmark.spec.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.plugins.case import TrainCaseSpec
+from accelmark.spec.plugins.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import ExternalJob, TrainJob
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
@@ -28,9 +28,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         hint = nearest(key.framework, [*present, *folders("trainers")])
         raise SpecError([Problem(request.where, str(key), what, hint)])
     layers, files = request.vendor_layers("config")
-    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.command_line)]
+    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.run.command_line)]
     base = Layer.of(request.case_file, train.settings)
-    resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
+    resolved = resolve(base, over, mutable=train.mutable, is_open=request.run.options.open)
     settings = resolved.settings
     if trainer is None:
         _check_settings(key.framework, resolved)
@@ -48,7 +48,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     return PlannedWork(
         work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
-        data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
+        data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
         requires={} if trainer is None else {f"trainer {trainer.name}": trainer.requires},
@@ -79,11 +79,7 @@ def _training_side(request: KeyRequest) -> TrainCaseSpec:
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
-    """Return warnings about the case's settings that are not passed to the trainer.
-
-    Raises:
-        SpecError: the trainer does not support the case, or cannot be passed a setting that another layer changes.
-    """
+    """Return warnings about settings that the trainer is not given; raise SpecError if it cannot run the request."""
     problems = list(_trainer_problems(request, trainer, resolved))
     if problems:
         raise SpecError(problems)

@@ -40,9 +40,9 @@ def _probe(job: JobSpec) -> None:
     from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import probe_copies, probe_memory, probe_products
+    from accelmark.spec.job import ProbeJob
     from accelmark.spec.plugins.framework import RankPlace
     from accelmark.spec.records import CEILINGS_FILE, Ceilings
-    from accelmark.spec.work import ProbeJob
 
     request = job.work
     if not isinstance(request, ProbeJob):

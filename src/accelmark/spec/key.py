@@ -53,14 +53,7 @@ class CaseKey(Spec):
     def parse(cls, text: str, *, hardware: str, framework: str = "pytorch", where: str = "key") -> Self:
         """Parse a key; omitted trailing parts take their defaults (``resnet_mini`` alone is a key).
 
-        Args:
-            text: the key.
-            hardware: the default chip (usually the detected one).
-            framework: the default framework.
-            where: the file that contains the key, or ``command line``, for the error.
-
-        Raises:
-            SpecError: with one problem for each part that is wrong.
+        ``hardware`` is usually the detected chip. Raises SpecError, naming ``where``, with each part that is wrong.
         """
         parts = text.split(":")
         problems: list[Problem] = []

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from accelmark.compat.flagperf.values import Given, Values, text
-from accelmark.spec.catalog import folders, load_vendor
+from accelmark.compat.flagperf.parse import Given, Values, text
 from accelmark.spec.errors import Problem
+from accelmark.spec.plugins.catalog import folders, load_vendor
 from accelmark.spec.plugins.vendor import ContainerDefaults
 
 _LONG: Final = {

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from accelmark.compat.flagperf.container import container_of
-from accelmark.compat.flagperf.parse import Parsed
-from accelmark.compat.flagperf.values import IGNORED, Given, Values, flag, settings_in, text, texts, whole
+from accelmark.compat.flagperf.parse import IGNORED, Given, Parsed, Values, flag, text, texts, whole
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import parse
@@ -28,7 +27,7 @@ _KNOWN: Final = frozenset(_PLAIN) | {
 
 def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
     """Add a file's settings to ``given``, replacing those of earlier files, and its cases to ``cases``."""
-    for item in settings_in(parsed):
+    for item in parsed.settings():
         before = given.get(item.key)
         if item.key not in _KNOWN:
             left_over.append(item.left(IGNORED.get(item.key, "AccelMark has no such setting")))
@@ -43,11 +42,7 @@ def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over:
 
 
 def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
-    """Return the cluster file; empty without settings for it.
-
-    Raises:
-        SpecError: the cluster is invalid.
-    """
+    """Return the cluster file, empty without settings for it; raise SpecError if it is invalid."""
     cluster: Values = {}
     if "HOSTS" in given:
         cluster["hosts"] = [{"address": address} for address in given["HOSTS"].read(texts)]
@@ -95,11 +90,7 @@ def _ports(value: Any) -> list[int]:
 
 
 def run_of(given: Mapping[str, Given], cases: Sequence[Given], left_over: list[Problem]) -> Values:
-    """Return the run file; empty if the files name no case.
-
-    Raises:
-        SpecError: CASES is not a dictionary.
-    """
+    """Return the run file, empty if the files name no case; raise SpecError if CASES is not a dictionary."""
     listed: dict[tuple[str, str], Values] = {}
     for item in cases:
         table = item.read(_table)

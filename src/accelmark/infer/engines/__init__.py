@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from accelmark.infer.engine import Engine
-from accelmark.spec.catalog import file_module
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.inference.engines import ENTRY_POINTS, engine_files, known_engines, own_engines
+from accelmark.spec.plugins.catalog import file_module
+from accelmark.spec.plugins.engine import ENTRY_POINTS, engine_files, known_engines, own_engines
 
 
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:

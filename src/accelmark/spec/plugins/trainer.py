@@ -32,11 +32,7 @@ def placeholders(arguments: tuple[str, ...]) -> Iterator[str]:
 
 
 def fill(arguments: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
-    """Return the arguments with each ``{name}`` replaced; they are not passed through a shell.
-
-    Raises:
-        KeyError: a name has no value.
-    """
+    """Return the arguments with each ``{name}`` replaced, without a shell; raise KeyError if one has no value."""
     return [_PLACEHOLDER.sub(lambda match: values[match[1]], argument) for argument in arguments]
 
 
