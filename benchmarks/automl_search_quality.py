@@ -26,7 +26,14 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
+from accelmark.automl.config import (
+    AutomlConfig,
+    DatasetConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SearchName,
+    TrainingConfig,
+)
 from accelmark.automl.controller.controller import SearchController
 from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import Proposed, read_journal
@@ -36,10 +43,9 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.search.schedule import Scheduler
-from accelmark.automl.search.searchers import SearchName
-from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.datasets.images import read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
+from tests.automl.threads import ThreadPool
 
 NAME: Final = "automl_search_quality"
 METHODS: Final[tuple[SearchName, ...]] = ("bayesian", "random", "evolution", "none")

@@ -42,7 +42,7 @@ def live_view() -> Iterator[Observer]:
 
 def _progress(state: SearchState, scheduler: Scheduler) -> Group:
     point, used = Scoreboard(state).final(), utilisation(state)
-    limit, most = scheduler.schedule.max_s, scheduler.schedule.max_trials
+    limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials
     head = Table.grid(padding=(0, 3))
     head.add_row("time", "score", "error", "regulated", "idle", "search error", style="dim")
     head.add_row(

@@ -21,11 +21,11 @@ from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise, verify_search
 from accelmark.automl.search import population
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
+from tests.automl.threads import ThreadPool
 
 
 def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:

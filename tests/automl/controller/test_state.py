@@ -19,7 +19,7 @@ from accelmark.automl.controller.journal import (
 )
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.search.population import Individual, Population
+from accelmark.automl.search.population import Individual
 from accelmark.spec.errors import RunError
 from tests.automl.images import tiny_network
 from tests.automl.test_score import FULL, epoch, trial
@@ -29,8 +29,8 @@ def begun() -> list[Event]:
     session = SessionBegan(
         at="2026-11-21T00:00:00+00:00", clock_s=0.0, host="h", pid=1, experiment="e", dataset_fingerprint="f", workers=1
     )
-    family = Population.started(tiny_network(), 0).individuals
-    return [*(Proposed(individual=one, searcher="seed") for one in family), session]
+    seed = Individual(id=0, network=tiny_network())
+    return [Proposed(individual=seed, searcher="seed"), session]
 
 
 def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEvent:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from accelmark.automl.config import ScheduleConfig
 from accelmark.automl.controller import journal
 from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, TrialRecord
 from accelmark.automl.search.population import Individual, Population
-from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
+from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.spec.errors import RunError
 
 
@@ -107,9 +108,9 @@ class SearchState:
 
     def population(self, seed: int) -> Population:
         """Return the population."""
-        return Population.model_construct(seed=seed, individuals=list(self.individuals))
+        return Population(seed, list(self.individuals))
 
-    def scheduler(self, schedule: Schedule) -> Scheduler:
+    def scheduler(self, schedule: ScheduleConfig) -> Scheduler:
         """Return the scheduler in this state; trials that were running are tried again."""
         trials = self.trials
         finished = sum(record.status == "finished" for record in trials.values())
@@ -118,7 +119,7 @@ class SearchState:
             retried = record.status in RETRIED and record.attempt < schedule.max_attempts
             if record.status == "running" or retried:
                 planned = record.trial, record.individual, record.round, record.epochs_planned
-                scheduler.retries.append(Assignment(*planned, record.attempt + 1, record.tuned))
+                scheduler.retries.append(Assignment(*planned, record.tuned, record.attempt + 1))
         started = {record.individual for record in trials.values()}
         for one in self.individuals:
             if one.status == "pending" and one.id not in started:

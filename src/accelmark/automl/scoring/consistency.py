@@ -89,7 +89,7 @@ def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
 
 def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Check]:
     """Compare a trial with the schedule and training settings."""
-    schedule, training, hyper = config.schedule.schedule, config.training, record.hyperparameters
+    schedule, training, hyper = config.schedule, config.training, record.hyperparameters
     trial = f"trial {record.trial}"
     for name, wanted, actual in (
         ("round", schedule.round_of(record.trial), record.round),

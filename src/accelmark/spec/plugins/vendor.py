@@ -64,6 +64,11 @@ class Chip(Spec):
     source: str
     """Source of the figures: a document and its address or number."""
 
+    @property
+    def title(self) -> str:
+        """Name and variant."""
+        return f"{self.name} {self.variant}".strip()
+
     def matches(self, device_name: str, memory_gib: float | None) -> bool:
         """Return whether a device with this name (and memory, if required) is this chip."""
         if not re.fullmatch(self.device_name, device_name.strip(), re.IGNORECASE):

@@ -1,8 +1,8 @@
-"""Orders to workers and messages from them."""
+"""Messages between the controller of a search and its workers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -25,48 +25,42 @@ class TrialOrder(Record):
 
     round: int
     network: Network
-    parent_network: Network | None
-    morphs: tuple[Morph, ...]
+    parent_network: Network | None = None
+    morphs: tuple[Morph, ...] = ()
     hyperparameters: Hyperparameters
     training: TrainingConfig
     epochs: Annotated[int, Field(ge=1)]
     early_stop: bool
     seed: int
-    limit_s: float | None
-
-
-TrialEnd = Literal["finished", "cut", "crashed", "diverged", "out-of-memory"]
+    limit_s: float | None = None
 
 
 class TrialResult(TrialOutcome):
     """The end of a trial on its worker; ``executed`` is the digest of the network that was built."""
 
-    status: TrialEnd
+    status: Literal["finished", "cut", "crashed", "diverged", "out-of-memory"]
     executed: str | None = None
     weights: WeightMode = "from-scratch"
     seconds: float = 0.0
 
 
-class TrialListener(Protocol):
-    """Receives the progress of a trial."""
+class TrialListener:
+    """Receives the progress of a trial; this one ignores it."""
 
     def progress(self, images: int) -> None:
         """Receive the number of further processed images."""
-        ...
 
     def epoch(self, report: EpochReport) -> None:
         """Receive a finished epoch, or the part of one before a cut."""
-        ...
 
     def should_stop(self) -> bool:
         """Return whether the trial must end now."""
-        ...
+        return False
 
 
-class WorkerReport(Record):
-    """The report of a worker that is ready: its process and the data that it opened."""
+class WorkerReady(NamedTuple):
+    """A worker, or its replacement, is ready for a trial; the data that it opened."""
 
-    pid: int
     fingerprint: str
     identity: str
     splits: Splits
@@ -75,21 +69,12 @@ class WorkerReport(Record):
 class Progress(NamedTuple):
     """Images of its trial that a worker has processed so far."""
 
-    worker: int
     images: int
 
 
-class EpochEnded(NamedTuple):
-    """A worker finished an epoch."""
-
-    worker: int
-    report: EpochReport
-
-
 class TrialEnded(NamedTuple):
-    """A trial ended on its worker, with the weights of its best epoch."""
+    """A trial ended, with the weights of its best epoch."""
 
-    worker: int
     result: TrialResult
     weights: TrainedWeights
 
@@ -97,15 +82,8 @@ class TrialEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker and its trial are lost."""
 
-    worker: int
     status: Literal["lost", "out-of-memory"]
     reason: str
 
 
-class WorkerReady(NamedTuple):
-    """A worker, or its replacement, is ready for a trial."""
-
-    worker: int
-
-
-Message = Progress | EpochEnded | TrialEnded | WorkerLost | WorkerReady
+Message = Progress | EpochReport | TrialEnded | WorkerLost | WorkerReady

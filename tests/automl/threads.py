@@ -1,4 +1,4 @@
-"""Workers as threads of this process, for benchmarks and tests."""
+"""Workers as threads of this process, for tests and benchmarks. A worker that hangs cannot be replaced."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any, Final
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
-from accelmark.automl.workers.pool import WorkerPool
+from accelmark.automl.pool import WorkerPool
 from accelmark.automl.workers.worker import TrialWorker
 from accelmark.spec.errors import RunError
 
 
 class ThreadPool(WorkerPool):
-    """Workers as threads of this process, for benchmarks and tests. A worker that hangs cannot be replaced."""
-
     def __init__(self, dataset: DatasetConfig, network: Network, size: int, *, threads: int = 1) -> None:
         super().__init__(size)
-        self._arguments: Final = (dataset.model_dump_json(), network.model_dump_json(), 1, threads)
+        self._arguments: Final = (dataset, network, 1, threads)
         self._workers: dict[int, TrialWorker] = {}
         self._pool: Final = ThreadPoolExecutor(max_workers=3 * size, thread_name_prefix="trial")
         self._start_all()
