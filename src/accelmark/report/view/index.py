@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from accelmark.results.compare.table import Row, rows_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
@@ -18,17 +17,15 @@ _MAX_AGE_S: Final = 2.0
 _Stamp = tuple[int, int]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The runs at one moment."""
 
     runs: dict[str, LoadedRun]
     """Name (the path below the directory) to run."""
     unfinished: dict[str, Path]
     """Runs with a plan and without a summary."""
-    problems: tuple[str, ...]
-    rows: tuple[Row, ...] = field(default=())
+    problems: list[str]
+    rows: list[Row]
 
 
 @final
@@ -56,8 +53,7 @@ class RunIndex:
         runs: dict[str, LoadedRun] = {}
         unfinished: dict[str, Path] = {}
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-        paths, unread = find_sources(self.directory)
-        problems = [self._below(problem) for problem in unread]
+        paths, problems = find_sources(self.directory)
         for path in paths:
             name = self._name(path)
             stamp = _stamp(path)
@@ -65,15 +61,16 @@ class RunIndex:
                 unfinished[name] = path
                 continue
             before = self._known.get(path)
-            entry = before if before is not None and before[0] == stamp else (stamp, _load(path))
-            known[path] = entry
-            if isinstance(entry[1], str):
-                problems.append(self._below(entry[1]))
+            known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
+            run = known[path][1]
+            if isinstance(run, str):
+                problems.append(run)
             else:
-                runs[name] = entry[1]
-                problems += [self._below(problem) for problem in entry[1].problems]
+                runs[name] = run
+                problems += run.problems
         self._known = known
-        return Snapshot(runs, unfinished, tuple(problems), tuple(rows_of(runs.values())))
+        below = [problem.replace(f"{self.directory}/", "") for problem in problems]
+        return Snapshot(runs, unfinished, below, rows_of(runs.values()))
 
     def name_of(self, row: Row) -> str:
         """Return the name of a row's run."""
@@ -81,10 +78,6 @@ class RunIndex:
 
     def _name(self, path: Path) -> str:
         return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
-
-    def _below(self, text: str) -> str:
-        """Remove the path of the directory from a text that is shown on a page."""
-        return text.replace(f"{self.directory}/", "")
 
 
 def _load(path: Path) -> LoadedRun | str:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LiveJob:
+class LiveJob(NamedTuple):
     """One round of a run in progress."""
 
     name: str
     state: str
     share: float | None
-    facts: tuple[tuple[str, str], ...]
+    facts: dict[str, str]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LiveRun:
+class LiveRun(NamedTuple):
     """A run without a summary."""
 
     name: str
     running: bool
     """Whether a coordinator on this machine drives it."""
     problem: str
-    jobs: tuple[LiveJob, ...]
+    jobs: Sequence[LiveJob] = ()
 
 
 def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
@@ -49,32 +44,30 @@ def live_run(name: str, path: Path) -> LiveRun:
             return _live_search(name, path)
         run = read_status(path)
     except (AccelmarkError, OSError) as error:
-        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""), ())
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""))
     units = {job.directory: f"{job.job.work.unit}s/s" for job in run.directory.plan.jobs}
     jobs: list[LiveJob] = []
     for directory, status in run.statuses.items():
-        facts: list[tuple[str, str]] = []
-        share: float | None = 1.0 if status.ended else None
         progress = run.progress.get(directory)
+        facts = {"reason": status.reason} if status.reason else {}
+        share: float | None = 1.0 if status.ended else None
         if progress is not None:
             share = progress.share
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
-            facts += [
-                ("phase", progress.phase),
-                ("step", f"{progress.step:,}{total}"),
-                ("loss", NOTHING if progress.loss is None else digits(progress.loss)),
-                ("throughput", quantity(progress.throughput, units[directory])),
-                ("remaining", NOTHING if progress.eta_s is None else duration(progress.eta_s)),
-                ("power", quantity(progress.devices.power_w, "W")),
-                ("utilisation", percent(progress.devices.utilisation)),
-            ]
+            facts = {
+                "phase": progress.phase,
+                "step": f"{progress.step:,}{total}",
+                "loss": NOTHING if progress.loss is None else digits(progress.loss),
+                "throughput": quantity(progress.throughput, units[directory]),
+                "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),
+                "power": quantity(progress.devices.power_w, "W"),
+                "utilisation": percent(progress.devices.utilisation),
+            }
             if progress.metric is not None:
-                facts.append((progress.metric[0].replace("_", " "), digits(progress.metric[1])))
-        elif status.reason:
-            facts.append(("reason", status.reason))
-        shown = tuple(fact for fact in facts if fact[1] != NOTHING)
+                facts[progress.metric[0].replace("_", " ")] = digits(progress.metric[1])
+        shown = {name: value for name, value in facts.items() if value != NOTHING}
         jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
-    return LiveRun(name, run.coordinator is not None, "", tuple(jobs))
+    return LiveRun(name, run.coordinator is not None, "", jobs)
 
 
 def _live_search(name: str, path: Path) -> LiveRun:
@@ -86,12 +79,12 @@ def _live_search(name: str, path: Path) -> LiveRun:
     finished = summary.trials.get("finished", 0)
     shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
-    facts = (
-        ("trials", f"{finished} finished of {summary.trials_started}"),
-        ("epochs", str(summary.epochs)),
-        ("score", quantity(summary.final.score, "OP/s")),
-        ("held-out error", quantity(summary.final.error, "ratio")),
-        ("idle", percent(summary.utilisation.idle_share)),
-    )
+    facts = {
+        "trials": f"{finished} finished of {summary.trials_started}",
+        "epochs": str(summary.epochs),
+        "score": quantity(summary.final.score, "OP/s"),
+        "held-out error": quantity(summary.final.error, "ratio"),
+        "idle": percent(summary.utilisation.idle_share),
+    }
     job = LiveJob("search", summary.status, min(max(shares), 1.0) if shares else None, facts)
-    return LiveRun(name, summary.status == "running", "", (job,))
+    return LiveRun(name, summary.status == "running", "", [job])
