@@ -49,8 +49,7 @@ class Verification:
 def verify_run(run_dir: Path) -> Verification:
     """Recompute a run and compare; writes nothing into it.
 
-    Raises:
-        RunError: ``run_dir`` is not a run, or has no summary to compare with.
+    Raises RunError if ``run_dir`` is not a run, or has no summary to compare with.
     """
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)

@@ -37,8 +37,7 @@ def render_page(run: LoadedRun) -> str:
 def write_page(run_dir: Path, output: Path | None = None) -> Path:
     """Write the page of a run that has a summary, by default as ``report.html`` in its directory; return its path.
 
-    Raises:
-        RunError: the run cannot be read, or the page cannot be written.
+    Raises RunError if the run cannot be read, or the page cannot be written.
     """
     path = output or run_dir / REPORT_FILE
     write_atomic(path, render_page(load_run(run_dir)))

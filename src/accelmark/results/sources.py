@@ -18,8 +18,7 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
     Returns:
         The runs, and a message for each run or directory that could not be read.
 
-    Raises:
-        RequestError: a path does not exist, or is a file but not a bundle.
+    Raises RequestError if a path does not exist, or is a file but not a bundle.
     """
     runs: list[LoadedRun] = []
     problems: list[str] = []

@@ -69,8 +69,7 @@ def token_of(request: Request) -> str:
 def read_or_create_token(path: Path) -> str:
     """Return the token in ``path``; a missing file is created with a new one, readable by its owner only.
 
-    Raises:
-        RequestError: the file cannot be read or written, is readable by other users, or has no token.
+    Raises RequestError if the file cannot be read or written, is readable by other users, or has no token.
     """
     try:
         try:

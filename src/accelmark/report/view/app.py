@@ -67,11 +67,7 @@ def server_for(app: Starlette) -> uvicorn.Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a bound, listening socket; port 0 takes a free one.
-
-    Raises:
-        RequestError: the address cannot be bound.
-    """
+    """Return a bound, listening socket; port 0 takes a free one. Raises RequestError if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

@@ -43,8 +43,8 @@ class QueryResult:
 def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
     """Run one SELECT over the table ``results``.
 
-    Raises:
-        RequestError: the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not installed.
+    Raises RequestError if the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not
+    installed.
     """
     require("SQL over results", "accelmark[results]")
     import duckdb
@@ -77,9 +77,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
     """Write the table as Parquet.
 
-    Raises:
-        RunError: the file cannot be written.
-        RequestError: DuckDB is not installed.
+    Raises RunError if the file cannot be written; RequestError if DuckDB is not installed.
     """
     require("Parquet output", "accelmark[results]")
     import duckdb

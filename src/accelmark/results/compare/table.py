@@ -63,8 +63,7 @@ def _row(loaded: LoadedCase) -> Row:
 def column(name: str) -> str:
     """Return the column of a name or alias.
 
-    Raises:
-        RequestError: there is no such column; the message names the nearest.
+    Raises RequestError if there is no such column; the message names the nearest.
     """
     name = _ALIASES.get(name, name)
     if name not in COLUMNS:
@@ -77,8 +76,7 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
 
     A value ``a,b`` matches either ``a``, ``b`` or the whole text. A list of marks matches where it has the value.
 
-    Raises:
-        RequestError: there is no such column, or a column other than marks is used twice.
+    Raises RequestError if there is no such column, or a column other than marks is used twice.
     """
     tests: list[tuple[str, frozenset[str]]] = []
     for name, text in filters:

@@ -74,9 +74,8 @@ def _unix(text: str) -> float:
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each.
 
-    Raises:
-        RequestError: TensorBoard is not installed, or the directory already has the round.
-        RunError: a file cannot be written.
+    Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
+    cannot be written.
     """
     require("the TensorBoard export", "tensorboard")
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -135,16 +134,9 @@ _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "a
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run; return their ids.
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids.
 
-    Args:
-        run: the run.
-        tracking_uri: of MLflow's server or store (``http://…``, ``file:…``).
-        experiment: name of the experiment; created if it does not exist.
-
-    Raises:
-        RequestError: MLflow is not installed.
-        RunError: the server or store fails.
+    Raises RequestError if MLflow is not installed; RunError if the server or store fails.
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
@@ -165,9 +157,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 def _check_server(tracking_uri: str) -> None:
     """Check that a server answers, since MLflow itself retries silently for minutes.
 
-    Raises:
-        RunError: the server does not answer.
-        RequestError: the URI is invalid.
+    Raises RunError if the server does not answer; RequestError if the URI is invalid.
     """
     try:
         split = urlsplit(tracking_uri)

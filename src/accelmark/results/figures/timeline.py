@@ -110,8 +110,7 @@ class _Losses:
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     """Merge the logs of all ranks, given as (global rank, path); None where no log has an event.
 
-    Raises:
-        RunError: a log cannot be read.
+    Raises RunError if a log cannot be read.
     """
     lead: TrainLog | None = None
     ends: list[RankEnd] = []

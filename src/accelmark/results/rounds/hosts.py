@@ -36,10 +36,8 @@ def read_telemetry(
 ) -> tuple[HostSamples, str]:
     """Return the samples of every host, and the reason where there are none.
 
-    Args:
-        nodes: the hosts of the round.
-        spans_by_node: node directory -> the measured time, in seconds of that host's monotonic clock.
-        findings: list to which problems of the telemetry are appended.
+    ``spans_by_node`` has the measured time of each node directory in seconds of that host's monotonic clock. Problems
+    of the telemetry are appended to ``findings``.
     """
     hosts: dict[str, tuple[Samples, Spans]] = {}
     missing: list[str] = []
@@ -121,9 +119,7 @@ def contention_findings(
 ) -> Iterable[Finding]:
     """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
 
-    Args:
-        nodes: the round's hosts.
-        finished: the FINISHED event of each rank.
+    ``finished`` has the FINISHED event of each rank.
     """
     others: list[float] = []
     for node in nodes:

@@ -51,14 +51,7 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of an inference round, also of one that failed, was lost or is incomplete.
 
-    Args:
-        job: the job.
-        infer: its work.
-        nodes: the directories of its hosts.
-        ledger: the last state that the coordinator recorded.
-
-    Raises:
-        RunError: the rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
     """
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_infer_log(logs[0]) if logs else InferLog()

@@ -15,13 +15,8 @@ from accelmark.spec.job import InferJob, TrainingWork
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
     """Compute the result of one round, whether it succeeded, failed, was lost or is incomplete.
 
-    Args:
-        round_dir: ``<run>/<key slug>/round<N>``.
-        state: the state that the coordinator recorded; None reads it from the run's ``events.jsonl``.
-        reason: the reason for ``state``.
-
-    Raises:
-        RunError: ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
+    ``state`` and ``reason`` are those that the coordinator recorded, by default as in the run's ``events.jsonl``.
+    Raises RunError if ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
     """
     job = read_job(round_dir)
     name = f"{round_dir.parent.name}/{round_dir.name}"

@@ -19,12 +19,8 @@ def job_state(
 ) -> tuple[JobState, str | None]:
     """Return the state of a round and, unless it succeeded, the reason.
 
-    Args:
-        job: the job.
-        nodes: the directories of its hosts.
-        rank_error: the message of the first rank whose FINISHED event is not ``completed``.
-        has_events: whether any rank wrote an event.
-        ledger: the last state that the coordinator recorded.
+    ``rank_error`` is the message of the first rank that did not complete, ``ledger`` the last state that the
+    coordinator recorded.
     """
     if ledger is not None and ledger[0] in _FINAL and ledger[0] != "succeeded":
         return ledger[0], ledger[1] or rank_error or f"the coordinator recorded the state {ledger[0]}"

@@ -33,15 +33,9 @@ Arguments: the run's directory, the rounds (directory relative to the run -> res
 
 
 def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
-    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files.
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them.
 
-    Args:
-        run_dir: the run.
-        audit: returns the verdict on a case.
-        recompute: recompute every round from events and telemetry instead of reading its ``result.json``.
-
-    Raises:
-        RunError: ``run_dir`` has no rounds, or a file cannot be written.
+    Raises RunError if ``run_dir`` has no rounds, or a file cannot be written.
     """
 
     def result_of(round_dir: Path) -> RoundResult:
@@ -60,8 +54,7 @@ def gather(
 ) -> tuple[Summary, dict[str, RoundResult]]:
     """Return the summary of a run, and its rounds by directory; writes nothing itself.
 
-    Raises:
-        RunError: ``run_dir`` has no rounds.
+    Raises RunError if ``run_dir`` has no rounds.
     """
     plan = read_json(run_dir / "plan.json")
     planned = _planned(plan)

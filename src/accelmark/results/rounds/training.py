@@ -33,14 +33,7 @@ FLOPS_TOLERANCE: Final = 0.05
 def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
-    Args:
-        job: the job.
-        work: what it trains.
-        nodes: the directories of its hosts.
-        ledger: the last state that the coordinator recorded.
-
-    Raises:
-        RunError: a rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded. Raises RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)

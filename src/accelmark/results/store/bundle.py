@@ -36,8 +36,8 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Values of variables with secret names, in the plan and on the hosts, and user parts of URLs are replaced in all
     files; the bundle's manifest covers the files as packed. If the run has a manifest, every file has to match it.
 
-    Raises:
-        RunError: ``run_dir`` is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
+    Raises RunError if ``run_dir`` is not a finished run, a file differs from the manifest, or ``output`` cannot be
+    written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
@@ -89,8 +89,7 @@ def pack(name: str, files: Mapping[str, bytes]) -> bytes:
 def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself.
 
-    Raises:
-        RequestError: it is not a bundle, or an entry is not a plain file or has a path outside of the run.
+    Raises RequestError if it is not a bundle, or an entry is not a plain file or has a path outside of the run.
     """
     try:
         raw, (run, places) = bundle.read_bytes(), _index(bundle)
@@ -163,8 +162,7 @@ def is_bundle(path: Path) -> bool:
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
 
-    Raises:
-        RunError: it is not a bundle, is damaged, or a file that is read was edited.
+    Raises RunError if it is not a bundle, is damaged, or a file that is read was edited.
     """
     _, places = _index(path)
     if MANIFEST_FILE not in places:
@@ -180,8 +178,8 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
 def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
     """Return the run's name, and offset and size of each file (relative to the run), without reading contents.
 
-    Raises:
-        RunError: it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too large.
+    Raises RunError if it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too
+    large.
     """
     runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}

@@ -110,8 +110,7 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 
     Without ``curves``, data for charts is omitted, which tables over many runs do not need.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
@@ -127,8 +126,7 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> LoadedRun:
     """Load a finished run from its directory ``path``, or from the files that are packed in the bundle ``path``.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
     files = packed or RunFiles(path)
     summary = _load(Summary, files, SUMMARY_FILE)

@@ -46,8 +46,7 @@ def update_manifest(run_dir: Path, *names: str) -> None:
 def check_manifest(run_dir: Path) -> list[str]:
     """Return a message for each file that is missing, was changed, or is not in the manifest.
 
-    Raises:
-        RunError: the manifest is missing or unreadable.
+    Raises RunError if the manifest is missing or unreadable.
     """
     path = run_dir / MANIFEST_FILE
     try:
