@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,9 +28,7 @@ S = TypeVar("S", bound=Spec)
 _DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRecord])
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Standard:
+class Standard(NamedTuple):
     """The standard case on this machine."""
 
     spec: CaseSpec
@@ -39,9 +37,7 @@ class Standard:
     """Whether AccelMark ships it."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """What the rounds are compared with."""
 
     case: Standard | None = None
@@ -60,9 +56,7 @@ class Reference:
         return device.module if device is not None else None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundEvidence:
+class RoundEvidence(NamedTuple):
     """One round."""
 
     result: RoundResult

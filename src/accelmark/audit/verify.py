@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.audit.verdict import audit_case
 from accelmark.results.rounds.result import round_result
@@ -26,9 +25,7 @@ _COMPARED: Final = (
 """Fields of a round that are compared, besides figures and findings."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(NamedTuple):
     """The result of verifying a run."""
 
     summary: Summary

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.report.plots import plots_of
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
@@ -66,9 +65,7 @@ class RoundRow(NamedTuple):
     """(host, rank) that failed, with their last lines of output."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CaseView:
+class CaseView(NamedTuple):
     """One case on the page."""
 
     anchor: str

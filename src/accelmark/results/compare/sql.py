@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accelmark.results.compare.table import COLUMNS, Row
 from accelmark.spec.errors import RequestError, RunError
@@ -21,9 +20,7 @@ _TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"
 _MEMORY_LIMIT: Final = "1GB"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class QueryResult:
+class QueryResult(NamedTuple):
     """The result of a query."""
 
     columns: tuple[str, ...]

@@ -9,10 +9,9 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
@@ -24,9 +23,7 @@ from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundContents:
+class RoundContents(NamedTuple):
     """One round as flat parameters, figures, curves and tags."""
 
     name: str

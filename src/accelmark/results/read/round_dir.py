@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -21,9 +20,7 @@ _NODE: Final = re.compile(r"^(?P<host>.+)_noderank(?P<noderank>\d+)$")
 _RANK: Final = re.compile(r"^rank(?P<rank>\d+)\.out\.log$")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class NodeDir:
+class NodeDir(NamedTuple):
     """The directory of a round on one host."""
 
     path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -71,9 +71,7 @@ class LoadedRun:
         return [LoadedCase(self, case) for case in self.summary.cases]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LoadedCase:
+class LoadedCase(NamedTuple):
     """One case of a run, with its rounds."""
 
     run: LoadedRun
