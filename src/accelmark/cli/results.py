@@ -318,8 +318,7 @@ def view(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
-    from accelmark.report.view.access import Access, is_loopback, read_or_create_token
-    from accelmark.report.view.app import listen, make_app, server_for
+    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
     from accelmark.report.view.index import RunIndex
 
     if token_file is None and not is_loopback(host):

@@ -148,8 +148,7 @@ def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     power: float = 10.0 ** math.floor(math.log10(rough))
     step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), power * 10)
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step) + 1)]
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _grid(y: float, label: str) -> str:

@@ -41,12 +41,11 @@ def rows_of(runs: Iterable[LoadedRun]) -> list[Row]:
 def _row(loaded: LoadedCase) -> Row:
     case, first, summary = loaded.result, loaded.first, loaded.run.summary
     key = case.key
-    version = first.environment.started.get("framework_version") if first else None
     row: Row = {
         "run": summary.run, "path": str(loaded.run.path), "started_at": summary.started_at or None, "state": case.state,
         "verdict": case.verdict, "converged": case.converged, "marks": ", ".join(case.marks), "task": case.task,
         "case": key.case, "case_version": first.case_version if first else None, "model": key.model,
-        "framework": key.framework, "framework_version": str(version) if version else key.framework_version,
+        "framework": key.framework, "framework_version": loaded.framework_version,
         "vendor": summary.vendor, "chip": key.hardware, "scale": f"{key.nnodes}x{key.nproc}", "nnodes": key.nnodes,
         "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant,
         "precision": first.precision if first else None,

@@ -195,8 +195,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
-    succeeded = contents.tags["accelmark.state"] == "succeeded"
-    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
 
 

@@ -92,6 +92,12 @@ class LoadedCase(NamedTuple):
         """The first round that could be read."""
         return next(iter(self.rounds), None)
 
+    @property
+    def framework_version(self) -> str | None:
+        """The version that the first round reports, else that of the key."""
+        version = self.first.environment.started.get("framework_version") if self.first else None
+        return str(version) if version else self.result.key.framework_version
+
 
 def load_round(path: Path) -> RoundResult:
     """Read a ``result.json``. Raises RunError naming the file where it is unreadable or has another version."""
