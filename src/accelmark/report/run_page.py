@@ -91,7 +91,8 @@ class CaseView(NamedTuple):
     """(title of a figure, note on its value)."""
     round_heads: list[str]
     rounds: list[RoundRow]
-    environment: list[tuple[str, str]]
+    peak: float | None
+    """The chip's dense peak in TFLOP/s at the precision used."""
     hosts: list[tuple[str, list[tuple[str, str]]]]
     plots: dict[str, Any]
 
@@ -143,7 +144,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
             )
             for found in rounds
         ],
-        environment=list(_environment(first)) if first else [],
+        peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=list(_hosts(first)) if first else [],
         plots=plots_of(rounds),
     )
@@ -190,38 +191,6 @@ def _row(title: str, name: FigureName, spread: Spread, unit: str, rounds: Sequen
         wide=half is not None and half > NARROW,
         rounds=[scale.number(_value(result, name)) for result in rounds],
     )
-
-
-def _environment(result: RoundResult) -> Iterable[tuple[str, str]]:
-    started = result.environment.started
-    chip = result.chip
-    if chip is not None:
-        peak = getattr(chip.peaks, result.precision, None)
-        yield "Chip", chip.title
-        yield "Dense peak", f"{quantity(peak, 'TFLOP/s')} {result.precision}" if peak else "not stated"
-        yield "Peak source", chip.source
-    yield "Vendor", result.vendor
-    yield "Precision", result.precision
-    yield "Steps", f"{result.num_steps:,}"
-    yield "Samples", f"{result.num_samples:,}"
-    named = {
-        "device_name": "Device", "framework": "Framework", "framework_version": "Framework version",
-        "world_size": "Ranks", "threads": "Threads per rank", "model_class": "Model", "optimizer_class": "Optimizer",
-        "num_parameters": "Parameters", "parameter_hash": "Model structure hash",
-        "checkpoint_hash": "Initial weights hash",
-    }  # fmt: skip
-    for name, title in named.items():
-        if started.get(name) is not None:
-            value = started[name]
-            yield title, f"{value:,}" if isinstance(value, int) else str(value)
-    hooks = started.get("hooks") or {}
-    yield "Vendor hooks", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
-    if compiled := result.environment.compiled:
-        yield "Compiled", f"{compiled['graphs']} graphs, {compiled['graph_breaks']} graph breaks"
-    libraries = started.get("library_versions") or {}
-    if libraries:
-        yield "Libraries", ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
-    yield "Case version", str(result.case_version)
 
 
 def _hosts(result: RoundResult) -> Iterable[tuple[str, list[tuple[str, str]]]]:

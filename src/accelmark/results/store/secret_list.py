@@ -110,9 +110,9 @@ class SecretFinder:
         found: set[bytes] = set()
         for (salt, length), entries in self._by_run.items():
             # In JSON a line ends with the characters \\n: the n is not part of the next word.
-            pattern = re.compile(rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))[A-Za-z0-9]{%d}(?![A-Za-z0-9])" % length)
+            pattern = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))[A-Za-z0-9]{%d}(?![A-Za-z0-9])" % length
             places: dict[bytes, list[int]] = {}
-            for match in pattern.finditer(content):
+            for match in re.finditer(pattern, content):
                 places.setdefault(match[0], []).append(match.start())
             for run, starts in places.items():
                 hashed = _hash(run, salt)
