@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.audit.verdict import audit_case
-from accelmark.results.rounds.result import round_result
-from accelmark.results.rounds.summary import gather
+from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
 from accelmark.results.store.manifest import check_manifest

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from accelmark.report.charts import scaling_chart, trend_chart
 from accelmark.report.tables import figure_cell, shown_columns
 from accelmark.report.templating import fill
-from accelmark.report.view.index import RunIndex, Snapshot
-from accelmark.report.view.live import live_run, live_runs
+from accelmark.report.view.index import RunIndex, Snapshot, live_run, live_runs
 from accelmark.results.compare.table import HALF, Row
 from accelmark.results.figure_names import FigureName, title_of, unit_of
 from accelmark.results.rounds.search import is_search

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.train_log import Attempt, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation, Inspected
 
 Floats = NDArray[np.floating[Any]]

@@ -18,7 +18,7 @@ from accelmark.results.figures.inference import (
     phase_figures,
 )
 from accelmark.results.figures.training import Figures, value
-from accelmark.results.read.infer_log import InferLog, read_infer_log
+from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding

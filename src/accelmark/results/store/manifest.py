@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.results.read.reevaluation import PREFIX as REEVALUATION_PREFIX
+from accelmark.results.read.round_dir import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import run_files

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import PREFIX, reevaluation_dir, saved_checkpoints
+from accelmark.results.read.round_dir import PREFIX, reevaluation_dir, saved_checkpoints
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import FetchData
