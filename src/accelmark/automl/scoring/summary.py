@@ -11,15 +11,14 @@ from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import HashChain, read_chain, read_journal
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.consistency import consistency_checks
-from accelmark.automl.scoring.rules import PRESETS, Check, Facts, Rules, rule_checks, violations
+from accelmark.automl.scoring.rules import PRESETS, Check, disclosures, rule_checks, violations
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.results.rounds.search import SearchConsumption, SearchSummary, SearchVerdict, search_consumption
 
 
 def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> SearchSummary:
     """Compute the figures of a search; raises RunError where it cannot be read."""
-    config, rules = directory.config(), PRESETS[directory.config().rules]
-    known = state or directory.state()
+    config, known = directory.config(), state or directory.state()
     board, ended = Scoreboard(known), known.ended
     best = board.best_trial_at(known.clock_s + 1)
     return SearchSummary(
@@ -37,11 +36,11 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
         epochs=len(board.epochs),
         trained_images=sum(epoch.trained_images for epoch in board.epochs),
         final=board.final(),
-        series=board.series(rules.sample_s),
+        series=board.series(PRESETS[config.rules].sample_s),
         utilisation=utilisation(known),
         consumption=_consumption(directory, known, board),
         best_trial=best.trial if best is not None else None,
-        judgement=apply_rules(rules, facts_of(config, known)),
+        judgement=verdict(config, known),
         interruptions=known.interruptions,
         failures=tuple(
             f"trial {record.trial}, attempt {record.attempt}: {record.status}: {record.reason}"
@@ -52,35 +51,18 @@ def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -
     )  # fmt: skip
 
 
-def apply_rules(
-    rules: Rules, facts: Facts, checks: Iterable[Check] = (), disclosed: Iterable[str] = ()
+def verdict(
+    config: AutomlConfig, state: SearchState, checks: Iterable[Check] = (), disclosed: Iterable[str] = ()
 ) -> SearchVerdict:
     """Return the audit's verdict by the rules and by further checks."""
-    findings = [*violations(rule_checks(rules, facts)), *violations(checks)]
+    rules, board = PRESETS[config.rules], Scoreboard(state)
+    findings = [*violations(rule_checks(config, state, board)), *violations(checks)]
     return SearchVerdict(
         rules=rules.name,
         version=rules.version,
         verdict=verdict_of(findings),
         reasons=tuple(dict.fromkeys(map(str, findings))),
-        disclosures=(*facts.disclosures(), *disclosed),
-    )
-
-
-def facts_of(config: AutomlConfig, state: SearchState) -> Facts:
-    """Return the recorded facts that the rules apply to."""
-    board, trials = Scoreboard(state), state.trials.values()
-    final = board.final()
-    identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
-    dataset = " or ".join(sorted(identities)) or config.dataset.name
-    return Facts(
-        duration_s=board.ended_s - board.started_s,
-        precisions=frozenset(record.precision for record in trials if record.precision is not None),
-        held_out_accuracy=None if final.error is None else 1 - final.error,
-        search_accuracy=None if final.search_error is None else 1 - final.search_error,
-        dataset=dataset + ("" if config.dataset.limit is None else " (a part of it)"),
-        pretrained=config.search.initial_weights is not None,
-        finished_trials=sum(record.status == "finished" for record in trials),
-        interruptions=state.interruptions,
+        disclosures=(*disclosures(config, state, board), *disclosed),
     )
 
 
@@ -104,9 +86,8 @@ def verify_search(directory: SearchDirectory) -> Verified:
     checks = [linked, *consistency_checks(config, events, state)]
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
-    verdict = apply_rules(PRESETS[config.rules], facts_of(config, state), checks, _unchecked(state, chain))
     return Verified(
-        **dict(verdict),
+        **dict(verdict(config, state, checks, _unchecked(state, chain))),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
