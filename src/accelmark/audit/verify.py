@@ -65,9 +65,9 @@ def _round_differences(round_dir: Path, name: str, computed: RoundResult) -> Ite
     except RunError as error:
         yield str(error)
         return
-    yield from _differences(name, *map(_round_facts, (stored, computed)))
+    yield from _differences(name, _round_facts(stored), _round_facts(computed))
     # Texts of findings change between versions of AccelMark; rules and severities do not.
-    yield from _differences(name, *map(_finding_counts, (stored, computed)), absent=0)
+    yield from _differences(name, _finding_counts(stored), _finding_counts(computed), absent=0)
 
 
 def _round_facts(result: RoundResult) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _summary_differences(stored: Summary, computed: Summary) -> Iterator[str]:
         if other is None:
             yield f"summary: {case.key}: the run has no such case"
             continue
-        yield from _differences(f"summary: {case.key}", *map(_case_facts, (case, other)))
+        yield from _differences(f"summary: {case.key}", _case_facts(case), _case_facts(other))
         if case.verdict != other.verdict:
             reasons = "; ".join(other.reasons) or "no findings against it"
             verdicts = f"stored {case.verdict}, recomputed {other.verdict}"
