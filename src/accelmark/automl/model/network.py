@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from accelmark.automl.model.layers import (
     Add,
     Concat,
+    Convolution,
     Layer,
     LayerError,
     PositiveInt,
@@ -55,6 +56,11 @@ class Network(StrictSpec):
         """The nodes by name."""
         return {node.name: node for node in self.nodes}
 
+    @cached_property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """The convolutions by name."""
+        return {node.name: node.layer for node in self.nodes if isinstance(node.layer, Convolution)}
+
     @property
     def output(self) -> str:
         """Name of the last node."""
@@ -71,11 +77,11 @@ class Network(StrictSpec):
             node.model_copy(update={"layer": layers[node.name]}) if node.name in layers else node for node in self.nodes
         )
 
-    def inserted_after(self, anchor: str, added: Iterable[Node], *, reads: str) -> Network:
-        """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the node ``reads``."""
+    def inserted_after(self, anchor: str, added: Sequence[Node]) -> Network:
+        """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the last of them."""
         nodes: list[Node] = []
         for node in self.nodes:
-            sources = tuple(reads if source == anchor else source for source in node.inputs)
+            sources = tuple(added[-1].name if source == anchor else source for source in node.inputs)
             nodes.append(node if sources == node.inputs else node.model_copy(update={"inputs": sources}))
             if node.name == anchor:
                 nodes.extend(added)
