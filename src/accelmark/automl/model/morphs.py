@@ -66,7 +66,7 @@ def _morphed(network: Network, morph: Morph) -> Network:
     """Return the network after a morph that it allows."""
     at, label, size = morph.at, morph.label, morph.size
     if morph.kind == "widen":
-        group = channel_group(network, at)
+        group = channel_groups(network)[at]
         return network.with_layers({n: network.convolutions[n].model_copy(update={"filters": size}) for n in group})
     if morph.kind == "kernel-grow":
         old = network.convolutions[at]
@@ -109,7 +109,7 @@ def _skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
     return stride if fits else None
 
 
-def _channel_groups(network: Network) -> dict[str, list[str]]:
+def channel_groups(network: Network) -> dict[str, list[str]]:
     """Return for every node and the image the nodes that determine its channels; all of them make equally many."""
     groups = {INPUT: [INPUT]}
     for node in network.nodes:
@@ -122,11 +122,6 @@ def _channel_groups(network: Network) -> dict[str, list[str]]:
                 group += other
                 groups |= {name: group for name, members in groups.items() if members is other}
     return groups
-
-
-def channel_group(network: Network, name: str) -> list[str]:
-    """Return the convolutions that must have as many filters as ``name``: those that are added to it."""
-    return _channel_groups(network)[name]
 
 
 _Bound = Annotated[int, Field(strict=True, ge=1)]
@@ -201,7 +196,7 @@ class MorphChoices:
         relus = [name for name in chain if network.by_name[name].layer.kind == "relu" and len(shapes[name]) == 3]
         match kind:
             case "widen":
-                groups = _channel_groups(network)
+                groups = channel_groups(network)
                 for name, layer in convolutions:
                     # The channels of the image, concats, dense and flatten layers are fixed.
                     if 2 * layer.filters <= limits.max_filters and network.convolutions.keys() >= set(groups[name]):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.morphs import Morph, channel_group
+from accelmark.automl.model.morphs import Morph, channel_groups
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 
 Array = NDArray[np.float32]
@@ -126,7 +126,7 @@ def _widened(
 ) -> dict[str, Array]:
     shapes = infer_shapes(parent)
     widened = _doubled(shapes[morph.at][0], generator)
-    channels = _channels_of_all(parent, shapes, channel_group(parent, morph.at), widened)
+    channels = _channels_of_all(parent, shapes, channel_groups(parent)[morph.at], widened)
     carried: dict[str, Array] = {}
     for key, array in weights.items():
         name, _, part = key.partition(".")
