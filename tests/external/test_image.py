@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelmark.run.sandboxes.job_sandbox import recipe_of
+from accelmark.run.sandboxes.image import recipe_of
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.plugins.trainer import TrainerSpec

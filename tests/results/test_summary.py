@@ -82,7 +82,7 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
     summary = measure_run(run)
     assert load_summary(run / "summary.json") == summary
     loaded = load_run(run)
-    assert len(loaded.rounds_of(loaded.summary.cases[0])) == 2
+    assert len(loaded.cases[0].rounds) == 2
     assert not list(run.rglob("*.tmp"))
 
 

@@ -18,7 +18,7 @@ from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.run.controller.node_jobs import job_on_hosts, requirements_of
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.job_sandbox import model_files
+from accelmark.run.sandboxes.sandbox import model_files
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.inference import InferSettings

@@ -135,13 +135,7 @@ def read_run_file(path: Path) -> RunSpec:
             case["data"] = str(path.parent / Path(case["data"]).expanduser())
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
-    try:
-        request = parse(RunSpec, {"name": path.stem} | values, str(path))
-    except SpecError as error:
-        raise SpecError([*error.problems, *problems]) from error
-    if problems:
-        raise SpecError(problems)
-    return request
+    return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
 
 
 def run_name(key: str) -> str:

@@ -145,7 +145,7 @@ def evaluate(
     as_json: options.AsJson = False,
 ) -> None:
     """Evaluate the final weights of a run again. Uses the case's own code, and compares with the reported metrics."""
-    from accelmark.audit.reevaluation import reevaluation_findings
+    from accelmark.audit.outcome import reevaluation_findings
     from accelmark.results.read.reevaluation import read_reevaluation
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.controller.evaluate import evaluate_run

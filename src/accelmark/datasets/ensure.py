@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.datasets.archives import FetchError, unpack_files
-from accelmark.datasets.fetch_package import fetch_package
-from accelmark.datasets.fetch_url import fetch_url
+from accelmark.datasets.fetch import fetch_package, fetch_url
 from accelmark.datasets.progress import INTERVAL_S, Progress
 from accelmark.datasets.spec import DatasetSpec, UrlSource
 from accelmark.datasets.verify import verify

@@ -18,8 +18,7 @@ from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, n
 from accelmark.spec.job import JobSpec, framework_of
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins import catalog
-from accelmark.spec.plugins.catalog import find, load_framework, load_vendor, tree_hash
-from accelmark.spec.plugins.engine import engine_specs, known_engines
+from accelmark.spec.plugins.catalog import engine_specs, find, known_engines, load_framework, load_vendor, tree_hash
 from accelmark.spec.plugins.launcher import host_problems, load_launcher
 from accelmark.spec.plugins.requirements import Need, requirement_names
 from accelmark.spec.plugins.vendor import Chip

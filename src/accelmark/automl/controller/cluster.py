@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
-from accelmark.run.launchers.host import HostError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.deliver import deliver
 from accelmark.run.launchers.ssh.options import Options
@@ -164,7 +164,7 @@ async def _open(cluster: SshCluster, host: str, stack: AsyncExitStack) -> Any:
     connection = SshConnection(HostSpec(address=name, user=user or None), options)
     stack.push_async_callback(connection.close)
     code = PurePosixPath(cluster.work_directory) / "code" / wheel().directory
-    await deliver(connection, cluster.python, wheel(), code)
+    await deliver(connection, cluster.python, code)
     return await connection.open(["env", f"PYTHONPATH={code}", cluster.python, "-m", _MODULE])
 
 

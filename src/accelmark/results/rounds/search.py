@@ -16,7 +16,6 @@ from pydantic_core import from_json
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.aggregate import spread
-from accelmark.results.figures.consumption import consumption_figures
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun
@@ -136,6 +135,8 @@ def search_consumption(
         reason = "no trial ran in the last session"
     else:
         try:
+            from accelmark.results.figures.consumption import consumption_figures  # imports numpy
+
             samples = read_samples(telemetry / _RECORD)
         except AccelmarkError as error:
             reason = str(error)

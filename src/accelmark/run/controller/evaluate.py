@@ -16,7 +16,8 @@ from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import FetchData
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.launcher import AgentHandle, Launcher
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import EvaluateJob, NodeExit, TrainJob

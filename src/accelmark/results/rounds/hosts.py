@@ -1,20 +1,39 @@
-"""Read the telemetry of all hosts of a round, with findings about missing or unusable samples."""
+"""Read what the hosts of a round recorded besides the ranks' logs: telemetry, and contention with other work.
+
+Other work is detected on a host before the round, on its devices, and by waits for CPU cores during the round.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from accelmark.results.figures.consumption import HostSamples, Spans
-from accelmark.results.figures.contention import FOREIGN_PROCESS
 from accelmark.results.read.round_dir import NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.schema import Finding, finding
+from accelmark.spec.events import Finished, InferFinished
+
+MAX_CPU_WAIT_SHARE: Final = 0.02
+"""Share of a rank's time that a thread may wait for a core."""
+MIN_OTHERS_SHARE: Final = 0.5
+"""CPU time of other processes, as a share of the wait, from which they explain it."""
+MIN_CPU_WAIT_S: Final = 0.5
+"""Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
+_FOREIGN_PROCESS: Final = "foreign-process"
+_BUSY_AT_START: Final = "quiet-start"
+_CPU_CONTENTION: Final = "cores-at-hand"
+_OVERSUBSCRIBED: Final = "threads-fit"
+
+
+def host_infos(nodes: Iterable[NodeDir]) -> tuple[dict[str, Any], ...]:
+    """Return ``sys_info.json`` of each host."""
+    return tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes)
 
 
 def read_telemetry(
     nodes: list[NodeDir], spans_by_node: Mapping[str, Spans], findings: list[Finding]
-) -> tuple[HostSamples, str | None]:
+) -> tuple[HostSamples, str]:
     """Return the samples of every host, and the reason where there are none.
 
     Args:
@@ -48,7 +67,7 @@ def read_telemetry(
     findings += [finding("error", "telemetry-present", "samples from every host", what) for what in missing]
     if missing:
         return {}, missing[0]
-    return hosts, None if hosts else "training did not start"
+    return hosts, "" if hosts else "training did not start"
 
 
 def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
@@ -81,7 +100,7 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
     for note in samples.notes:
-        rule = FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
+        rule = _FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
         yield finding("warning", rule, "", f"{host}: {note}")
     if samples.malformed:
         yield finding("warning", "telemetry-readable", "", f"{host}: {samples.malformed} malformed lines in telemetry")
@@ -90,3 +109,37 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
         if active:
             actual = f"{host} device {index}: clocks were throttled: {', '.join(active)}"
             yield finding("info", "clocks-free", "", actual)
+
+
+def is_busy(findings: Iterable[Finding]) -> bool:
+    """Return whether any finding reports other work on the machine."""
+    return any(found.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION) for found in findings)
+
+
+def contention_findings(
+    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
+) -> Iterable[Finding]:
+    """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
+
+    Args:
+        nodes: the round's hosts.
+        finished: the FINISHED event of each rank.
+    """
+    others: list[float] = []
+    for node in nodes:
+        if node.exit is not None and node.exit.others_cpu_s is not None:
+            others.append(node.exit.others_cpu_s)
+        reasons = read_json(node.path / "sys_info.json").get("busy_at_start")
+        for reason in reasons if isinstance(reasons, list) else ():
+            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}. Use an idle host.")
+    for rank, end in finished.items():
+        if end is None or end.core_wait_s is None or end.e2e_time <= 0:
+            continue
+        share = end.core_wait_s / end.e2e_time
+        if share > MAX_CPU_WAIT_SHARE and end.core_wait_s > MIN_CPU_WAIT_S:
+            waited = f"rank {rank} waited for CPU cores {share:.1%} of the time (limit {MAX_CPU_WAIT_SHARE:.0%})"
+            if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
+                used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
+                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
+            else:
+                yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")
