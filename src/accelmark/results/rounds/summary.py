@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.read.round_dir import ledger_states, node_dirs, read_job, read_json
+from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
@@ -89,7 +89,7 @@ def gather(
     Raises RunError if ``run_dir`` has no rounds.
     """
     plan = read_json(run_dir / "plan.json")
-    planned = _planned(plan)
+    planned = planned_jobs(plan)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
@@ -133,17 +133,6 @@ def _on_disk(run_dir: Path) -> list[str]:
 def _by_number(job_file: Path) -> tuple[str, int]:
     number = job_file.parent.name.removeprefix("round")
     return job_file.parent.parent.name, int(number) if number.isdigit() else 0
-
-
-def _planned(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the planned jobs by directory; empty where the plan is unreadable."""
-    jobs = plan.get("jobs")
-    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
-    return {
-        entry["directory"]: entry["job"]
-        for entry in entries
-        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
-    }
 
 
 def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
