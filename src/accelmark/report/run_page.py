@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.report.inference import inference_view
+from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
-from accelmark.results.schema import CaseResult, RoundResult, Spread
+from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.results.store.manifest import update_manifest
@@ -222,11 +223,73 @@ def _amount(title: str, value: float) -> tuple[str, str]:
     return title, f"{value:,}" if isinstance(value, int) else digits(value)
 
 
+_ENGINE_COLUMNS: Final = (
+    ("Accuracy", F.INFERENCE_METRIC), ("Framework accuracy", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
+    ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
+    ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+)  # fmt: skip
+
+
+class EngineRow(NamedTuple):
+    """One engine at one precision and batch."""
+
+    anchor: str
+    case: CaseResult
+    round: RoundResult
+    """The first of the case."""
+    inference: InferenceRound
+    cells: list[tuple[str, str]]
+    """(value, note or reason why there is none) in the order of the columns."""
+    speedup: str
+    """Core throughput relative to the framework's own."""
+
+
+def inference_view(run: LoadedRun) -> dict[str, Any] | None:
+    """Return the values of ``inference.html``, None where the run has no inference case."""
+    rows = [
+        _engine_row(f"case-{number}", case.result, first, first.inference)
+        for number, case in enumerate(run.cases, start=1)
+        if (first := case.first) is not None and first.inference is not None
+    ]
+    if not rows:
+        return None
+    return {
+        "heads": [head for head, _ in _ENGINE_COLUMNS],
+        "rows": rows,
+        "chart": latency_chart([(_engine(row.case), row.inference.latency_curve) for row in rows]),
+        "steps": [(_engine(row.case), _steps(row.inference)) for row in rows],
+    }
+
+
+def _engine(case: CaseResult) -> str:
+    return f"{case.key.model} {case.variant or ''}".strip()
+
+
+def _engine_row(anchor: str, case: CaseResult, first: RoundResult, inference: InferenceRound) -> EngineRow:
+    cells = []
+    for _, name in _ENGINE_COLUMNS:
+        spread = case.figures.get(name)
+        mean = spread.mean if spread else None
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
+        cells.append((shown, (spread.reason if spread else None) or ""))
+    core, base = (case.figures[name].mean for name in (F.INFERENCE_CORE, F.VALIDATION_CORE))
+    speedup = f"{digits(core / base, 3)}×" if core and base else NOTHING
+    return EngineRow(anchor, case, first, inference, cells, speedup)
+
+
+def _steps(inference: InferenceRound) -> list[str]:
+    """Return the duration or reason of each of the seven steps."""
+    lines: list[str] = []
+    for stage in {stage.step: stage for stage in inference.stages}.values():
+        took, why = f"{stage.duration_s:.2f} s", f"({stage.reason})"
+        states = {"skipped": f"skipped {why}", "failed": f"failed after {took} {why}", "done": took}
+        lines.append(f"{stage.number} {stage.step}: {states[stage.state]}")
+    return lines
+
+
 def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
-    from accelmark.report.charts import scaling_chart
-    from accelmark.results.figures.scaling import scaling_curves
-
     cases = case_views(run)
     return fill(
         "run.html",
