@@ -116,7 +116,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         title_of, unit=result.unit, metric=first.target.metric if first and first.target else None
     )
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
-    columns = [name for name in _ROUND_COLUMNS if any(_value(found, name) is not None for found in rounds)]
+    columns = [name for name in _ROUND_COLUMNS if any(found.value_of(name) is not None for found in rounds)]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -140,7 +140,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         rounds=[
             RoundRow(
                 found,
-                [format_figure(name, _value(found, name), found.unit) for name in columns],
+                [format_figure(name, found.value_of(name), found.unit) for name in columns],
                 [(node.host, rank) for node in found.nodes for rank in node.ranks if rank.state != "succeeded"],
             )
             for found in rounds
@@ -158,11 +158,6 @@ def scale_text(key: CaseKey, variant: str | None) -> str:
     ranks = "rank" if key.world_size == 1 else "ranks"
     scale = f"{key.framework}{version} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}"
     return f"{scale} · {variant}" if variant else scale
-
-
-def _value(result: RoundResult, name: FigureName) -> float | None:
-    found = result.figures.get(name)
-    return found.value if found else None
 
 
 def _target(result: RoundResult | None) -> str:
@@ -190,7 +185,7 @@ def _row(title: str, name: FigureName, spread: Spread, unit: str, rounds: Sequen
         value=format_figure(name, spread.mean, unit),
         interval=NOTHING if half is None else f"± {percent(half)}",
         wide=half is not None and half > NARROW,
-        rounds=[scale.number(_value(result, name)) for result in rounds],
+        rounds=[scale.number(result.value_of(name)) for result in rounds],
     )
 
 
@@ -269,11 +264,10 @@ def _engine(case: CaseResult) -> str:
 def _engine_row(anchor: str, case: CaseResult, first: RoundResult, inference: InferenceRound) -> EngineRow:
     cells = []
     for _, name in _ENGINE_COLUMNS:
-        spread = case.figures.get(name)
-        mean = spread.mean if spread else None
+        spread, mean = case.figures.get(name), case.mean_of(name)
         shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
         cells.append((shown, (spread.reason if spread else None) or ""))
-    core, base = (case.figures[name].mean for name in (F.INFERENCE_CORE, F.VALIDATION_CORE))
+    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
     speedup = f"{digits(core / base, 3)}×" if core and base else NOTHING
     return EngineRow(anchor, case, first, inference, cells, speedup)
 

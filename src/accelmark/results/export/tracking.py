@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from accelmark.results.schema import RoundResult
+from accelmark.results.store.files import write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.requirements import require
@@ -80,13 +81,11 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
         place = directory / run.summary.run / contents.name
         if place.is_dir() and any(place.iterdir()):
             raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
-        try:
+        with write_errors(place):
             writer = EventFileWriter(str(place))
             for event in _events(contents):
                 writer.add_event(event)
             writer.close()
-        except OSError as error:
-            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
         written.append(place)
     return written
 

@@ -168,13 +168,14 @@ def _case(
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
+    answers = [result.converged for result in results if result.converged is not None]
     return CaseResult(
         key=key,
         task=first.task if first else _task(planned),
         unit=first.unit if first else "sample",
         variant=_variant(first) if first else None,
         state=worst(states),
-        converged=_all([result.converged for result in results]),
+        converged=all(answers) if answers else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
@@ -201,23 +202,17 @@ def _variant(result: RoundResult) -> str | None:
     inference = result.inference
     if inference is None:
         return None
-    options = {key: setting.value for key, setting in result.settings.items() if key.startswith(_OPTIONS)}
-    words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
-    return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
+    for name, setting in sorted(result.settings.items()):
+        if name.startswith(_OPTIONS):
+            value = ",".join(map(str, setting.value)) if isinstance(setting.value, list | tuple) else setting.value
+            words.append(f"{name.removeprefix(_OPTIONS)}={value}")
+    return " ".join(words)
 
 
 def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
     kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
     return "infer" if "infer" in kinds else "train"
-
-
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    known = [answer for answer in answers if answer is not None]
-    return all(known) if known else None
 
 
 def worst(states: Sequence[JobState]) -> JobState:
