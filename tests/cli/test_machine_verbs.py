@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from accelmark.cli.doctor import doctor, report
-from accelmark.cli.execute import Overrides, plan_request
 from accelmark.cli.monitor import monitor
+from accelmark.cli.run import plan_request
 from accelmark.cli.vendors import vendors
 from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.catalog import PLUGINS_VARIABLE
@@ -132,8 +132,8 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
     assert not logs.exists()
     assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
     assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
-    request = parse(RunSpec, {"cases": [{"key": "resnet_mini"}]}, "here")
-    plan = plan_request(request, Overrides(vendor="acme", synthetic=True), where="here", base=tmp_path)
+    request = parse(RunSpec, {"vendor": "acme", "cases": [{"key": "resnet_mini"}]}, "here")
+    plan = plan_request(request, (), synthetic=True, where="here", base=tmp_path)
     assert [
         what
         for what in plan.warnings

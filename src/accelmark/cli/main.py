@@ -19,17 +19,14 @@ from accelmark.cli.doctor import doctor
 from accelmark.cli.evaluate import evaluate
 from accelmark.cli.export import export
 from accelmark.cli.import_files import import_files
-from accelmark.cli.infer import infer
 from accelmark.cli.monitor import monitor
 from accelmark.cli.new import app as new
 from accelmark.cli.probe import probe
 from accelmark.cli.report import report
 from accelmark.cli.results import results
-from accelmark.cli.resume import resume
-from accelmark.cli.run import run
+from accelmark.cli.run import infer, resume, run, train
 from accelmark.cli.status import status
 from accelmark.cli.stop import stop
-from accelmark.cli.train import train
 from accelmark.cli.vendors import vendors
 from accelmark.cli.verify import verify
 from accelmark.cli.view import serve_renamed, view

@@ -21,7 +21,7 @@ def probe(
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
     from typing import cast, get_args
 
-    from accelmark.cli.execute import detect_devices
+    from accelmark.cli.run import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.catalog import load_vendor
     from accelmark.spec.errors import RequestError, nearest

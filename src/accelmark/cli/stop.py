@@ -16,9 +16,9 @@ def stop(
     as_json: options.AsJson = False,
 ) -> None:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
-    from accelmark.run.controller import session
+    from accelmark.run.controller.stop import stop as stop_run
 
-    was_running = session.stop(run, at_once=at_once)
+    was_running = stop_run(run, at_once=at_once)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import accelmark
-from accelmark.plan.adaptation import REQUIREMENTS_FILE, adaptation_files
+from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.cluster import host_problems
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.layering import Capabilities
@@ -275,11 +275,8 @@ class _Planner:
 
 def _installed_for_ranks(asked: KeyRequest) -> tuple[str, ...]:
     """Return the packages of the ``requirements.txt`` of the adaptation, else of the case."""
-    for folder in (asked.adaptation, asked.folder.path):
-        file = folder / REQUIREMENTS_FILE
-        if file.is_file():
-            return tuple(requirement_names(file))
-    return ()
+    file = requirements_file(asked.adaptation, asked.folder.path)
+    return tuple(requirement_names(file)) if file is not None else ()
 
 
 def _names(chip: Chip) -> tuple[str, str]:

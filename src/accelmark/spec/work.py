@@ -69,7 +69,7 @@ class TrainingWork(BaseWork):
 class TrainJob(TrainingWork):
     """Train a case with AccelMark's own loop."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
 
 
@@ -84,7 +84,7 @@ class ExternalJob(TrainingWork):
 class EvaluateJob(BaseWork):
     """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
     """The training job whose result is checked."""

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from typing import Final, final
 
 from pydantic import BaseModel
 
+import accelmark
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.environment import keep_ours_first
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
@@ -134,6 +135,23 @@ def apply_adaptation(
     )
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
     return ready
+
+
+def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:
+    """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it was listed ``before``.
+
+    AccelMark delivered to a host is found by ``PYTHONPATH`` only. An AccelMark in site-packages is not put first, since
+    all installed packages would then take precedence over those of the variable.
+    """
+    ours, changed = Path(accelmark.__file__).parents[1], environment.get("PYTHONPATH")
+    listed = ours in _entries_of(before.get("PYTHONPATH"))
+    if listed and ours != Path(sysconfig.get_path("purelib")) and changed != before["PYTHONPATH"]:
+        others = [entry for entry in _entries_of(changed) if entry != ours]
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [ours, *others]))
+
+
+def _entries_of(path: str | None) -> list[Path]:
+    return [Path(entry) for entry in (path or "").split(os.pathsep) if entry]
 
 
 def _entries(site: Path) -> list[str]:

@@ -243,18 +243,15 @@ def classify_node(ranks: Sequence[RankExit], termination: Termination | None) ->
     return ("cancelled" if cause.state == "cancelled" else "failed"), reason
 
 
-def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:
+def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
     """Return the state of a job and the reason, which names the host where there are several.
 
-    Args:
-        nodes: how each node ended.
-        order: noderanks in the order in which their ends were observed.
+    ``nodes`` are in the order in which their ends were observed.
     """
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:
         return "succeeded", None
-    position = {noderank: place for place, noderank in enumerate(order)}
-    cause = min(bad, key=lambda node: (*_node_priority(node), position.get(node.noderank, len(position))))
+    cause = min(bad, key=_node_priority)
     where = f"{cause.host}: " if len(nodes) > 1 else ""
     return cause.state, f"{where}{cause.reason}"
 

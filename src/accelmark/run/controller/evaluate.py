@@ -11,15 +11,12 @@ from typing import final
 
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.read.reevaluation import PREFIX, reevaluation_dir, saved_checkpoints
-from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import classify_job
-from accelmark.run.controller.coordinator import FetchData
-from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import FetchData, write_job
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.launcher import AgentHandle, Launcher
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import NodeExit
 from accelmark.spec.work import EvaluateJob, TrainJob
 
 
@@ -112,17 +109,13 @@ async def _run(
     place = directory.round_dir(job)
     if any(place.glob("*_noderank*")):
         raise RunError(f"{place}: exists; remove it to evaluate the round again")
-    make_directory(place)
-    spec = job_on_hosts(directory, job, go_on=False)
-    write_atomic(place / JOB_FILE, spec.model_dump_json(indent=2))
+    nodes = write_job(directory, job, launcher)
     if launcher.spec.shares_filesystem:
-        await asyncio.to_thread(fetch, spec, report)
+        await asyncio.to_thread(fetch, nodes[0].job, report)
     report(f"{job.directory}: running")
-    agents: list[AgentHandle] = [launcher.agent(node) for node in node_jobs(directory, job, spec, launcher)]
+    agents = [launcher.agent(node) for node in nodes]
     await asyncio.gather(*(agent.prepare() for agent in agents))
     await asyncio.gather(*(agent.start() for agent in agents))
-    ends: list[NodeExit] = list(await asyncio.gather(*(agent.wait() for agent in agents)))
-    state, reason = classify_job(ends, [end.noderank for end in ends])
-    work = spec.work
-    num_steps = work.num_steps if isinstance(work, EvaluateJob) else 0
+    state, reason = classify_job(await asyncio.gather(*(agent.wait() for agent in agents)))
+    num_steps = job.job.work.num_steps if isinstance(job.job.work, EvaluateJob) else 0
     return RoundEvaluation(place.with_name(place.name.removeprefix(PREFIX)), state, reason, num_steps)

@@ -41,7 +41,6 @@ class Board:
     """The state of the live display."""
 
     plan: Plan
-    run: str
     statuses: dict[str, JobStatus]
     headlines: dict[str, str] = field(default_factory=dict)
     """The result of each finished round in one line."""

@@ -13,8 +13,17 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
-from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
+from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.task import (
+    AGENT_LOG,
+    AGENT_MODULE,
+    EXIT_FILE,
+    IDENTITY_FILE,
+    LOCK_FILE,
+    STOP_FILES,
+    TASK_FILE,
+    NodeJob,
+)
 from accelmark.run.launchers.agent_exit import last_error, read_exit, save_exit, unreported_exit
 from accelmark.run.launchers.host import PreflightHost, SubprocessHost
 from accelmark.run.launchers.launcher import Launcher
@@ -129,7 +138,7 @@ class SharedFilesystemLauncher(Launcher):
             *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
         ]
         return ModuleCommand(
-            module="accelmark.run.agent",
+            module=AGENT_MODULE,
             arguments=(str(node.node_dir),),
             name=node.unique_name(self.run.name),
             environment=environment,

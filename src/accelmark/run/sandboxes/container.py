@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 from urllib.parse import urlsplit
 
-from accelmark.run.agent.host_setup import DROP_CACHES, DROP_CACHES_VARIABLE
+from accelmark.run.agent.host import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.sandbox import ModuleCommand
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.plugins.vendor import VendorSpec

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import final
 
-from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import NodeJob
+from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher, agent_markers
 from accelmark.run.processes import sweep
 from accelmark.spec.cluster import HostSpec
@@ -57,4 +57,4 @@ def agent_command(node: NodeJob) -> list[str]:
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
     assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, sys.executable, "-m", "accelmark.run.agent", str(node.node_dir)]
+    return ["env", *assignments, sys.executable, "-m", AGENT_MODULE, str(node.node_dir)]

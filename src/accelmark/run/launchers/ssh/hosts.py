@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.task import NodeJob
+from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.launchers.host import CommandResult, HostError, HostProcess, PreflightHost
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.launchers.ssh.deliver import deliver
@@ -77,7 +77,7 @@ class SshHosts:
         """Return the agent of a job as a command for its sandbox."""
         layout = self.layout
         return ModuleCommand(
-            module="accelmark.run.agent",
+            module=AGENT_MODULE,
             arguments=(str(layout.node_dir(node)),),
             name=node.unique_name(layout.run_id),
             environment=layout.environment(node),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from accelmark.plan.plan import Plan
-from accelmark.run.agent.environment import agent_commands
+from accelmark.run.agent.agent import agent_commands
 from accelmark.run.agent.task import NodeJob
 from accelmark.run.launchers.host import PreflightHost
 from accelmark.run.launchers.launcher import Launcher
