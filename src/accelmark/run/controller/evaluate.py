@@ -41,13 +41,9 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[
     """
     directory = RunDirectory.open(path)
     with directory.locked():
-        succeeded = [name for name, status in directory.statuses().items() if status.state == "succeeded"]
-        trained = [job for job in directory.plan.jobs if isinstance(job.job.work, TrainJob)]
-        planned = [
-            evaluation
-            for job in trained
-            if job.directory in succeeded and (evaluation := _evaluation(directory, job, num_steps)) is not None
-        ]
+        statuses = directory.statuses()
+        succeeded = [job for job in directory.plan.jobs if statuses[job.directory].state == "succeeded"]
+        planned = list(filter(None, (_evaluation(directory, job, num_steps) for job in succeeded)))
         if not planned:
             raise RequestError(
                 f"{path}: no round that succeeded saved its final weights; "
@@ -57,10 +53,11 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[
 
 
 def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> PlannedJob | None:
-    """Return the evaluation job of a round; None where its final weights were not saved."""
-    train = job.job.work
-    round_dir = directory.round_dir(job)
-    checkpoints = {step: name for step, name in saved_checkpoints(round_dir).items() if _exists(round_dir, name)}
+    """Return the evaluation job of a round; None where it did not train, or its final weights were not saved."""
+    train, round_dir = job.job.work, directory.round_dir(job)
+    here = round_dir / "checkpoints"  # absent where checkpoints are on other hosts, and assumed to exist there
+    saved = saved_checkpoints(round_dir).items()
+    checkpoints = {step: name for step, name in saved if not here.is_dir() or (here / name).is_dir()}
     if not isinstance(train, TrainJob) or not checkpoints:
         return None
     final = max(checkpoints)
@@ -85,12 +82,6 @@ def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> Pla
     nodes = tuple(node.model_copy(update={"command": command}) for node in job.nodes)
     name = place.relative_to(directory.path).as_posix()
     return PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes)
-
-
-def _exists(round_dir: Path, name: str) -> bool:
-    """Return whether a checkpoint exists; those on other hosts are assumed to."""
-    checkpoints = round_dir / "checkpoints"
-    return not checkpoints.is_dir() or (checkpoints / name).is_dir()
 
 
 async def _run_all(
