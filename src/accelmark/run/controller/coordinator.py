@@ -15,6 +15,7 @@ from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
@@ -24,7 +25,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.host import UnreachableError
 from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
+from accelmark.run.record.measure import measure_run
 from accelmark.run.record.source import require_unchanged, source_record
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.job_sandbox import require_images
@@ -291,7 +292,9 @@ class Coordinator:
         state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
         self._move(job, state, reason)
         try:
-            result = await asyncio.to_thread(measure_round, self.directory.round_dir(job))
+            from accelmark.results.rounds.result import write_round
+
+            result = await asyncio.to_thread(write_round, self.directory.round_dir(job))
         except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
             why = f"no result could be computed: {type(error).__name__}: {error}"
             self._event_log.note("note", why, job.directory)

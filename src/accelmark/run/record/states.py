@@ -19,13 +19,10 @@ from accelmark.spec.model import Spec
 ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})
 _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "queued": frozenset({"preparing", "cancelled"}),
-    "preparing": frozenset({"running", "failed", "timed_out", "lost", "cancelled"}),
+    "preparing": ENDS - {"succeeded"} | {"running"},
     "running": ENDS,
     "succeeded": frozenset(),
-    "failed": frozenset({"queued"}),
-    "timed_out": frozenset({"queued"}),
-    "lost": frozenset({"queued"}),
-    "cancelled": frozenset({"queued"}),
+    **dict.fromkeys(ENDS - {"succeeded"}, frozenset({"queued"})),
 }
 EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
 
