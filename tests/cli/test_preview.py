@@ -101,7 +101,7 @@ def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_p
     (commands,) = shown["commands"].values()
     lines = commands["localhost"]
     assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
-    assert "accelmark.run.agent" in lines[2]
+    assert "accelmark.run.agent.agent" in lines[2]
     assert lines[2][lines[2].index("--shm-size") + 1] == "1g"
     assert lines[-1][0] == "/opt/python"
     over_ssh = {"launcher": "ssh", "hosts": [{"address": "h1"}], "container": container}
