@@ -34,8 +34,8 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import Context
 from accelmark.infer.measure import measure
 from accelmark.infer.onnx_export import export_onnx
+from accelmark.spec.events import WarmUp
 from accelmark.spec.inference import InferSettings
-from accelmark.spec.inference.events import WarmUp
 
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
 BATCHES = (1, 8)

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from accelmark.audit import source_hash
 from accelmark.audit.verify import verify_run
-from accelmark.cli.compare import compare
-from accelmark.cli.report import report
-from accelmark.cli.results import results
+from accelmark.cli.finished_run import report
+from accelmark.cli.results import compare, results
 from accelmark.results.store.bundle import unpack
 
 HERE = Path(__file__).parent / "earlier_version"

@@ -17,9 +17,9 @@ from accelmark.audit import source_hash
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
-from accelmark.spec.catalog import tree_hash
 from accelmark.spec.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
+from accelmark.spec.plugins.catalog import tree_hash
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"

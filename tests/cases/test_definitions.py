@@ -12,10 +12,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelmark.datasets import load_dataset_specs
+from accelmark.datasets import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.spec.catalog import folders, load_case
 from accelmark.spec.layers import Layer, resolve
+from accelmark.spec.plugins.catalog import folders, load_case
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
 CASES = [name for name in SHIPPED if load_case(name).train is not None]
@@ -114,6 +114,6 @@ def test_a_case_folder_tells_all_about_itself(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     folder = folders("cases")[name].path
-    declared = {spec.name for spec in load_dataset_specs(folder / "case.yaml")}
+    declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
     asked = set(re.findall(r'data_dirs\["(\w+)"\]', (folder / "pytorch.py").read_text(encoding="utf-8")))
     assert declared == asked

@@ -14,8 +14,7 @@ from accelmark.cases.bert.pytorch import Case as BertCase
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainJob
+from accelmark.spec.job import JobSpec, TrainJob
 from tests.cases.job_of import job_of, losses_of, run, value_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {

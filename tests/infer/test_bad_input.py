@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 
 from accelmark.infer.failures import Context, OutOfMemoryError, UnsupportedOperatorError, classify
 from accelmark.infer.hashes import file_hash
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 _ENGINE = """
 import torch

@@ -12,7 +12,7 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import EngineMissingError, PrecisionError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.inference.engines import own_engines
+from accelmark.spec.plugins.catalog import own_engines
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:

@@ -14,9 +14,8 @@ from accelmark.results.rounds.result import round_result
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.inference import Note
-from accelmark.spec.job import JobSpec, NodeExit, RankExit
+from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.plugins.vendor import Chip, Peaks
-from accelmark.spec.work import InferJob
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.figure_names import FigureName as F
-from accelmark.results.rounds.host_telemetry import device_indices
+from accelmark.results.rounds.hosts import device_indices
 from accelmark.results.rounds.result import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
 
 import accelmark
 from accelmark.audit import source_hash
-from accelmark.audit.evidence import Evidence
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.audit.inference import engine_details
-from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity, finding
-from accelmark.spec.job import JobSpec
+from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.records import SourceRecord
 
 _MAX_LISTED: Final = 10
@@ -22,7 +21,7 @@ _PRELOAD_VARIABLES: Final = frozenset({
 """Variables that make a process load other code before its own."""
 
 
-def source_tree(evidence: Evidence) -> Iterator[Finding]:
+def source_tree(evidence: Evidence) -> Findings:
     """Check that AccelMark ran as released or committed."""
     source = evidence.source
     if source is None:
@@ -42,7 +41,7 @@ def source_tree(evidence: Evidence) -> Iterator[Finding]:
         yield from _compare_source(source)
 
 
-def _compare_source(source: SourceRecord) -> Iterator[Finding]:
+def _compare_source(source: SourceRecord) -> Findings:
     """Compare a source that is recorded as unmodified with the verifying AccelMark, where that is possible."""
     if source.sha256 == source_hash.own_hash():
         return
@@ -66,12 +65,12 @@ def _compare_source(source: SourceRecord) -> Iterator[Finding]:
         yield finding("open", "source-tree", expected, recorded)
 
 
-def case_folder(evidence: Evidence) -> Iterator[Finding]:
+def case_folder(evidence: Evidence) -> Findings:
     """Check that the case's files are those on this machine or in the run's commit, and the same in all rounds."""
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
         yield finding("error", "case-folder", "", "the case's files changed between rounds")
-    standard = evidence.standard
+    standard = evidence.reference.case
     if standard is None or not jobs:
         return
     if not standard.is_shipped:
@@ -87,29 +86,27 @@ def case_folder(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_committed(evidence: Evidence, sha256: str) -> bool:
     """Return whether a shipped case has this hash in the commit that the run names: an earlier AccelMark's files."""
-    source, standard = evidence.source, evidence.standard
+    source, standard = evidence.source, evidence.reference.case
     if source is None or source.commit is None or standard is None or not standard.is_shipped:
         return False
     return source_hash.hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
 
 
-def hooks(evidence: Evidence) -> Iterator[Finding]:
+def hooks(evidence: Evidence) -> Findings:
     """List the hooks that the vendor replaced, with place and length."""
     for hook in _hooks(evidence):
         lines = "unknown length" if hook.num_lines is None else f"{hook.num_lines} lines"
         yield finding("info", "hook-replaced", "", f"hook {hook.name} is replaced at {hook.place}, {lines}")
 
 
-def preloaded_code(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.all_rounds)
+def preloaded_code(entry: RoundEvidence) -> Findings:
     """Check that no variable of the vendor's loads code into the ranks before AccelMark's own."""
-    for entry in evidence.rounds:
-        by_script = {name for record in entry.adaptations for name in record.environment}
-        by_vendor = _not_shipped(evidence, entry.job.vendor_environment) if entry.job is not None else set()
-        for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", by_vendor)):
-            found = sorted(names & _PRELOAD_VARIABLES)
-            if found:
-                actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
-                yield finding("open", "loaded-before", "", actual, entry.number)
+    by_script = {name for record in entry.adaptations for name in record.environment}
+    for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", _not_shipped(entry))):
+        if found := sorted(names & _PRELOAD_VARIABLES):
+            actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
+            yield finding("open", "loaded-before", "", actual)
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
@@ -117,7 +114,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     entry = next((entry for entry in evidence.rounds if entry.job is not None), None)
     if entry is None or entry.job is None:
         return None
-    files = entry.job.adaptation
+    files, module = entry.job.adaptation, entry.job.framework_module
     vendor_layer = f"vendors/{entry.result.vendor}/"
     keys = [
         ChangedKey(
@@ -136,18 +133,16 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         engines=dict(_engines(evidence)),
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
-        vendor_environment=tuple(sorted(_not_shipped(evidence, entry.job.vendor_environment))),
-        framework_module=_added_module(evidence, entry.job),
+        vendor_environment=tuple(sorted(_not_shipped(entry))),
+        framework_module=None if entry.reference.module(entry.job.framework) == module else module,
     )
 
 
-def _not_shipped(evidence: Evidence, environment: Mapping[str, str]) -> set[str]:
-    shipped = evidence.shipped_vendor.environment if evidence.shipped_vendor is not None else {}
-    return {name for name, value in environment.items() if shipped.get(name) != value}
-
-
-def _added_module(evidence: Evidence, job: JobSpec) -> str | None:
-    return None if evidence.shipped_module(job.framework) == job.framework_module else job.framework_module
+def _not_shipped(entry: RoundEvidence) -> set[str]:
+    """Return the variables of ``vendor.yaml`` that differ from the shipped vendor's."""
+    shipped = entry.reference.vendor.environment if entry.reference.vendor is not None else {}
+    given = entry.job.vendor_environment if entry.job is not None else {}
+    return {name for name, value in given.items() if shipped.get(name) != value}
 
 
 def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:

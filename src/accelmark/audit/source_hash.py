@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.spec.catalog import SKIPPED, files_hash, is_hashed, tree_hash
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
 
 _GIT_TIMEOUT_S: Final = 20.0
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")

@@ -39,10 +39,9 @@ def _run(job_file: Path, node_dir: Path, rank: int) -> int:
     from accelmark.infer.steps import SevenSteps
     from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
     from accelmark.spec.events import Event
-    from accelmark.spec.job import JobSpec
+    from accelmark.spec.job import InferJob, JobSpec
     from accelmark.spec.model import parse
     from accelmark.spec.perflog import PerfLogWriter
-    from accelmark.spec.work import InferJob
     from accelmark.train.loop.process import Cancelled, StopRequest
 
     log = PerfLogWriter(rank)

@@ -59,8 +59,6 @@ class Engine(ABC):
 
     reads: ClassVar[Literal["onnx", "model"]] = "onnx"
     """Input of the compiler."""
-    requires: ClassVar[tuple[str, ...]] = ()
-    """Required packages; must be literals, since they are read without importing the file."""
     precisions: ClassVar[tuple[InferPrecision, ...]] = ("fp32",)
     fixed_batch: ClassVar[bool] = False
     """Whether each batch size is compiled separately; a queue then pads its batches."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, final
 import torch
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
-from accelmark.spec.inference.events import InferEndReason
+from accelmark.spec.events import InferEndReason
 
 
 class InferenceError(RunError):

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.failures import Context, InferenceError, WrongShapeError, classify
-from accelmark.spec.events import Event
-from accelmark.spec.inference.events import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.events import Event, ForwardWindow, InferEvaluation, Phase, WarmUp
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], tuple[list[Tensor], float]]

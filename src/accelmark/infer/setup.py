@@ -22,12 +22,11 @@ from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest, device_name
 from accelmark.infer.engines import engine_class as find_engine_class
 from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
-from accelmark.spec.catalog import folder_module, folders
 from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.events import InferStarted
 from accelmark.spec.inference import InferPrecision, InferSettings, Note, file_at
-from accelmark.spec.inference.events import InferStarted
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import InferJob
+from accelmark.spec.job import InferJob, JobSpec
+from accelmark.spec.plugins.catalog import folder_module, folders
 
 _LIBRARIES: Final = (
     "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",

@@ -26,12 +26,10 @@ from accelmark.infer.repeat_check import repeat_check
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.events import Event
+from accelmark.spec.events import Event, InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.inference import InferPrecision, InferStep, planned_steps
-from accelmark.spec.inference.events import InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.settings import Scalar
-from accelmark.spec.work import InferJob
 from accelmark.train.loop.cpu_wait import CpuWait
 
 _FRESH_BATCHES: Final = 12

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from accelmark.spec.errors import AccelmarkError, DataError
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork
 
 WEIGHTS_FILE: Final = "weights.safetensors"
 RECORD_FILE: Final = "weights.json"

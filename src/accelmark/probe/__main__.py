@@ -48,9 +48,9 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
+    from accelmark.spec.job import ProbeJob
     from accelmark.spec.plugins.framework import RankPlace
     from accelmark.spec.records import Ceilings, Rate
-    from accelmark.spec.work import ProbeJob
 
     ranks = RankPlace.from_environment()
     device = open_device(job, ranks)

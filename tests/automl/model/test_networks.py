@@ -150,9 +150,3 @@ def test_measuring_statistics_leaves_the_module_unchanged() -> None:
     after = to_weights(module)
     assert all(np.array_equal(before[key], after[key]) for key in before)
     assert not module.training
-
-
-def test_probabilities_sum_to_one() -> None:
-    module = GraphModule(seed_network("small32")).eval()
-    total = module.probabilities(torch.randn(3, 3, 32, 32)).sum(dim=1)
-    assert torch.allclose(total, torch.ones(3))

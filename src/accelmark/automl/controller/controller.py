@@ -16,8 +16,17 @@ from accelmark.automl.controller.directory import SearchDirectory, WeightStore
 from accelmark.automl.controller.proposals import Proposals
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.dataset import read_weights
+from accelmark.automl.messages import (
+    Progress,
+    TrainedWeights,
+    TrialEnded,
+    TrialOrder,
+    WorkerLost,
+    WorkerReady,
+)
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
+from accelmark.automl.pool import WorkerPool
 from accelmark.automl.records import (
     EpochRecord,
     EpochReport,
@@ -31,8 +40,6 @@ from accelmark.automl.search.population import Individual
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
-from accelmark.automl.workers import messages
-from accelmark.automl.workers.pool import WorkerPool
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -49,7 +56,7 @@ class _Running:
     """A trial that runs on a worker."""
 
     record: TrialRecord
-    order: messages.TrialOrder
+    order: TrialOrder
     proposed: Hyperparameters
     """TPE's proposal; the search's limits may change what is executed."""
     last_progress_s: float
@@ -74,7 +81,7 @@ class SearchController:
         self._observer: Final = observer
         self._state: Final = directory.state()
         self._journal: Final = journal.Journal(directory.path)
-        self._store: Final = WeightStore(directory.weights)
+        self._store: Final = WeightStore(directory)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
         self._running: dict[int, _Running] = {}
@@ -82,7 +89,7 @@ class SearchController:
         self._last_heartbeat_s = -_HEARTBEAT_S
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
-        self._scheduler: Final = self._state.scheduler(config.schedule.schedule)
+        self._scheduler: Final = self._state.scheduler(config.schedule)
         self._proposals: Final = Proposals(config, self._state, self._write)
 
     def request_stop(self) -> None:
@@ -110,7 +117,7 @@ class SearchController:
         config, directory = self._config, self._directory
         if config.schedule.tuning_round is None:
             return None
-        fingerprint = next(iter(self._workers.reports.values())).fingerprint
+        fingerprint = next(iter(self._workers.ready.values())).fingerprint
         return Tuner(
             config.tuning,
             config.training,
@@ -137,7 +144,7 @@ class SearchController:
             self._proposals.begin(self._directory.network())
             self._scheduler.offer(0)
         self._proposals.fill(self._scheduler, wait=True)
-        reports = list(self._workers.reports.values())
+        reports = list(self._workers.ready.values())
         self._began = time.monotonic()
         self._write(
             journal.SessionBegan(
@@ -162,29 +169,29 @@ class SearchController:
 
     def _step(self) -> None:
         now = self._now()
-        if self._directory.stop_requested():
+        if self._directory.stop_mark.exists():
             self.request_stop()
         self._proposals.fill(self._scheduler)
         self._start_trials()
         if self._scheduler.must_cut(now):
             self._cut_all(now)
-        for message in self._workers.listen(_LISTEN_S):
+        for worker, message in self._workers.listen(_LISTEN_S):
             match message:
-                case messages.Progress(worker, images):
+                case Progress(images):
                     if worker in self._running and images > self._running[worker].images:
                         running = self._running[worker]
                         running.images, running.last_progress_s = images, self._now()
-                case messages.EpochEnded(worker, report):
-                    self._record_epoch(worker, report)
-                case messages.TrialEnded():
-                    self._end_trial(message)
-                case messages.WorkerLost(worker, status, reason):
+                case EpochReport():
+                    self._record_epoch(worker, message)
+                case TrialEnded():
+                    self._end_trial(worker, message)
+                case WorkerLost(status, reason):
                     self._note(f"worker {worker} was lost: {reason}")
                     if worker in self._running:
                         self._fail(worker, status, reason, self._now())
                     else:
                         self._replace(worker)
-                case messages.WorkerReady(worker):
+                case WorkerReady():
                     self._idle.add(worker)
                     self._replaced.pop(worker, None)
         replacing = any(times <= _MAX_REPLACEMENTS for times in self._replaced.values())
@@ -214,7 +221,7 @@ class SearchController:
         proposed, hyper, network = self._hyperparameters(assignment, one.network)
         weights, parent_network = self._initial_weights(one, network)
         now = self._now()
-        order = messages.TrialOrder(
+        order = TrialOrder(
             round=assignment.round,
             network=network,
             parent_network=parent_network,
@@ -266,7 +273,7 @@ class SearchController:
         proposed = self._tuner.ask(assignment.trial)
         return proposed, *within_limits(self._config, network, proposed)
 
-    def _initial_weights(self, one: Individual, network: Network) -> tuple[messages.TrainedWeights, Network | None]:
+    def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
         """Return the weights that a trial starts from, and their network; None: from scratch."""
         search = self._config.search
         if one.parent is None:
@@ -284,8 +291,8 @@ class SearchController:
         self._write(journal.EpochEvent(epoch=EpochRecord.model_validate(epoch)))
         running.last_progress_s = self._now()
 
-    def _end_trial(self, message: messages.TrialEnded) -> None:
-        running, result = self._running[message.worker], message.result
+    def _end_trial(self, worker: int, message: TrialEnded) -> None:
+        running, result = self._running[worker], message.result
         status: TrialStatus = result.status
         outcome = {name: getattr(result, name) for name in TrialOutcome.model_fields}
         if result.executed not in (None, running.order.network.digest):
@@ -300,9 +307,9 @@ class SearchController:
             self._store.save(running.record.individual, message.weights)
         ended_s = running.record.started_s + result.seconds
         self._close_trial(
-            message.worker, running.record.updated(**outcome, status=status, ended_s=ended_s, weights=result.weights)
+            worker, running.record.updated(**outcome, status=status, ended_s=ended_s, weights=result.weights)
         )
-        self._idle.add(message.worker)
+        self._idle.add(worker)
 
     def _fail(self, worker: int, status: TrialStatus, reason: str, now: float) -> None:
         """End the trial of a lost or unresponsive worker, and replace the worker."""

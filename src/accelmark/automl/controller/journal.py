@@ -7,11 +7,10 @@ removed lines are detected.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, final
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -115,18 +114,14 @@ Event = Annotated[
 _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Event)
 
 
-class JournalError(RunError):
-    """A journal that cannot be read."""
-
-
 class Journal:
     """Appends events to a file; each is on disk when ``write`` returns."""
 
     def __init__(self, directory: Path) -> None:
-        self.path: Final = directory / JOURNAL_FILE
-        lines = _complete_lines(self.path) if self.path.exists() else []
-        self._last = _sha256(lines[-1]) if lines else _sha256_of_request(directory)
-        self._file = self.path.open("ab")
+        path = directory / JOURNAL_FILE
+        lines = _complete_lines(path) if path.exists() else []
+        self._last = sha256(lines[-1]).hexdigest() if lines else _sha256_of_request(directory)
+        self._file = path.open("ab")
         self._file.truncate(sum(len(line) + 1 for line in lines))  # a kill may have left an incomplete line
 
     def write(self, event: Event) -> None:
@@ -135,56 +130,39 @@ class Journal:
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._last = _sha256(line)
+        self._last = sha256(line).hexdigest()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
-
-def _sha256(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()
-
 
 def _sha256_of_request(directory: Path) -> str:
     paths = (directory / CONFIG_FILE, directory / NETWORK_FILE)
-    return _sha256(b"\0".join(path.read_bytes() for path in paths if path.is_file()))
+    return sha256(b"\0".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
 
 
 def _complete_lines(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
-        raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read_journal(directory: Path) -> list[Event]:
-    """Return all events of a run without an incomplete last line.
-
-    Raises:
-        JournalError: a line is not a valid event; the message gives its number.
-    """
-    events: list[Event] = []
-    for number, line in enumerate(_complete_lines(directory / JOURNAL_FILE), start=1):
+    """Return all events of a run without an incomplete last line; raises RunError with the line of an invalid one."""
+    path, events = directory / JOURNAL_FILE, []
+    for number, line in enumerate(_complete_lines(path), start=1):
         try:
             events.append(_EVENTS.validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
-            where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
-            place = f"{directory / JOURNAL_FILE}: line {number}"
-            raise JournalError(f"{place} is not a valid event: {where}{first['msg']}") from error
+            where = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
+            raise RunError(f"{path}: line {number} is not a valid event: {where}{first['msg']}") from error
     return events
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class HashChain:
+class HashChain(NamedTuple):
     """The result of following the hashes through a journal.
 
     lines     number of lines
@@ -197,18 +175,18 @@ class HashChain:
     broken: int | None
 
 
-def read_chain(directory: Path, events: list[Event] | None = None) -> HashChain:
-    """Follow the hashes through a journal.
+def read_chain(directory: Path, events: list[Event]) -> HashChain:
+    """Follow the hashes through a journal with these events.
 
     Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
     recomputed.
     """
     expected, unhashed = _sha256_of_request(directory), 0
-    lines, events = _complete_lines(directory / JOURNAL_FILE), events or read_journal(directory)
+    lines = _complete_lines(directory / JOURNAL_FILE)
     for number, (line, event) in enumerate(zip(lines, events, strict=False), start=1):
         if event.after is None and unhashed == number - 1:
             unhashed = number
         elif event.after != expected:
             return HashChain(len(lines), unhashed, number)
-        expected = _sha256(line)
+        expected = sha256(line).hexdigest()
     return HashChain(len(lines), unhashed, None)

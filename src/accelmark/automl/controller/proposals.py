@@ -7,14 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from accelmark.automl.config import AutomlConfig
+from accelmark.automl.config import AutomlConfig, SearchName
 from accelmark.automl.controller.journal import Proposed
 from accelmark.automl.controller.state import SearchState
 from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
-from accelmark.automl.search.population import Individual, Population, Searcher
+from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.schedule import Scheduler
-from accelmark.automl.search.searchers import SearchName, make_searcher
+from accelmark.automl.search.searchers import SEARCHERS, Searcher
 
 
 class Proposals:
@@ -25,9 +25,11 @@ class Proposals:
         self._seed: Final = config.seed
         self._state: Final = state
         self._write: Final = write
-        fallback: SearchName = "none" if search.method == "none" else "random"
-        self._searcher: Final = make_searcher(search.method, search.morphs, search.limits)
-        self._fallback: Final = make_searcher(fallback, search.morphs, search.limits)
+        self._method: Final = search.method
+        self._fallback: Final[SearchName] = "none" if search.method == "none" else "random"
+        self._searchers: Final = {
+            name: SEARCHERS[name](search.morphs, search) for name in {self._method, self._fallback}
+        }
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[Individual, float]] | None = None
         self._possible_parents: set[int] = set()
@@ -47,7 +49,7 @@ class Proposals:
         while True:
             if self._next is not None and (wait or self._next.done()):
                 try:
-                    self._add(*self._next.result(), self._searcher.name, scheduler)
+                    self._add(*self._next.result(), self._method, scheduler)
                 except MorphError:
                     scheduler.exhausted = True
                 self._next, self._possible_parents = None, set()
@@ -55,7 +57,7 @@ class Proposals:
                 return
             population = self.population
             self._possible_parents = {one.id for one in population.parents}
-            self._next = self._pool.submit(_timed, self._searcher, population)
+            self._next = self._pool.submit(_timed, self._searchers[self._method], population)
             if not wait:
                 return
 
@@ -63,7 +65,8 @@ class Proposals:
         """Add a random morph at once; used where a worker would have to wait for the searcher."""
         if scheduler.wanted():
             try:
-                self._add(*_timed(self._fallback, self.population), f"{self._fallback.name} (immediate)", scheduler)
+                found = _timed(self._searchers[self._fallback], self.population)
+                self._add(*found, f"{self._fallback} (immediate)", scheduler)
             except MorphError:
                 return
 

@@ -19,7 +19,7 @@ from accelmark.automl.controller.journal import SessionEnded
 from accelmark.automl.controller.request import check_batches, check_request, resolve_network
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.network import Network
-from accelmark.automl.workers.ray_pool import RayPool
+from accelmark.automl.pool import RayPool
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording
 
@@ -43,7 +43,7 @@ def start_search(
     Raises:
         AccelmarkError: the request is wrong, or the cluster does not start; no directory was made.
     """
-    network = resolve_network(config)
+    network = resolve_network(config.network)
     with _workers(config, network, check_request(config, network)) as workers:
         directory = SearchDirectory.create(root, config, network)
         if announce is not None:
@@ -62,10 +62,10 @@ def resume_search(directory: SearchDirectory, *, observer: Observer | None = Non
         seed_trained = any(one.id == 0 and one.status != "pending" for one in state.individuals)
         dataset = check_request(config, network, seed_trained=seed_trained)
         with _workers(config, network, dataset) as workers:
-            fingerprints = {report.fingerprint for report in workers.reports.values()}
+            fingerprints = {report.fingerprint for report in workers.ready.values()}
             if {session.dataset_fingerprint for session in state.sessions} - fingerprints:
                 raise RequestError(f"{directory.path}: the data are not those that this search began with")
-            directory.clear_stop()
+            directory.stop_mark.unlink(missing_ok=True)
             return Session(directory, _run(directory, config, workers, observer))
 
 
@@ -75,10 +75,10 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
     with redirect_stdout(sys.stderr), cluster_address(config.cluster) as address:
         workers = RayPool(config, network, address=address)
         try:
-            fingerprints = {report.fingerprint for report in workers.reports.values()}
+            fingerprints = {report.fingerprint for report in workers.ready.values()}
             if len(fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
                 raise RequestError("the workers' hosts have different data under the same name")
-            check_batches(config, workers.reports[0].splits.training)
+            check_batches(config, workers.ready[0].splits.training)
             yield workers
         finally:
             workers.close()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from accelmark.spec.model import Spec
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
 Padding = Annotated[int, Field(ge=0, le=1_000)]
@@ -17,13 +19,13 @@ Shape = tuple[int, ...]
 """(channels, height, width) of a feature map, (features,) of a vector; without the batch axis."""
 
 
-class LayerModel(BaseModel):
-    """Base of all layers: frozen, unknown keys are errors."""
+class StrictSpec(Spec):
+    """Base of layers, nodes and networks; values of another type are errors instead of being converted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
-class Convolution(LayerModel):
+class Convolution(StrictSpec):
     """Square 2-d convolution; ``padding`` is in pixels per side."""
 
     kind: Literal["convolution"] = "convolution"
@@ -34,32 +36,32 @@ class Convolution(LayerModel):
     bias: bool = False
 
 
-class BatchNorm(LayerModel):
+class BatchNorm(StrictSpec):
     """Batch normalization over channels, with learned scale and shift."""
 
     kind: Literal["batch_norm"] = "batch_norm"
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
 
-class ReLU(LayerModel):
+class ReLU(StrictSpec):
     """max(x, 0)."""
 
     kind: Literal["relu"] = "relu"
 
 
-class Add(LayerModel):
+class Add(StrictSpec):
     """Element-wise sum of two or more tensors of the same shape."""
 
     kind: Literal["add"] = "add"
 
 
-class Concat(LayerModel):
+class Concat(StrictSpec):
     """Concatenation of two or more tensors along the channels."""
 
     kind: Literal["concat"] = "concat"
 
 
-class MaxPool(LayerModel):
+class MaxPool(StrictSpec):
     """Maximum of each window; padding is never the maximum."""
 
     kind: Literal["max_pool"] = "max_pool"
@@ -68,7 +70,7 @@ class MaxPool(LayerModel):
     padding: Padding = 0
 
 
-class AveragePool(LayerModel):
+class AveragePool(StrictSpec):
     """Mean of each window; padding counts as zero."""
 
     kind: Literal["average_pool"] = "average_pool"
@@ -77,13 +79,13 @@ class AveragePool(LayerModel):
     padding: Padding = 0
 
 
-class GlobalPool(LayerModel):
+class GlobalPool(StrictSpec):
     """Mean of each channel: (channels, height, width) -> (channels,)."""
 
     kind: Literal["global_pool"] = "global_pool"
 
 
-class Dense(LayerModel):
+class Dense(StrictSpec):
     """Fully connected layer over a flat input."""
 
     kind: Literal["dense"] = "dense"
@@ -91,20 +93,20 @@ class Dense(LayerModel):
     bias: bool = True
 
 
-class Dropout(LayerModel):
+class Dropout(StrictSpec):
     """Zeroes a fraction ``rate`` of its input during training."""
 
     kind: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)]
 
 
-class Softmax(LayerModel):
+class Softmax(StrictSpec):
     """Class scores -> probabilities; the last layer of every network."""
 
     kind: Literal["softmax"] = "softmax"
 
 
-class Flatten(LayerModel):
+class Flatten(StrictSpec):
     """(channels, height, width) -> (channels x height x width,), channel by channel."""
 
     kind: Literal["flatten"] = "flatten"
@@ -115,6 +117,23 @@ Layer = Annotated[
     | Flatten,
     Field(discriminator="kind"),
 ]  # fmt: skip
+
+
+BATCH_NORM_ARRAYS: Final = ("weight", "bias", "running_mean", "running_var")
+
+
+def parameter_shapes(layer: Layer, channels: int) -> dict[str, Shape]:
+    """Return the shapes of a layer's weight, bias and running statistics by name, for this number of input channels."""
+    match layer:
+        case BatchNorm():
+            return dict.fromkeys(BATCH_NORM_ARRAYS, (channels,))
+        case Convolution(filters=out, kernel=kernel):
+            weight: Shape = (out, channels, kernel, kernel)
+        case Dense(units=out):
+            weight = (out, channels)
+        case _:
+            return {}
+    return {"weight": weight} | ({"bias": (out,)} if layer.bias else {})
 
 
 class LayerError(ValueError):

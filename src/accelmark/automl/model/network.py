@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from accelmark.automl.model.layers import Add, Concat, Layer, LayerError, PositiveInt, Shape, Softmax, output_shape
+from accelmark.automl.model.layers import (
+    Add,
+    Concat,
+    Layer,
+    LayerError,
+    PositiveInt,
+    Shape,
+    Softmax,
+    StrictSpec,
+    output_shape,
+)
 from accelmark.spec.errors import Problem, SpecError, nearest
 
 INPUT: Final = "input"
 """Name of the input image in the nodes' inputs."""
-SCHEMA_VERSION: Final = 1
 
 NodeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,95}$")]
 
@@ -25,22 +33,18 @@ class NetworkError(SpecError):
     """A network that cannot be built, with all problems."""
 
 
-class Node(BaseModel):
+class Node(StrictSpec):
     """A layer, its name, and the nodes whose outputs it reads, in order."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: NodeName
     layer: Layer
     inputs: tuple[NodeName, ...]
 
 
-class Network(BaseModel):
+class Network(StrictSpec):
     """A feed-forward network for images of ``input_shape`` (channels, height, width); the last node is its output."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: Annotated[str, Field(min_length=1, max_length=200)]
     input_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     classes: Annotated[int, Field(ge=2, le=1_000_000)]
@@ -51,20 +55,6 @@ class Network(BaseModel):
         """The nodes by name."""
         return {node.name: node for node in self.nodes}
 
-    @cached_property
-    def consumers(self) -> Mapping[str, tuple[str, ...]]:
-        """For each node and the image: names of the nodes that read it."""
-        readers: dict[str, list[str]] = {name: [] for name in (INPUT, *(node.name for node in self.nodes))}
-        for node in self.nodes:
-            for source in dict.fromkeys(node.inputs):
-                readers.setdefault(source, []).append(node.name)
-        return {name: tuple(names) for name, names in readers.items()}
-
-    @cached_property
-    def position(self) -> Mapping[str, int]:
-        """Index of each node; -1 for the image."""
-        return {INPUT: -1} | {node.name: index for index, node in enumerate(self.nodes)}
-
     @property
     def output(self) -> str:
         """Name of the last node."""
@@ -72,13 +62,8 @@ class Network(BaseModel):
 
     def with_nodes(self, nodes: Iterable[Node]) -> Network:
         """Return a copy with other nodes, each valid by itself; connections are not checked."""
-        return Network.model_construct(
-            schema_version=SCHEMA_VERSION,
-            name=self.name,
-            input_shape=self.input_shape,
-            classes=self.classes,
-            nodes=tuple(nodes),
-        )
+        fields = {name: getattr(self, name) for name in Network.model_fields}
+        return Network.model_construct(**fields | {"nodes": tuple(nodes)})
 
     def with_layers(self, layers: Mapping[str, Layer]) -> Network:
         """Return a copy in which the named nodes have other layers."""
@@ -172,13 +157,14 @@ def _walk(network: Network, *, where: str) -> tuple[dict[str, Shape], list[Probl
 
 
 def _output_problems(network: Network, output: Shape | None, where: str) -> Iterable[Problem]:
+    read = {source for node in network.nodes for source in node.inputs}
     for index, node in enumerate(network.nodes[:-1]):
         key = f"nodes.{index}.{node.name}"
-        if not network.consumers[node.name]:
+        if node.name not in read:
             yield Problem(where, key, "no node reads this node", "connect or remove it")
         if isinstance(node.layer, Softmax):
             yield Problem(where, key, "only the last node may be a softmax")
-    if not network.consumers[INPUT]:
+    if INPUT not in read:
         yield Problem(where, "nodes", "no node reads the image", f"one node must read {INPUT!r}")
     last = network.nodes[-1].layer
     if not isinstance(last, Softmax):
@@ -187,8 +173,7 @@ def _output_problems(network: Network, output: Shape | None, where: str) -> Iter
         yield Problem(where, "classes", f"the output has shape {output}, expected {network.classes} classes")
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(NamedTuple):
     """A branch that leaves the main chain after ``start`` layers and joins it at layer ``end``."""
 
     start: int

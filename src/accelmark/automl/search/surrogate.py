@@ -29,9 +29,9 @@ _CURVE_SHIFTS: Final = np.geomspace(0.05, 200.0, 60)
 _CURVE_MIN_EPOCHS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """The features that the distance compares."""
+    """The features that the distance compares; hashed by identity."""
 
     layers: Vector
     """A row (kind, log2 width, kernel, stride) per convolution, dense layer and pooling of the main chain."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -12,8 +14,6 @@ from torch import Tensor, nn
 from accelmark.automl.model import layers
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.weights import Array, Weights
-
-_COUNTER: Final = "num_batches_tracked"
 
 
 class _Apply(nn.Module):
@@ -27,13 +27,6 @@ class _Apply(nn.Module):
         return self.function(*sources)
 
 
-def _sum(*sources: Tensor) -> Tensor:
-    total = sources[0]
-    for source in sources[1:]:
-        total = total + source
-    return total
-
-
 def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
     match layer:
         case layers.Convolution(filters=filters, kernel=kernel):
@@ -43,7 +36,7 @@ def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
         case layers.ReLU():
             return nn.ReLU()
         case layers.Add():
-            return _Apply(_sum)
+            return _Apply(lambda *sources: reduce(operator.add, sources))
         case layers.Concat():
             return _Apply(lambda *sources: torch.cat(sources, dim=1))
         case layers.MaxPool():
@@ -82,35 +75,28 @@ class GraphModule(nn.Module):
         """Return class scores (batch, classes) of images (batch, channels, height, width)."""
         return self.observe(images, None)
 
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Return class probabilities (batch, classes)."""
-        probabilities: Tensor = self.layers[self.network.output](self(images))
-        return probabilities
-
     def observe(self, images: Tensor, observer: Callable[[str, Tensor], None] | None) -> Tensor:
         """Return class scores; pass every node's output to ``observer``."""
         values: dict[str, Tensor] = {INPUT: images}
-        result = images
         for node in self.network.nodes[:-1]:
-            result = self.layers[node.name](*[values[source] for source in node.inputs])
-            values[node.name] = result
-            for source in node.inputs:
+            values[node.name] = self.layers[node.name](*[values[source] for source in node.inputs])
+            for source in set(node.inputs):
                 if self._last_use[source] == node.name:
-                    values.pop(source, None)
+                    del values[source]
             if observer is not None:
-                observer(node.name, result)
-        return result
+                observer(node.name, values[node.name])
+        return values[self.network.nodes[-1].inputs[0]]
 
     def named_arrays(self) -> dict[str, Tensor]:
         """Return parameters and running statistics by ``<node>.<name>``."""
-        state = self.state_dict().items()
-        return {key.removeprefix("layers."): value for key, value in state if not key.endswith(_COUNTER)}
+        state = self.layers.state_dict().items()
+        return {key: value for key, value in state if not key.endswith("num_batches_tracked")}
 
 
 def to_weights(module: GraphModule) -> dict[str, Array]:
     """Copy parameters and running statistics into float32 arrays."""
-    state = module.named_arrays().items()
-    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in state}
+    arrays = module.named_arrays().items()
+    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in arrays}
 
 
 def load_weights(module: GraphModule, weights: Weights) -> None:

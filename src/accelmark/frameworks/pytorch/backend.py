@@ -53,13 +53,12 @@ from accelmark.frameworks.pytorch.platform import (
 )
 from accelmark.frameworks.pytorch.seeds import rank_seed, seed_everything
 from accelmark.frameworks.pytorch.synthetic import SyntheticBatches
-from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError
 from accelmark.spec.events import Compiled, EndReason, Event, Inspected, Started
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
 

@@ -35,7 +35,6 @@ class Engine(Base):
     ``engine_options.spinning`` lets idle threads spin, which is slightly faster on an otherwise idle machine.
     """
 
-    requires = ("onnxruntime>=1.20 | onnxruntime-gpu>=1.20",)
     precisions = ("fp32", "fp16", "int8")
     known_options = frozenset({"providers", "spinning"})
     loads = True

@@ -21,7 +21,6 @@ _PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
 class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the default device for the device type."""
 
-    requires = ("openvino>=2025.0",)
     precisions = ("fp32", "bf16", "fp16")
     known_options = frozenset({"ov_device"})
     loads = True

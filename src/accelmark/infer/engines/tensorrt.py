@@ -30,7 +30,6 @@ class Engine(Base):
     5) trades compile time for speed. ``exist_compiler_path`` takes the ``.plan`` file.
     """
 
-    requires = ("tensorrt",)
     precisions = ("fp32", "tf32", "fp16", "bf16")
     known_options = frozenset({"optimization_level", "workspace_mib"})
     loads = True

@@ -17,7 +17,6 @@ class Engine(TorchEngine):
     operators stay in PyTorch, on the same device. The peak memory is that of PyTorch's allocator, without TensorRT's.
     """
 
-    requires = ("torch-tensorrt",)
     known_options = frozenset({"min_block_size"})
 
     def __init__(self, request: EngineRequest) -> None:

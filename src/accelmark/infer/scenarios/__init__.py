@@ -16,9 +16,8 @@ from accelmark.infer.failures import Context
 from accelmark.infer.measure import Emit, Forward
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import RequestQueue, SampleLibrary
-from accelmark.spec.events import Event
+from accelmark.spec.events import Event, ScenarioResult
 from accelmark.spec.inference import InferSettings, ScenarioName
-from accelmark.spec.inference.events import ScenarioResult
 
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""

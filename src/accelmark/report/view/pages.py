@@ -200,9 +200,9 @@ def _run_page(run: LoadedRun) -> str:
 
         return render_page(load_source(run.path))
     from accelmark.automl.controller.directory import SearchDirectory
-    from accelmark.report.search_page import render_search, search_view
+    from accelmark.report.search_page import render_search
 
-    return render_search(search_view(SearchDirectory(run.path)))
+    return render_search(SearchDirectory(run.path))
 
 
 def _cases_over_time(snapshot: Snapshot) -> dict[str, list[Row]]:

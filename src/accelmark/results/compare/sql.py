@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from accelmark.results.compare.table import COLUMNS, Row
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.plugins.requirements import require
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,7 +46,9 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
     Raises:
         RequestError: the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not installed.
     """
-    duckdb = _duckdb()
+    require("SQL over results", "accelmark[results]")
+    import duckdb
+
     with _connect(rows) as connection:
         connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
         connection.execute("SET temp_directory = ''")  # do not spill into the working directory
@@ -78,7 +81,9 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         RunError: the file cannot be written.
         RequestError: DuckDB is not installed.
     """
-    duckdb = _duckdb()
+    require("Parquet output", "accelmark[results]")
+    import duckdb
+
     beside = path.with_name(f".{path.name}.tmp")
     with _connect(rows) as connection:
         try:
@@ -95,14 +100,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _finite(part) for name, part in value.items()}
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise RequestError("SQL and Parquet need DuckDB: install accelmark[results]") from error
-    return duckdb
 
 
 def _connect(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import CaseResult
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError, nearest
 
 Cell = str | int | float | bool | None
@@ -36,29 +35,28 @@ _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "npro
 def rows_of(runs: Iterable[LoadedRun]) -> list[Row]:
     """Return one row for each case of ``runs``, oldest run first, with every column of COLUMNS."""
     ordered = sorted(runs, key=lambda run: (run.summary.started_at, str(run.path)))
-    return [_row(run, case) for run in ordered for case in run.summary.cases]
+    return [_row(case) for run in ordered for case in run.cases]
 
 
-def _row(run: LoadedRun, case: CaseResult) -> Row:
-    rounds = run.rounds_of(case)
-    first = rounds[0] if rounds else None
-    key, summary = case.key, run.summary
+def _row(loaded: LoadedCase) -> Row:
+    case, first, summary = loaded.result, loaded.first, loaded.run.summary
+    key = case.key
     version = first.environment.started.get("framework_version") if first else None
     row: Row = {
-        "run": summary.run, "path": str(run.path), "started_at": summary.started_at or None, "state": case.state,
+        "run": summary.run, "path": str(loaded.run.path), "started_at": summary.started_at or None, "state": case.state,
         "verdict": case.verdict, "converged": case.converged, "marks": ", ".join(case.marks), "task": case.task,
         "case": key.case, "case_version": first.case_version if first else None, "model": key.model,
         "framework": key.framework, "framework_version": str(version) if version else key.framework_version,
         "vendor": summary.vendor, "chip": key.hardware, "scale": f"{key.nnodes}x{key.nproc}", "nnodes": key.nnodes,
         "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant,
         "precision": first.precision if first else None,
-        "rounds": max((spread.num_rounds for spread in case.figures.values()), default=0), "unit": case.unit,
+        "rounds": case.num_rounds, "unit": case.unit,
         "accelmark_version": summary.accelmark_version,
     }  # fmt: skip
     for name in FigureName:
         spread = case.figures.get(name)
         row[name.value] = spread.mean if spread else None
-        row[f"{name.value}{HALF}"] = (spread.ci95[1] - spread.ci95[0]) / 2 if spread and spread.ci95 else None
+        row[f"{name.value}{HALF}"] = spread.half95 if spread else None
     return row
 
 
@@ -91,7 +89,7 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
         tests.append((name, frozenset(part.strip().lower() for part in parts)))
     found = []
     for run in runs:
-        rows = [(case, _row(run, case)) for case in run.summary.cases]
+        rows = [(case.result, _row(case)) for case in run.cases]
         kept = tuple(case for case, row in rows if all(_values(name, row[name]) & accepted for name, accepted in tests))
         if kept:
             found.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))

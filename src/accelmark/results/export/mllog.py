@@ -13,9 +13,8 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.manifest import update_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.work import TrainingWork
 
 MLLOG_FILE: Final = "mllog.log"
 _BEGIN: Final = "INTERVAL_START"

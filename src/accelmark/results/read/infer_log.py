@@ -9,9 +9,8 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Event
-from accelmark.spec.inference import InferStep
-from accelmark.spec.inference.events import (
+from accelmark.spec.events import (
+    Event,
     ForwardWindow,
     InferEvaluation,
     InferFinished,
@@ -22,7 +21,9 @@ from accelmark.spec.inference.events import (
     StageEnd,
     WarmUp,
 )
-from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
+from accelmark.spec.inference import InferStep
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.settings import Scalar
 
 
 @final
@@ -43,13 +44,17 @@ class InferLog:
     repeat_check: RepeatCheck | None = None
     scenarios: list[ScenarioResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    invalid: int = 0
-    """Events whose value does not match the event's schema."""
-    report: ReadReport = field(default_factory=ReadReport)
+    malformed: int = 0
+    """Malformed lines, and events whose value does not match the event's schema."""
 
     def stage(self, step: InferStep) -> StageEnd | None:
         """Return the end of a step, None where it did not end."""
         return next((stage for stage in self.stages if stage.step is step), None)
+
+    def created(self, detail: str) -> Scalar | None:
+        """Return a detail that the step CREATE reported, None where it did not."""
+        stage = self.stage(InferStep.CREATE)
+        return stage.details.get(detail) if stage is not None else None
 
 
 def read_infer_log(path: Path) -> InferLog:
@@ -65,8 +70,8 @@ def read_infer_log(path: Path) -> InferLog:
         try:
             _take(log, record)
         except (ValidationError, TypeError, ValueError):
-            log.invalid += 1
-    log.report = reader.report
+            log.malformed += 1
+    log.malformed += reader.report.malformed
     return log
 
 
@@ -77,10 +82,13 @@ def _take(log: InferLog, record: PerfLogRecord) -> None:
         case Event.STAGE_END:
             log.stages.append(record.value_as(StageEnd))
         case Event.WARMUP:
-            warmed = record.value_as(WarmUp)
-            log.warm_ups[warmed.phase] = warmed
+            warm_up = record.value_as(WarmUp)
+            log.warm_ups[warm_up.phase] = warm_up
         case Event.FORWARD:
-            _take_window(log, record)
+            window = record.value_as(ForwardWindow)
+            log.windows.setdefault(window.phase, []).append(window)
+            opened_ms, _ = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
+            log.spans_ms[window.phase] = (opened_ms, record.mono_ms)
         case Event.EVALUATE:
             evaluation = record.value_as(InferEvaluation)
             log.evaluations[evaluation.phase] = evaluation
@@ -92,15 +100,6 @@ def _take(log: InferLog, record: PerfLogRecord) -> None:
             log.finished = record.value_as(InferFinished)
         case Event.WARNING:
             log.warnings.append(_warning(record.value))
-        case _:
-            pass
-
-
-def _take_window(log: InferLog, record: PerfLogRecord) -> None:
-    window = record.value_as(ForwardWindow)
-    log.windows.setdefault(window.phase, []).append(window)
-    opened = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))[0]
-    log.spans_ms[window.phase] = (opened, record.mono_ms)
 
 
 def _warning(value: Mapping[str, Any]) -> str:

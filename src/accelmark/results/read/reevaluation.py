@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
 from accelmark.results.read.round_dir import node_dirs
-from accelmark.results.read.train_log import read_train_log
+from accelmark.results.read.train_log import Attempt, read_train_log
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.perflog import PerfLogReader
@@ -19,9 +18,7 @@ PREFIX: Final = "evaluation-"
 """``<key slug>/evaluation-round<N>`` is next to ``<key slug>/round<N>``."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ReplayedStep:
+class ReplayedStep(NamedTuple):
     """The loss of one step on one rank, in the round and in the replay."""
 
     rank: int
@@ -30,9 +27,7 @@ class ReplayedStep:
     replayed: float | None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Reevaluation:
+class Reevaluation(NamedTuple):
     """Results of the evaluation job of a round, and those that the round had reported."""
 
     problem: str | None
@@ -58,47 +53,36 @@ def read_reevaluation(round_dir: Path) -> Reevaluation | None:
     problem = next(filter(None, problems), None)
     metrics: Mapping[str, float | None] | None = None
     steps: list[ReplayedStep] = []
-    reported_logs = {rank: path for node in node_dirs(round_dir) for rank, path in node.rank_logs()}
-    for rank, path in (log for node in nodes for log in node.rank_logs()):
+    logs = _rank_logs(round_dir)
+    for rank, path in _rank_logs(reevaluation_dir(round_dir)).items():
         try:
             for record in PerfLogReader(path):
                 if record.event == Event.EVALUATED:
                     metrics = record.value_as(Evaluated).metrics
-                elif record.event == Event.REPLAYED and rank in reported_logs:
-                    steps += _steps(rank, record.value_as(Replayed), reported_logs[rank])
+                elif record.event == Event.REPLAYED and rank in logs:
+                    steps += _steps(rank, record.value_as(Replayed), read_train_log(logs[rank], rank).attempts)
         except (RunError, ValidationError) as error:
             problem = problem or f"{path.name}: {error}"
-    return Reevaluation(problem, metrics, _reported(reported_logs), tuple(steps))
+    lead = [attempt for rank, log in list(logs.items())[:1] for attempt in read_train_log(log, rank).attempts]
+    evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
+    return Reevaluation(problem, metrics, evaluations[-1].metrics if evaluations else {}, tuple(steps))
 
 
-def _steps(rank: int, replayed: Replayed, log: Path) -> list[ReplayedStep]:
+def _steps(rank: int, replayed: Replayed, attempts: Iterable[Attempt]) -> Iterator[ReplayedStep]:
     losses: dict[int, float] = {}
-    for attempt in read_train_log(log, rank).attempts:
-        position = 0
-        for end, length in zip(attempt.window_steps, attempt.window_lengths, strict=True):
-            numbers = range(int(end) - int(length) + 1, int(end) + 1)
-            losses.update(zip(numbers, attempt.losses[position : position + int(length)], strict=True))
-            position += int(length)
-    return [
-        ReplayedStep(rank, step, losses.get(step), loss)
-        for step, loss in enumerate(replayed.losses, start=replayed.first_step)
-    ]
-
-
-def _reported(logs: Mapping[int, Path]) -> Mapping[str, float | None]:
-    if not logs:
-        return {}
-    rank = min(logs)
-    found = [
-        evaluation for attempt in read_train_log(logs[rank], rank).attempts for _, evaluation in attempt.evaluations
-    ]
-    return found[-1].metrics if found else {}
+    for attempt in attempts:
+        losses.update(zip(attempt.loss_steps(), attempt.losses, strict=True))
+    for step, loss in enumerate(replayed.losses, start=replayed.first_step):
+        yield ReplayedStep(rank, step, losses.get(step), loss)
 
 
 def saved_checkpoints(round_dir: Path) -> dict[int, str]:
     """Return the checkpoints that rank 0 of a round reported: optimizer steps done -> name, in order."""
-    logs = {rank: path for node in node_dirs(round_dir) for rank, path in node.rank_logs()}
-    if not logs:
-        return {}
-    records = (record for record in PerfLogReader(logs[min(logs)]) if record.event == Event.CHECKPOINT)
-    return dict(sorted((int(record.value["global_steps"]), str(record.value["name"])) for record in records))
+    records = (record for log in list(_rank_logs(round_dir).values())[:1] for record in PerfLogReader(log))
+    values = (record.value for record in records if record.event == Event.CHECKPOINT)
+    return dict(sorted((int(value["global_steps"]), str(value["name"])) for value in values))
+
+
+def _rank_logs(round_dir: Path) -> dict[int, Path]:
+    """Return the log of each rank, in order."""
+    return dict(sorted(log for node in node_dirs(round_dir) for log in node.rank_logs()))

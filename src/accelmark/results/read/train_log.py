@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -10,7 +12,7 @@ from typing import final
 from pydantic import ValidationError
 
 from accelmark.spec.events import Compiled, Evaluation, Event, Finished, Inspected, Started, StepWindow
-from accelmark.spec.perflog import PerfLogReader, PerfLogRecord, ReadReport
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
 
 
 @final
@@ -48,6 +50,11 @@ class Attempt:
         end = self.last_ms if self.train_end_ms is None else self.train_end_ms
         return max(end - self.train_start_ms, 0.0)
 
+    def loss_steps(self) -> Iterator[int]:
+        """Yield the optimizer step (from 1) of each loss."""
+        for end, count in zip(self.window_steps, self.num_losses, strict=True):
+            yield from range(int(end) - int(count) + 1, int(end) + 1)
+
     @property
     def eval_s(self) -> float:
         """Seconds spent in evaluation."""
@@ -56,55 +63,71 @@ class Attempt:
 
 @final
 @dataclass(slots=True)
+class RankEnd:
+    """The parts of a rank's log that are not merged with those of other ranks."""
+
+    rank: int
+    started: Started | None = None
+    finished: Finished | None = None
+    inspected: Inspected | None = None
+    compiled: Compiled | None = None
+    warnings: list[str] = field(default_factory=list)
+    malformed: int = 0
+    """Malformed lines, and events whose value does not match the event's schema."""
+    malformed_lines: tuple[int, ...] = ()
+    truncated: bool = False
+    """The last line of its log is incomplete."""
+
+
+@final
+@dataclass(slots=True)
 class TrainLog:
     """The data of one rank that figures are computed from."""
 
-    rank: int
-    report: ReadReport
+    end: RankEnd
     attempts: list[Attempt] = field(default_factory=list)
     step_ms: array[float] = field(default_factory=lambda: array("f"))
     """Computation of each step of all attempts; single precision halves the memory of long runs."""
     compute_ms: float = 0.0
     """Sum over all steps."""
     data_wait_ms: float = 0.0
-    started: Started | None = None
-    finished: Finished | None = None
-    inspected: Inspected | None = None
-    compiled: Compiled | None = None
-    warnings: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    invalid: int = 0
-    """Events whose value does not match the event's schema."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the rank logged windows of steps."""
+        return any(attempt.window_steps for attempt in self.attempts)
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
     """Read one rank's log. Raises RunError when the file cannot be read; malformed lines are counted."""
     reader = PerfLogReader(path)
-    log = TrainLog(rank, reader.report)
+    end = RankEnd(rank)
+    log = TrainLog(end)
     for record in reader:
         if not log.attempts or (record.event == Event.INIT_START and _has_started(log)):
             begin = record.value.get("process_start_mono_ms", record.mono_ms)
             log.attempts.append(Attempt(float(begin), record.mono_ms))
-            log.finished = None
+            end.finished = None
         attempt = log.attempts[-1]
         attempt.last_ms = max(attempt.last_ms, record.mono_ms)
         try:
             _take(log, attempt, record)
         except (ValidationError, TypeError, ValueError):
-            log.invalid += 1
-    log.report = reader.report
+            end.malformed += 1
+    end.malformed += reader.report.malformed
+    end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
     return log
 
 
 def _has_started(log: TrainLog) -> bool:
     """Return whether the current attempt is past INIT_START, so that another INIT_START is a new process."""
-    return log.started is not None or log.finished is not None or log.attempts[-1].train_start_ms is not None
+    return bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None
 
 
 def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     match record.event:
         case Event.STEP_END:
-            _take_window(log, attempt, record)
+            _take_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
         case Event.EVALUATE:
             attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
         case Event.TRAIN_START:
@@ -112,31 +135,25 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
         case Event.TRAIN_END:
             attempt.train_end_ms = record.mono_ms
         case Event.INIT_END:
-            log.started = record.value_as(Started)
+            log.end.started = record.value_as(Started)
         case Event.FINISHED:
-            log.finished = record.value_as(Finished)
+            log.end.finished = record.value_as(Finished)
         case Event.INSPECTED:
-            log.inspected = record.value_as(Inspected)
+            log.end.inspected = record.value_as(Inspected)
         case Event.COMPILED:
-            log.compiled = record.value_as(Compiled)
+            log.end.compiled = record.value_as(Compiled)
         case Event.WARNING:
-            log.warnings.append(str(record.value.get("message", dict(record.value))))
-        case Event.ERROR:
-            log.errors.append(str(record.value.get("message", dict(record.value))))
-        case _:
-            pass
+            log.end.warnings.append(str(record.value.get("message", dict(record.value))))
 
 
-def _take_window(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
-    window = record.value_as(StepWindow)
+def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
-    nan = float("nan")
-    attempt.losses.extend([nan if loss is None else loss for loss in window.losses])
+    attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
     attempt.window_steps.append(window.global_steps)
     attempt.window_samples.append(window.num_trained_samples)
-    attempt.window_ms.append(record.mono_ms)
+    attempt.window_ms.append(mono_ms)
     attempt.window_wall_ms.append(window.wall_ms)
     attempt.window_lengths.append(window.num_steps or len(window.losses))
     attempt.num_losses.append(len(window.losses))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from accelmark.results.read.round_dir import ledger_states, node_dirs, read_job
-from accelmark.results.rounds.inference import infer_round
-from accelmark.results.rounds.training import train_round
 from accelmark.results.schema import JobState, RoundResult
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.spec.errors import RunError
-from accelmark.spec.work import InferJob, TrainingWork
+from accelmark.spec.job import InferJob, TrainingWork
 
 
 def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
@@ -31,8 +29,12 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
     nodes = node_dirs(round_dir)
     match job.work:
         case InferJob():
+            from accelmark.results.rounds.inference import infer_round
+
             return infer_round(job, job.work, nodes, ledger)
         case TrainingWork():
+            from accelmark.results.rounds.training import train_round
+
             return train_round(job, job.work, nodes, ledger)
     raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 

@@ -1,11 +1,13 @@
-"""Decide the state of a job from the exit records of its nodes, the coordinator's events and the ranks' logs."""
+"""Decide the state of a round from the exit records of its nodes, the coordinator's events and the ranks' logs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.schema import JobState
+from accelmark.results.rounds.hosts import is_busy
+from accelmark.results.schema import Finding, JobState, Mark
 from accelmark.spec.job import JobSpec, NodeExit
 
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
@@ -50,3 +52,24 @@ def _reason(node: NodeDir, node_exit: NodeExit, rank_error: str | None) -> str:
         if rank.state != "succeeded":
             return f"{node.host}, rank {rank.rank}: {rank.reason or rank.state}"
     return rank_error or f"{node.host}: the node's state is {node_exit.state}"
+
+
+def round_marks(
+    job: JobSpec,
+    state: JobState,
+    findings: Iterable[Finding],
+    *,
+    synthetic: bool,
+    partial_evaluation: bool,
+    resumed: bool = False,
+) -> tuple[Mark, ...]:
+    """Return the marks of a round that limit what its figures show."""
+    marks: dict[Mark, bool] = {
+        "open": job.open or any(setting.forced for setting in job.provenance.values()),
+        "synthetic": synthetic,
+        "partial": state != "succeeded",
+        "partial_evaluation": partial_evaluation,
+        "busy_machine": is_busy(findings),
+        "resumed": resumed,
+    }
+    return tuple(mark for mark, applies in marks.items() if applies)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from pydantic_core import from_json
 
-from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, loaded_from
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.manifest import MANIFEST_FILE, check_manifest, covered_files
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.spec.errors import RequestError, RunError
@@ -21,9 +21,8 @@ from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 SUFFIX: Final = ".accelmark.tar"
 _MAX_LISTED: Final = 5
 _MAX_FILES: Final = 100_000
-_MAX_FILE_BYTES: Final = 2**30
 _MAX_BYTES: Final = 16 * 2**30
-_MAGIC_AT: Final = 257
+_MAX_READ_BYTES: Final = 2**30
 
 
 def bundle_name(run_dir: Path) -> str:
@@ -94,42 +93,17 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
         RequestError: it is not a bundle, or an entry is not a plain file or has a path outside of the run.
     """
     try:
-        raw = bundle.read_bytes()
-        files = dict(_entries(bundle, raw))
-    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        raise RequestError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
-    names = {PurePosixPath(path).parts[0] for path in files}
-    if len(names) != 1:
-        raise RequestError(f"{bundle}: is not a bundle: it has {len(names)} top-level directories instead of one")
-    (name,) = names
-    for path, content in files.items():
-        target = into / path
+        raw, (run, places) = bundle.read_bytes(), _index(bundle)
+    except (OSError, RunError) as error:
+        raise RequestError(str(error)) from error
+    files = {name: raw[offset : offset + size] for name, (offset, size) in places.items()}
+    for name, content in files.items():
+        target = into / run / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    inner = {path.split("/", 1)[1]: content for path, content in files.items()}
-    inner.pop(MANIFEST_FILE, None)
-    problems = (
-        []
-        if pack(name, inner) == raw
-        else [f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"]
-    )
-    return into / name, problems
-
-
-def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
-    num_bytes = 0
-    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-        for number, entry in enumerate(archive):
-            path = PurePosixPath(entry.name)
-            if not entry.isfile():
-                raise RequestError(f"{bundle}: {entry.name!r} is not a plain file: refused")
-            if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
-                raise RequestError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
-            num_bytes += entry.size
-            if number >= _MAX_FILES or num_bytes > _MAX_BYTES:
-                raise RequestError(f"{bundle}: is larger than any run: refused")
-            content = archive.extractfile(entry)
-            yield path.as_posix(), content.read() if content is not None else b""
+    files.pop(MANIFEST_FILE, None)
+    edited = f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"
+    return into / run, [] if pack(run, files) == raw else [edited]
 
 
 def _secrets(run_dir: Path) -> list[bytes]:
@@ -153,12 +127,9 @@ def _without(content: bytes, secrets: list[bytes], hidden: SecretFinder) -> byte
 
 @final
 @dataclass(frozen=True, slots=True)
-class BundleFiles:
+class BundleFiles(RunFiles):
     """The files of a run in a bundle, read without unpacking it."""
 
-    path: Path
-    run: str
-    """Directory of the run in the bundle."""
     places: dict[str, tuple[int, int]]
     """Name, relative to the run -> (offset, bytes)."""
     sha256: dict[str, str]
@@ -184,12 +155,8 @@ class BundleFiles:
 def is_bundle(path: Path) -> bool:
     """Return whether a file is a tar archive with the manifest of one run."""
     try:
-        with path.open("rb") as file:
-            head = file.read(512)
-        if head[_MAGIC_AT : _MAGIC_AT + 5] != b"ustar":
-            return False
-        return any(len(parts) == 2 and parts[1] == MANIFEST_FILE for parts in map(_parts, _index(path)))
-    except (OSError, RunError):
+        return MANIFEST_FILE in _index(path)[1]
+    except RunError:
         return False
 
 
@@ -199,12 +166,7 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     Raises:
         RunError: it is not a bundle, is damaged, or a file that is read was edited.
     """
-    entries = _index(path)
-    names = {_parts(name)[0] for name in entries if _parts(name)}
-    if len(names) != 1:
-        raise RunError(f"{path}: is not a bundle: it has {len(names)} top-level directories instead of one")
-    (run,) = names
-    places = {name.removeprefix(f"{run}/"): place for name, place in entries.items()}
+    _, places = _index(path)
     if MANIFEST_FILE not in places:
         raise RunError(f"{path}: is not a bundle: it has no {MANIFEST_FILE}")
     try:
@@ -212,28 +174,41 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: {MANIFEST_FILE}: is not UTF-8: the bundle is damaged") from error
     sha256 = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return loaded_from(path, BundleFiles(path, run, places, sha256), curves=curves)
+    return loaded_from(path, BundleFiles(path, places, sha256), curves=curves)
 
 
-def _parts(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts
+def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Return the run's name, and offset and size of each file (relative to the run), without reading contents.
 
-
-def _index(path: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and size of each file of the archive, without reading contents."""
+    Raises:
+        RunError: it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too large.
+    """
+    runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}
+    num_bytes = 0
     try:
-        with tarfile.open(path, mode="r:") as archive:
+        with tarfile.open(bundle, mode="r:") as archive:
             for entry in archive:
-                if not entry.isfile() or entry.size > _MAX_FILE_BYTES or len(places) >= _MAX_FILES:
-                    raise RunError(f"{path}: {entry.name!r} is not an entry of a bundle")
-                places[entry.name] = entry.offset_data, entry.size
+                path = PurePosixPath(entry.name)
+                if not entry.isfile():
+                    raise RunError(f"{bundle}: {entry.name!r} is not a plain file: refused")
+                if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
+                    raise RunError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
+                num_bytes += entry.size
+                if len(places) >= _MAX_FILES or num_bytes > _MAX_BYTES:
+                    raise RunError(f"{bundle}: is larger than any run: refused")
+                runs.add(path.parts[0])
+                places["/".join(path.parts[1:])] = entry.offset_data, entry.size
     except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        raise RunError(f"{path}: is not a bundle of a run, or is damaged: {error}") from error
-    return places
+        raise RunError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
+    if len(runs) != 1:
+        raise RunError(f"{bundle}: is not a bundle: it has {len(runs)} top-level directories instead of one")
+    return runs.pop(), places
 
 
 def _slice(path: Path, offset: int, size: int) -> bytes:
+    if size > _MAX_READ_BYTES:
+        raise RunError(f"{path}: a file in it has {size:,} bytes, more than any result")
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -41,9 +41,9 @@ from accelmark.run.agent.task import (
 )  # fmt: skip
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.record.states import utc_now
-from accelmark.spec.catalog import load_framework, load_launch
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
 
 _ORPHAN_GRACE_S: Final = 1.0

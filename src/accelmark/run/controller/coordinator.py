@@ -21,17 +21,18 @@ from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, 
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
+from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.host import UnreachableError
-from accelmark.run.launchers.launcher import AgentHandle, Launcher
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import measure_run
 from accelmark.run.record.source import require_unchanged, source_record
 from accelmark.run.record.states import RunEventLog
-from accelmark.run.sandboxes.job_sandbox import require_images
-from accelmark.spec.catalog import find, load_vendor
+from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE, DataRecord
 

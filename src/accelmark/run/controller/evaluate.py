@@ -17,7 +17,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.work import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, TrainJob
 
 
 @final

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
-from accelmark.run.launchers.launcher import AgentHandle
+from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.job import NodeExit
 

@@ -13,11 +13,10 @@ from typing import Any, Final, Literal, final
 
 from pydantic import ValidationError
 
-from accelmark.spec.events import Evaluation, Event, StepWindow
+from accelmark.spec.events import Evaluation, Event, ForwardWindow, InferEvaluation, StepWindow
 from accelmark.spec.inference import InferStep
-from accelmark.spec.inference.events import ForwardWindow, InferEvaluation
+from accelmark.spec.job import TrainingWork, Work
 from accelmark.spec.perflog import PerfLogRecord, decode_line
-from accelmark.spec.work import TrainingWork, Work
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
