@@ -78,7 +78,7 @@ def results(
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
     elif output_format == "parquet":
-        from accelmark.results.compare.sql import write_parquet
+        from accelmark.results.compare.table import write_parquet
 
         if output is None:
             raise RequestError("--format parquet needs --output FILE")
@@ -129,7 +129,7 @@ def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 def _print_query(
     rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool
 ) -> None:
-    from accelmark.results.compare.sql import run_query
+    from accelmark.results.compare.table import run_query
 
     answer = run_query(rows, sql)
     if as_json:
@@ -318,8 +318,7 @@ def view(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
-    from accelmark.report.view.access import Access, is_loopback, read_or_create_token
-    from accelmark.report.view.app import listen, make_app, server_for
+    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
     from accelmark.report.view.index import RunIndex
 
     if token_file is None and not is_loopback(host):

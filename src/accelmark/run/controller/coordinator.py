@@ -293,7 +293,7 @@ class Coordinator:
         state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
         self._move(job, state, reason)
         try:
-            from accelmark.results.rounds.result import write_round
+            from accelmark.results.rounds.summary import write_round
 
             result = await asyncio.to_thread(write_round, self.directory.round_dir(job))
         except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record

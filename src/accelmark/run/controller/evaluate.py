@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import PREFIX, reevaluation_dir, saved_checkpoints
+from accelmark.results.read.round_dir import REEVALUATION_PREFIX, reevaluation_dir, saved_checkpoints
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import FetchData, write_job
 from accelmark.run.launchers import create_launcher
@@ -109,4 +109,4 @@ async def _run(
     await asyncio.gather(*(agent.start() for agent in agents))
     state, reason = classify_job(await asyncio.gather(*(agent.wait() for agent in agents)))
     num_steps = job.job.work.num_steps if isinstance(job.job.work, EvaluateJob) else 0
-    return RoundEvaluation(place.with_name(place.name.removeprefix(PREFIX)), state, reason, num_steps)
+    return RoundEvaluation(place.with_name(place.name.removeprefix(REEVALUATION_PREFIX)), state, reason, num_steps)
