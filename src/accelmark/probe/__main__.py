@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelmark.train.__main__ import end, main
+from accelmark.train.loop.rank import end_process, main
 
 if TYPE_CHECKING:
     from accelmark.spec.job import JobSpec
@@ -72,4 +72,4 @@ def _probe(job: JobSpec) -> None:
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:], _run))
+    end_process(main(sys.argv[1:], _run))
