@@ -27,7 +27,7 @@ from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Event, InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
-from accelmark.spec.inference import InferPrecision, InferStep, planned_steps
+from accelmark.spec.inference import InferPrecision, InferStep, why_skipped
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.settings import Scalar
 from accelmark.train.loop.cpu_wait import CpuWait
@@ -109,11 +109,11 @@ class SevenSteps:
 
         A step that fails ends the run: later steps are reported as skipped, except the summary.
         """
-        for planned in planned_steps(self.settings):
-            skipped = planned.skipped
-            if self.failure is not None and planned.step is not InferStep.SUMMARISE:
+        for step in InferStep:
+            skipped = why_skipped(step, self.settings)
+            if self.failure is not None and step is not InferStep.SUMMARISE:
                 skipped = f"step {self.failure.step} failed"
-            self._run_step(planned.step, skipped)
+            self._run_step(step, skipped)
         return self.results.finished or self.summary("error", "the summary failed; see the log of rank 0")
 
     def _run_step(self, step: InferStep, skipped: str | None) -> None:
