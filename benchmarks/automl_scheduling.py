@@ -141,7 +141,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
             if assignment is None:
                 break
             epoch_s = stretch * float(generator.choice(measured.epoch_s))
-            busy_s = assignment.epochs * epoch_s + stretch * measured.held_out_s
+            busy_s = assignment.epochs_planned * epoch_s + stretch * measured.held_out_s
             heapq.heappush(ends, (late + measured.gap_s + busy_s, assignment.trial, busy_s, assignment))
             outcome.rounds[assignment.round] = outcome.rounds.get(assignment.round, 0) + 1
         return late

@@ -9,14 +9,16 @@ from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.dataset import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
-from accelmark.automl.scoring.rules import Check
 from accelmark.automl.search.schedule import EarlyStop
+
+Check = tuple[bool, str, str, str]
+"""Whether a fact agrees with a rule, the rule's name, what is expected, and the fact."""
 
 _SLACK_S: Final = 0.5
 _REPORT_DELAY_S: Final = 15.0

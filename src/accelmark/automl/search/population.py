@@ -10,7 +10,7 @@ from pydantic import AliasChoices, ConfigDict, Field
 
 from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import Record
+from accelmark.spec.model import Spec
 
 IndividualStatus = Literal["pending", "observed", "lost"]
 
@@ -18,7 +18,7 @@ BEST_PARENTS: Final = 16
 LATEST_PARENTS: Final = 20
 
 
-class Individual(Record):
+class Individual(Spec):
     """A proposed network.
 
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the

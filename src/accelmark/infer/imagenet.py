@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from accelmark.cases.imagenet import MEAN, STD, ImageFolder
+from accelmark.frameworks.pytorch.tasks.images import MEAN, STD, ImageFolder
 from accelmark.infer.batches import LoaderBatches
-from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.case import Classification, InferBatch, InferBatches
 from accelmark.spec.errors import DataError
 
 
@@ -20,9 +19,7 @@ class _Validation(Dataset[tuple[Tensor, int]]):
     """Centre crops of ``val``, normalised."""
 
     def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
-        self.folder = folder
-        self.mean = mean
-        self.std = std
+        self.folder, self.mean, self.std = folder, mean, std
 
     def __len__(self) -> int:
         return len(self.folder)
@@ -32,11 +29,10 @@ class _Validation(Dataset[tuple[Tensor, int]]):
         return (sample["image"].float() - self.mean) / self.std, int(sample["label"])
 
 
-class ImageNetCase(InferCase):
+class ImageNetCase(Classification):
     """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
 
     input_names = ("image",)
-    output_names = ("logits",)
     mean: ClassVar[tuple[float, float, float]] = MEAN
     """Mean of each channel, for values from 0 to 1."""
     std: ClassVar[tuple[float, float, float]] = STD
@@ -48,35 +44,16 @@ class ImageNetCase(InferCase):
                 "ImageNet is not here: name a directory that holds imagenet/val/<synset>/*.JPEG (--data DIR), or "
                 "measure speed only with made-up data (--synthetic)"
             )
-        folder = ImageFolder(
-            self.data_dirs["imagenet"],
-            "val",
-            num_classes=self.number("num_classes"),
-            size=self.number("image_size"),
-            train=False,
-        )
-        images = _Validation(folder, *self.constants())
-        return LoaderBatches(images, self.settings.batch_size, self.settings.num_workers, _collate)
+        classes, side = self.number("num_classes"), self.number("image_size")
+        folder = ImageFolder(self.data_dirs["imagenet"], "val", num_classes=classes, size=side, train=False)
+        return LoaderBatches(_Validation(folder, *self.constants()), self.settings)
 
     def constants(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation for pixel values from 0 to 255, of shape (3, 1, 1)."""
         mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (self.mean, self.std))
         return mean, std
 
-    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count correct predictions."""
-        return {"right": float((outputs[0].argmax(1) == labels).sum()), "count": float(len(labels))}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return top-1 accuracy."""
-        return {"top1": sums["right"] / sums["count"]}
-
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random normalised images."""
         side = self.number("image_size")
         return InferBatch((torch.randn(size, 3, side, side),), None)
-
-
-def _collate(samples: list[Any]) -> InferBatch:
-    images, labels = zip(*samples, strict=True)
-    return InferBatch((torch.stack(images),), torch.tensor(labels))

@@ -1,16 +1,22 @@
-"""A BERT encoder (Devlin et al. 2018, arXiv:1810.04805) with the parameter names of published checkpoints."""
+"""Classification of text, and a BERT encoder (Devlin et al. 2018, arXiv:1810.04805) for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.spec.errors import DataError
 
 
@@ -45,49 +51,25 @@ class Output(nn.Module):
         return result
 
 
-class Projections(nn.Module):
-    """Projections to queries, keys and values."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
-
-    def forward(self, x: Tensor, heads: int) -> tuple[Tensor, ...]:
-        """Return queries, keys and values of shape (batch, heads, length, width)."""
-        batch, length, _ = x.shape
-        parts = (self.query, self.key, self.value)
-        return tuple(part(x).view(batch, length, heads, -1).transpose(1, 2) for part in parts)
-
-
 class Attention(nn.Module):
     """Self-attention over non-padding tokens."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.heads, self.dropout = config.num_heads, config.dropout
-        self.self = Projections(config.hidden_size)
-        self.output = Output(config.hidden_size, config)
+        hidden, self.heads, self.dropout = config.hidden_size, config.num_heads, config.dropout
+        self.self = nn.ModuleDict({name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")})
+        self.output = Output(hidden, config)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the attended states."""
-        query, key, value = self.self(x, self.heads)
+        batch, length, _ = x.shape
+        query, key, value = (
+            project(x).view(batch, length, self.heads, -1).transpose(1, 2) for project in self.self.values()
+        )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         attended: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape), x)
         return attended
-
-
-class Dense(nn.Module):
-    """A linear layer with the parameter name of checkpoints."""
-
-    def __init__(self, size_in: int, size_out: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(size_in, size_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the projection."""
-        projected: Tensor = self.dense(x)
-        return projected
 
 
 class EncoderLayer(nn.Module):
@@ -96,13 +78,13 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention = Attention(config)
-        self.intermediate = Dense(config.hidden_size, config.intermediate_size)
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
         self.output = Output(config.intermediate_size, config)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the layer's output; ``mask`` broadcasts to (batch, heads, length, length)."""
         x = self.attention(x, mask)
-        fed: Tensor = self.output(F.gelu(self.intermediate(x)), x)
+        fed: Tensor = self.output(F.gelu(self.intermediate["dense"](x)), x)
         return fed
 
 
@@ -125,26 +107,19 @@ class Embeddings(nn.Module):
         return F.dropout(self.LayerNorm(summed), self.dropout, self.training)
 
 
-class Layers(nn.Module):
-    """The layers with the parameter names of checkpoints."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
-
-
 class Encoder(nn.Module):
-    """Embeddings and layers: tokens and a padding mask to hidden states."""
+    """Tokens and a padding mask to hidden states; parameters have the names of published checkpoints."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.embeddings = Embeddings(config)
-        self.encoder = Layers(config)
+        layers = (EncoderLayer(config) for _ in range(config.num_layers))
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return hidden states of shape (batch, length, hidden); ``mask`` is false on padding."""
         x: Tensor = self.embeddings(tokens)
-        for layer in self.encoder.layer:
+        for layer in self.encoder["layer"].children():
             x = layer(x, mask[:, None, None, :])
         return x
 
@@ -160,3 +135,41 @@ class Encoder(nn.Module):
             self.load_state_dict(state)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise DataError(f"{path}: are not this encoder's weights: {str(error).splitlines()[0]}") from error
+
+
+def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of hidden states over non-padding tokens, of shape (batch, hidden)."""
+    weight = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1)
+
+
+def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (0 on padding), int64 of shape (texts, length)."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length)
+    encoded: list[Any] = tokenizer.encode_batch(texts)
+    return torch.tensor([one.ids for one in encoded]), torch.tensor([one.attention_mask for one in encoded])
+
+
+class TextClassification(Classification):
+    """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings."""
+
+    inputs = ("tokens", "mask")
+    block_class = "EncoderLayer"
+    num_classes: int
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Dimensions of the encoder."""
+        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
+        return EncoderConfig(**{name: self.number(name) for name in names})
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens without padding."""
+        random, length = generator_for(self.place.seed), self.number("seq_length")
+        return {
+            "tokens": torch.randint(1, self.number("vocab_size"), (size, length), generator=random),
+            "mask": torch.ones(size, length, dtype=torch.bool),
+            "label": torch.randint(0, self.num_classes, (size,), generator=random),
+        }

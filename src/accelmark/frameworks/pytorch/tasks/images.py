@@ -1,4 +1,4 @@
-"""Read the ImageNet layout, ``train/<synset>/*`` and ``val/<synset>/*``, without torchvision."""
+"""Classification of images, and the ImageNet layout ``train/<synset>/*``, ``val/<synset>/*`` (without torchvision)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.spec.errors import DataError
 
 MEAN: Final = (0.485, 0.456, 0.406)
@@ -22,6 +25,34 @@ _SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
 _TRIES: Final = 10
+
+
+class ImageClassification(Classification):
+    """Classification of images as bytes; the size and number of classes are the settings of these names."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return 3, self.number("image_size"), self.number("image_size")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.number("num_classes")
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random images and labels."""
+        random = generator_for(self.place.seed)
+        return {
+            "image": torch.randint(0, 256, (size, *self.image_shape), generator=random, dtype=torch.uint8),
+            "label": torch.randint(0, self.num_classes, (size,), generator=random),
+        }
+
+
+def flip(images: Tensor, random: torch.Generator) -> Tensor:
+    """Flip half of the images of a batch horizontally."""
+    chosen = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
+    return torch.where(chosen.to(images.device), images.flip(3), images)
 
 
 @final
@@ -58,17 +89,22 @@ class ImageFolder:
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, uint8 of shape (3, size, size), and ``label``."""
         path, label = self._files[index]
-        try:
-            with Image.open(path) as file:
-                image = file.convert("RGB")
-        except OSError as error:
-            raise DataError(f"{path}: is not a readable image: {error}") from error
+        image = read_image(path)
         box = _random_box(image.size, random) if self._train else centre_box(image.size)
         image = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
         if self._train and _uniform(random, 0.0, 1.0) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         return {"image": pixels, "label": torch.tensor(label)}
+
+
+def read_image(path: Path) -> Image.Image:
+    """Return an image file in RGB; raises DataError where it is not readable."""
+    try:
+        with Image.open(path) as file:
+            return file.convert("RGB")
+    except OSError as error:
+        raise DataError(f"{path}: is not a readable image: {error}") from error
 
 
 def _random_box(size: tuple[int, int], random: torch.Generator) -> tuple[float, float, float, float]:
