@@ -91,10 +91,10 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
     """Return the time in seconds of searched proposals with full memory, and of a random morph."""
     from accelmark.automl.model.seeds import resnet50
     from accelmark.automl.search.population import Individual, Population
-    from accelmark.automl.search.searchers import BayesianSearch, RandomSearch
+    from accelmark.automl.search.searchers import BayesianSearch, Searcher
 
     seed = Individual(id=0, network=resnet50(), status="observed", value=0.5)
-    population, draw = Population(0, [seed]), RandomSearch()
+    population, draw = Population(0, [seed]), Searcher()
     values = np.random.default_rng(0)
 
     def observe(one: Individual) -> None:

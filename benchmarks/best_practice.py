@@ -27,7 +27,7 @@ import torch
 from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
-from accelmark.results.read.train_log import Attempt, read_train_log
+from accelmark.results.read.rank_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case, load_vendor

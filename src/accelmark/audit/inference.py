@@ -54,8 +54,7 @@ def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     for name in ("unit", "metric", "tolerance", "reference"):
         expected, actual = getattr(case, name), getattr(infer, name)
         if expected != actual:
-            what = f"{name} was changed from {expected} to {actual}"
-            yield finding("error", "target", f"{name} of case.yaml", what)
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed from {expected} to {actual}")
     changed = [
         f"{name} is {infer.parameters.get(name)} instead of {value}"
         for name, value in case.parameters.items()
@@ -145,8 +144,7 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
     rate, least_s = entry.figure(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
     if rate and entry.result.num_samples / rate < least_s:
         expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase the setting repeat"
-        actual = f"inference took {entry.result.num_samples / rate:.1f} s"
-        yield finding("warning", "enough-duration", expected, actual)
+        yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
 
 
 @for_each(_engines)

@@ -7,7 +7,7 @@ from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.read.reevaluation import Reevaluation
+from accelmark.results.read.round_dir import Reevaluation
 from accelmark.results.schema import finding
 from accelmark.spec.events import Started
 

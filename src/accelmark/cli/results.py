@@ -87,8 +87,7 @@ def _write(
 ) -> None:
     """Print or write rows, or the answer of a query on them."""
     from accelmark.report.tables import markdown, plain_markdown
-    from accelmark.results.compare.sql import run_query, write_parquet
-    from accelmark.results.compare.table import COLUMNS, to_csv
+    from accelmark.results.compare.table import COLUMNS, run_query, to_csv, write_parquet
 
     answer = run_query(rows, sql) if sql is not None else None
     if as_json:
@@ -313,8 +312,7 @@ def view(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
-    from accelmark.report.view.access import Access, is_loopback, read_or_create_token
-    from accelmark.report.view.app import listen, make_app, server_for
+    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
     from accelmark.report.view.index import RunIndex
 
     if token_file is None and not is_loopback(host):

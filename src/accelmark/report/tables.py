@@ -135,8 +135,7 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
     """Replace the text between the markers of a README by the results of ``model``.
 
-    Raises:
-        RunError: the file cannot be read or has no markers.
+    Raises RunError if the file cannot be read or has no markers.
     """
     try:
         text = readme.read_text(encoding="utf-8")

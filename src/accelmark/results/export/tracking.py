@@ -9,10 +9,9 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
@@ -24,9 +23,7 @@ from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundContents:
+class RoundContents(NamedTuple):
     """One round as flat parameters, figures, curves and tags."""
 
     name: str
@@ -74,9 +71,8 @@ def _unix(text: str) -> float:
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each.
 
-    Raises:
-        RequestError: TensorBoard is not installed, or the directory already has the round.
-        RunError: a file cannot be written.
+    Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
+    cannot be written.
     """
     require("the TensorBoard export", "tensorboard")
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -135,16 +131,9 @@ _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "a
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run; return their ids.
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids.
 
-    Args:
-        run: the run.
-        tracking_uri: of MLflow's server or store (``http://…``, ``file:…``).
-        experiment: name of the experiment; created if it does not exist.
-
-    Raises:
-        RequestError: MLflow is not installed.
-        RunError: the server or store fails.
+    Raises RequestError if MLflow is not installed; RunError if the server or store fails.
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
@@ -165,9 +154,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 def _check_server(tracking_uri: str) -> None:
     """Check that a server answers, since MLflow itself retries silently for minutes.
 
-    Raises:
-        RunError: the server does not answer.
-        RequestError: the URI is invalid.
+    Raises RunError if the server does not answer; RequestError if the URI is invalid.
     """
     try:
         split = urlsplit(tracking_uri)
@@ -208,8 +195,7 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
-    succeeded = contents.tags["accelmark.state"] == "succeeded"
-    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
 
 

@@ -49,8 +49,7 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         return Integral(None, None, "nothing was measured")
     total = 0.0
     for begin, end in spans:
-        inside = (times > begin) & (times < end)
-        grid = np.concatenate(([begin], times[inside], [end]))
+        grid = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
         if gap := _gap(times, begin, end, gap_s):
             return Integral(None, None, gap)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
@@ -181,8 +180,7 @@ def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral,
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
             continue  # another device's reading includes its power
-        times = samples.times(columns)
-        power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
+        power, counter = (_series(samples.times(columns), columns.get(name, ())) for name in ("power_w", "energy_j"))
         if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
         used, notes = _energy_of(samples, spans, power, counter, f"device {index}")

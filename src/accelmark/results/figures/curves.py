@@ -57,8 +57,7 @@ def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_ste
     """Return units per second of each window; the first window after a restart is computed from its steps."""
     trained = np.diff(timeline.window_samples, prepend=0.0)
     by_steps = timeline.window_lengths * samples_per_step
-    restarted = (trained <= 0) | (trained > by_steps)
-    units = np.where(restarted, by_steps, trained) * units_per_sample
+    units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(timeline.window_wall_s > 0, units / timeline.window_wall_s, np.nan)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.train_log import Attempt, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation, Inspected
 
 Floats = NDArray[np.floating[Any]]
@@ -110,8 +110,7 @@ class _Losses:
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     """Merge the logs of all ranks, given as (global rank, path); None where no log has an event.
 
-    Raises:
-        RunError: a log cannot be read.
+    Raises RunError if a log cannot be read.
     """
     lead: TrainLog | None = None
     ends: list[RankEnd] = []

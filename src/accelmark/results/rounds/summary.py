@@ -1,4 +1,7 @@
-"""Summarise a run: group its rounds by key, audit each case, and write summary and manifest."""
+"""Compute the results of rounds from the files that their processes wrote, and summarise a run.
+
+A summary groups rounds by key and has the audit of each case.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.read.round_dir import ledger_states, read_json
-from accelmark.results.rounds.result import write_round
+from accelmark.results.read.round_dir import ledger_states, node_dirs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
 from accelmark.results.store.manifest import write_manifest
 from accelmark.spec.errors import RunError
+from accelmark.spec.job import InferJob, TrainingWork
 from accelmark.spec.key import CaseKey
 
 _OPTIONS: Final = "engine_options."
@@ -32,16 +35,39 @@ Arguments: the run's directory, the rounds (directory relative to the run -> res
 """
 
 
+def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round, whether it succeeded, failed, was lost or is incomplete.
+
+    ``state`` and ``reason`` are those that the coordinator recorded, by default as in the run's ``events.jsonl``.
+    Raises RunError if ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
+    """
+    job = read_job(round_dir)
+    name = f"{round_dir.parent.name}/{round_dir.name}"
+    ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
+    nodes = node_dirs(round_dir)
+    match job.work:
+        case InferJob():
+            from accelmark.results.rounds.inference import infer_round
+
+            return infer_round(job, job.work, nodes, ledger)
+        case TrainingWork():
+            from accelmark.results.rounds.training import train_round
+
+            return train_round(job, job.work, nodes, ledger)
+    raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
+
+
+def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round and write its ``result.json``; arguments as for :func:`round_result`."""
+    result = round_result(round_dir, state=state, reason=reason)
+    write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
+    return result
+
+
 def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
-    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files.
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them.
 
-    Args:
-        run_dir: the run.
-        audit: returns the verdict on a case.
-        recompute: recompute every round from events and telemetry instead of reading its ``result.json``.
-
-    Raises:
-        RunError: ``run_dir`` has no rounds, or a file cannot be written.
+    Raises RunError if ``run_dir`` has no rounds, or a file cannot be written.
     """
 
     def result_of(round_dir: Path) -> RoundResult:
@@ -60,8 +86,7 @@ def gather(
 ) -> tuple[Summary, dict[str, RoundResult]]:
     """Return the summary of a run, and its rounds by directory; writes nothing itself.
 
-    Raises:
-        RunError: ``run_dir`` has no rounds.
+    Raises RunError if ``run_dir`` has no rounds.
     """
     plan = read_json(run_dir / "plan.json")
     planned = _planned(plan)
