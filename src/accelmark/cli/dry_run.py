@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from accelmark.plan import Plan, PlannedJob
+from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.coordinator import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged

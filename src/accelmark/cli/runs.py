@@ -16,7 +16,8 @@ from typer import Argument, Option
 from accelmark.cli import options
 
 if TYPE_CHECKING:
-    from accelmark.plan import Detected, Plan
+    from accelmark.plan.plan import Plan
+    from accelmark.plan.request import Detected
     from accelmark.run.controller.coordinator import RunOutcome
     from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.runfile import RunSpec
@@ -171,7 +172,7 @@ def plan_request(
     Raises:
         AccelmarkError: the request is wrong; it lists all problems.
     """
-    from accelmark.plan import build_plan
+    from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
 
     cluster = _cluster(request.cluster, base)
@@ -207,8 +208,8 @@ def _setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, An
 
 def detect_devices(vendor: str | None) -> Detected:
     """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
-    from accelmark.plan import Detected
     from accelmark.plan.adaptation import host_capabilities
+    from accelmark.plan.request import Detected
     from accelmark.run.controller.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.detect import default_vendor, detect
