@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.clock import HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.clock import HostClock, HostLosses
 from accelmark.spec.catalog import folders, load_case, load_vendor
 from accelmark.spec.events import Started
 from accelmark.spec.job import FolderRef, JobSpec

@@ -45,7 +45,7 @@ def _probe(job: JobSpec, rank: int, node_dir: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
+    from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import PRECISIONS, probe_copies, probe_matmul, probe_memory
     from accelmark.spec.plugins.framework import RankPlace

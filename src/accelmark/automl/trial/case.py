@@ -19,8 +19,8 @@ from accelmark.automl.records import WeightMode
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
 from accelmark.automl.workers.messages import TrialListener, TrialOrder
 from accelmark.datasets.images import Images
-from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+from accelmark.frameworks.pytorch.data.batches import Shares
 
 _CALIBRATION_IMAGES: Final = 256
 

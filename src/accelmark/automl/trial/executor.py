@@ -22,8 +22,7 @@ from accelmark.automl.trial.module import load_weights
 from accelmark.automl.trial.reports import TrialReports
 from accelmark.automl.workers.messages import TrainedWeights, TrialEnd, TrialListener, TrialOrder, TrialResult
 from accelmark.datasets.images import ArrayImages
-from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.in_process import InProcess
+from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Event, Started
 from accelmark.spec.job import FolderRef, JobSpec

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.cases.bert._masking import MaskedWindows
-from accelmark.frameworks.pytorch.batches import IndexedBatches
 from accelmark.frameworks.pytorch.case import Batches
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches
 from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.spec.errors import DataError

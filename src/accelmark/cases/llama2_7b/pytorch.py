@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches
 from accelmark.frameworks.pytorch.case import Batch, Batches
-from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
-from accelmark.frameworks.pytorch.initialize import initialize_normal
-from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken, NextTokens
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches
+from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
+from accelmark.frameworks.pytorch.model.initialize import initialize_normal
+from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.train.formulas import attention_flops, dense_flops
 
@@ -105,7 +105,7 @@ class Case(NextToken):
     def _batches(self, split: str, size: int, *, train: bool) -> Batches:
         length = self.number("seq_length")
         shards = TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.number("vocab_size"))
-        return IndexedBatches(NextTokens(shards), size, self.place, self.settings.loader, train=train)
+        return IndexedBatches(shards, size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:
         """Return windows of ``train`` in a new order each epoch."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
-from accelmark.frameworks.pytorch.batches import TensorBatches
 from accelmark.frameworks.pytorch.case import Batches
+from accelmark.frameworks.pytorch.data.batches import TensorBatches
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.spec.errors import DataError
 from accelmark.train.formulas import attention_flops, dense_flops

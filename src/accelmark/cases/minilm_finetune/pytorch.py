@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
 from accelmark.cases.minilm_finetune._passages import KINDS, Passage, read_passages, split_passages
-from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.data.batches import TensorBatches, generator_for
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import attention_flops, dense_flops

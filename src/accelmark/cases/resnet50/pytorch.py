@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from accelmark.cases.imagenet import MEAN, STD, ImageFolder
-from accelmark.frameworks.pytorch.batches import IndexedBatches, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches, generator_for
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import Conv, conv_flops, dense_flops

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import read_split
 from accelmark.cases.resnet_mini._model import STEM_KERNEL, STEM_STRIDE, ResNetMini
-from accelmark.frameworks.pytorch.batches import Augment, TensorBatches, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.frameworks.pytorch.data.batches import Augment, TensorBatches, generator_for
 from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.train.formulas import Conv, conv_flops, dense_flops
 

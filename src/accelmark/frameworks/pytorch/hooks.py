@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.sharding import shard
+from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.sharding import shard
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
@@ -28,9 +29,6 @@ ALLOWED_HOOKS: Final = (
 )
 
 AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-Autocast = Callable[[], AbstractContextManager[Any]]
-"""Returns the context manager of a forward pass."""
 
 
 @final

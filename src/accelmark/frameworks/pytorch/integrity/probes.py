@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.identity import meta_copy
+from accelmark.frameworks.pytorch.data.feed import on_meta
 from accelmark.frameworks.pytorch.integrity.equivalence import tensors_in
-from accelmark.frameworks.pytorch.synthetic import on_meta
+from accelmark.frameworks.pytorch.model.identity import meta_copy
 
 _SIZES: Final = (2, 3)
 _DECADES: Final = 6

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
+from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
 
 IGNORED: Final = -100
 """Label of a position that is not predicted."""
-
-
-@final
-class NextTokens:
-    """Windows of ``length + 1`` tokens, each starting at the last token of the one before."""
-
-    def __init__(self, shards: TokenShards) -> None:
-        self._shards = shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens`` of shape (length + 1,); ``random`` is not used."""
-        return {"tokens": self._shards.window(index)}
 
 
 class NextToken(TrainCase):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelmark.frameworks.pytorch.hooks import Autocast
+Autocast = Callable[[], AbstractContextManager[Any]]
+"""Returns the context manager of a forward pass."""
 
 _ORDER: Final = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,

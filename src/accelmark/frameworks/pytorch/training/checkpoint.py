@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.hooks import Training
-from accelmark.frameworks.pytorch.seeds import random_state, restore_random_state
+from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
 from accelmark.spec.errors import RunError
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.contract import Progress
