@@ -12,7 +12,7 @@ def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def test_batches_are_grouped_by_step_and_leftovers_dropped() -> None:
-    steps = list(steps_of(batches(7), 3, lambda batch: batch))
+    steps = list(steps_of(batches(7), 3))
     assert [[int(batch["x"]) for batch in step] for step in steps] == [[0, 1, 2], [3, 4, 5]]
 
 

@@ -192,7 +192,8 @@ class _Planner:
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else [])) if chip is not None else ()
+        sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.launcher.is_localhost and self.vendor.name == self.detected.vendor:
             return Capabilities({**self.detected.capabilities, **sources})
         if not self.vendor.capabilities:

@@ -329,6 +329,8 @@ def _environment(result: RoundResult) -> Iterable[tuple[str, str]]:
     yield "Vendor hooks", "; ".join(f"{hook} ({where})" for hook, where in hooks.items()) or "none"
     if compiled := result.environment.compiled:
         yield "Compiled", f"{compiled['graphs']} graphs, {compiled['graph_breaks']} graph breaks"
+    if kernels := started.get("attention_kernels"):
+        yield "Attention kernel", ", ".join(kernels)
     libraries = started.get("library_versions") or {}
     if libraries:
         yield "Libraries", ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))

@@ -12,7 +12,7 @@ from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.records import ProbeItem
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
 class BaseWork(Spec):
@@ -27,7 +27,7 @@ class BaseWork(Spec):
     """Minimum number of rounds of a valid result."""
 
     @property
-    def precision(self) -> InferPrecision:
+    def precision(self) -> Precision | InferPrecision:
         """Requested precision of matrix products."""
         return "fp32"
 
@@ -51,7 +51,7 @@ class TrainingWork(BaseWork):
     settings: TrainSettings
 
     @property
-    def precision(self) -> InferPrecision:
+    def precision(self) -> Precision:
         """Requested precision of matrix products."""
         return self.settings.precision
 
@@ -96,7 +96,7 @@ class EvaluateJob(BaseWork):
     """Optimizer steps to replay from ``checkpoint``."""
 
     @property
-    def precision(self) -> InferPrecision:
+    def precision(self) -> Precision:
         """Precision of matrix products."""
         return self.train.precision
 

@@ -55,7 +55,14 @@ class Case(Classification):
 
     def _batches(self, split: str, size: int, *, train: bool) -> Batches:
         classes, side = self.number("num_classes"), self.number("image_size")
-        folder = ImageFolder(self.data_dirs["imagenet"], split, num_classes=classes, size=side, train=train)
+        folder = ImageFolder(
+            self.data_dirs["imagenet"],
+            split,
+            num_classes=classes,
+            size=side,
+            train=train,
+            draft=bool(self.settings.model["jpeg_draft"]),
+        )
         return IndexedBatches(folder, size, self.place, self.settings.loader, train=train)
 
     def train_batches(self) -> Batches:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase, case_class
-from accelmark.frameworks.pytorch.data.feed import Ahead, SyntheticBatches, mover, pinned, steps_of
+from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.extern import hook_records, load_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks, Training
 from accelmark.frameworks.pytorch.integrity.inspection import Inspection, runs_vendor_code
@@ -30,12 +30,12 @@ from accelmark.frameworks.pytorch.integrity.reference_model import (
     optimizer_facts,
     unwrapped,
 )
-from accelmark.frameworks.pytorch.model.attention import with_attention
+from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import count_flops, num_parameters
 from accelmark.frameworks.pytorch.model.sharding import build_without_weights
 from accelmark.frameworks.pytorch.optimizers import needs_length
-from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
+from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints, local
 from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.platform import (
@@ -93,7 +93,8 @@ class PyTorchBackend:
         self._phase = "initialisation"
         self._inspection: Inspection | None = None
         self._probes = Probes(reason="no code of a vendor's runs")
-        self._feed: Ahead[Batch] | None = None
+        self._feed: Ahead[tuple[Batch, torch.Event]] | None = None
+        self._copies: CopyStream | None = None
         self._eval_batches: Batches | None = None
         self._compilation: Compilation | None = None
         self.world_size = ranks.world_size
@@ -138,8 +139,10 @@ class PyTorchBackend:
         model = self._build_model(case, hooks)
         reference = ReferenceModel.of(case, model, is_changed=seen is not None)
         self.flops_per_sample_formula = case.flops_per_sample()
+        attention = AttentionCalls()
         if ranks.rank == 0:
-            self.flops_per_sample, uncounted = count_flops(case, model)
+            with attention:
+                self.flops_per_sample, uncounted = count_flops(case, model)
             if uncounted is not None:
                 log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
         if seen is not None:
@@ -172,6 +175,7 @@ class PyTorchBackend:
             train_samples=self._batches.num_samples,
             eval_samples=self._eval_batches.num_samples if self._eval_batches is not None else None,
             compute_type=compute_type(left, training.autocast, device),
+            attention_kernels=chosen_kernels(attention.found, device, training.autocast),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions=library_versions(),
@@ -259,12 +263,18 @@ class PyTorchBackend:
             pass  # an earlier process trained them
         self._close_feed()
         self._probes.close_step()
-        if self._device.type != "cpu" and not settings.loader.synthetic:
-            pin = settings.loader.pin_memory is not False
-            batches = self._feed = Ahead(map(pinned, batches) if pin else batches, settings.loader.prefetch)
+        move = mover(self._device, channels_last=settings.channels_last)
+        if self._device.type == "cpu" or settings.loader.synthetic:
+            batches = map(move, batches)
+        else:
+            if settings.loader.pin_memory is not False:
+                batches = map(pinned, batches)
+            if self._copies is None:
+                self._copies = CopyStream(self._device)
+            self._feed = Ahead(self._copies.send(batches, move), settings.loader.prefetch)
+            batches = self._copies.receive(self._feed)
         self._checkpoints.restore_random()
-        steps = steps_of(batches, accumulation, mover(self._device, channels_last=settings.channels_last))
-        return self._probes.over(steps)
+        return self._probes.over(steps_of(batches, accumulation))
 
     def _close_feed(self) -> None:
         if self._feed is not None:
@@ -372,10 +382,5 @@ class PyTorchBackend:
 @torch.no_grad()
 def _distance(parameters: list[nn.Parameter], before: list[torch.Tensor]) -> float:
     """Return the Euclidean distance of parameters from earlier values; only of this rank's shards where sharded."""
-    pairs = ((_local(now), _local(old)) for now, old in zip(parameters, before, strict=True))
+    pairs = ((local(now), local(old)) for now, old in zip(parameters, before, strict=True))
     return math.sqrt(sum(float((now - old).double().square().sum()) for now, old in pairs))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    shard: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
-    return tensor.detach() if shard is None else shard().detach()

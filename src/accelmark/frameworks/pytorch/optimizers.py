@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -173,5 +174,22 @@ class Lamb(torch.optim.Optimizer):
         weights = torch.stack(torch._foreach_norm(params))
         norms = torch.stack(torch._foreach_norm(updates))
         ratios = torch.where((weights > 0) & (norms > 0), weights / norms, torch.ones_like(weights))
-        torch._foreach_mul_(updates, ratios.unbind())
+        torch._foreach_mul_(updates, _spread(ratios, updates))
         torch._foreach_add_(params, updates, alpha=-float(group["lr"]))
+
+
+def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each ratio as a tensor of the shape of its parameter.
+
+    Multiplying by tensors of no dimension would take a kernel for each parameter; those of sharded ones are kept.
+    """
+    if any(hasattr(each, "device_mesh") for each in tensors):
+        return list(ratios.unbind())
+    sizes = tuple(each.numel() for each in tensors)
+    spread = ratios.repeat_interleave(_repeats(sizes, ratios.device), output_size=sum(sizes))
+    return [part.view_as(each) for part, each in zip(torch.split(spread, list(sizes)), tensors, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _repeats(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(sizes, device=device)

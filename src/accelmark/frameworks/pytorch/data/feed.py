@@ -40,11 +40,36 @@ def pinned(batch: Batch) -> Batch:
     return {name: tensor if tensor.device.type != "cpu" else tensor.pin_memory() for name, tensor in batch.items()}
 
 
-def steps_of(batches: Iterator[Batch], accumulation: int, move: Callable[[Batch], Batch]) -> Iterator[list[Batch]]:
-    """Group moved batches by optimizer step; an incomplete last group is dropped."""
+@final
+class CopyStream:
+    """A stream on which batches are made and copied to a device while it computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.Stream(device)
+
+    def send(self, batches: Iterator[Batch], move: Callable[[Batch], Batch]) -> Iterator[tuple[Batch, torch.Event]]:
+        """Yield moved batches, each with the event of its arrival; runs in a thread of its own."""
+        # A data set on the device may still be on its way there.
+        self._stream.wait_stream(torch.accelerator.current_stream(self._stream.device))
+        with self._stream:
+            for batch in batches:
+                yield move(batch), self._stream.record_event()
+
+    def receive(self, sent: Iterator[tuple[Batch, torch.Event]]) -> Iterator[Batch]:
+        """Yield batches that the device may use: its current stream waits for their arrival."""
+        for batch, arrived in sent:
+            current = torch.accelerator.current_stream(self._stream.device)
+            current.wait_event(arrived)
+            for tensor in batch.values():
+                tensor.record_stream(current)
+            yield batch
+
+
+def steps_of(batches: Iterator[Batch], accumulation: int) -> Iterator[list[Batch]]:
+    """Group batches by optimizer step; an incomplete last group is dropped."""
     group: list[Batch] = []
     for batch in batches:
-        group.append(move(batch))
+        group.append(batch)
         if len(group) == accumulation:
             yield group
             group = []

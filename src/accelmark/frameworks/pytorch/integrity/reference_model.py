@@ -15,6 +15,7 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.integrity.equivalence import difference, outputs_of
 from accelmark.frameworks.pytorch.model.attention import Autocast
 from accelmark.frameworks.pytorch.model.blocks import has_foreign_forward
+from accelmark.frameworks.pytorch.model.fp8 import FP8, Fp8Linear
 from accelmark.frameworks.pytorch.model.identity import num_parameters, structure_hash, text_hash, weights_hash
 
 _NUM_SHOWN: Final = 20
@@ -107,12 +108,12 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Opti
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
-    """Return the type of the matrix work in a forward pass by its PyTorch name (``bfloat16``)."""
+    """Return the types of the matrix work in a forward pass by their PyTorch names (``bfloat16``), joined by ``+``."""
+    types = {FP8} if any(isinstance(module, Fp8Linear) for module in model.modules()) else set()
     with autocast():
-        if torch.is_autocast_enabled(device.type):
-            return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
-    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
-    return "+".join(types)
+        is_autocast = torch.is_autocast_enabled(device.type)
+        types |= {torch.get_autocast_dtype(device.type)} if is_autocast else {each.dtype for each in model.parameters()}
+    return "+".join(sorted(str(each).removeprefix("torch.") for each in types))
 
 
 def module_hash(model: nn.Module) -> str:
@@ -133,8 +134,8 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def _description(module: nn.Module) -> str:
-    # FSDP2 gives each module that it shards its own class, with a prefix.
-    name = type(module).__name__
+    # FSDP2 gives each module that it shards its own class, with a prefix; the precision fp8 gives linear layers theirs.
+    name = nn.Linear.__name__ if type(module) is Fp8Linear else type(module).__name__
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
     text = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")
