@@ -1,4 +1,4 @@
-"""Linear layers in FP8: their numbers, and what ranks and the audit see of them. Its speed needs a device that has FP8."""
+"""Linear layers in FP8: their numbers, and what ranks and the audit see of them. Their speed needs a GPU."""
 
 from __future__ import annotations
 
