@@ -17,7 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.morphs import random_morph
+from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_network
 from accelmark.automl.trial.module import GraphModule
@@ -45,7 +45,7 @@ def row(seed: str, number: int) -> dict[str, Any]:
     generator = np.random.default_rng([number, len(seed)])
     network, morphs = seed_network(seed), []
     for _ in range(STEPS):
-        morph, network = random_morph(network, generator)
+        morph, network = MorphChoices(network).draw(generator)
         morphs.append(str(morph))
     forward, backward = measured(network)
     ours, theirs = count(network, "accelmark"), count(network, "aiperf-v1")

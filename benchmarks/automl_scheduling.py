@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.automl.search.schedule import Assignment, Schedule, Scheduler
+from accelmark.automl.config import ScheduleConfig
+from accelmark.automl.search.schedule import Assignment, Scheduler
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -89,22 +90,27 @@ def measured_from(run: Path) -> Measured:
 def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
     """Return the time in seconds of searched proposals with full memory, and of a random morph."""
     from accelmark.automl.model.seeds import resnet50
-    from accelmark.automl.search.population import Population
-    from accelmark.automl.search.searchers import make_searcher
+    from accelmark.automl.search.population import Individual, Population
+    from accelmark.automl.search.searchers import BayesianSearch, Searcher
 
-    population, draw = Population.started(resnet50(), 0), make_searcher("random")
+    seed = Individual(id=0, network=resnet50(), status="observed", value=0.5)
+    population, draw = Population(0, [seed]), Searcher()
     values = np.random.default_rng(0)
-    population.set(0, "observed", 0.5)
+
+    def observe(one: Individual) -> None:
+        value = float(values.uniform(0.5, 0.8))
+        population.individuals[one.id] = one.model_copy(update={"status": "observed", "value": value})
+
     began = time.monotonic()
     for _ in range(observed):
-        population.set(draw.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
+        observe(draw.propose(population))
     hurried_s = (time.monotonic() - began) / observed
-    searcher = make_searcher("bayesian")
+    searcher = BayesianSearch()
     searcher.propose(population)  # fills the table of distances, which a real search fills gradually
     searched: list[float] = []
     for _ in range(repeats):
         began = time.monotonic()
-        population.set(searcher.propose(population).id, "observed", float(values.uniform(0.5, 0.8)))
+        observe(searcher.propose(population))
         searched.append(time.monotonic() - began)
     return tuple(searched), hurried_s
 
@@ -112,7 +118,7 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
 def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, seed: int) -> Outcome:
     """Run the scheduler for ``hours`` of a simulated clock."""
     generator = np.random.default_rng([seed, workers])
-    scheduler = Scheduler(Schedule(concurrency=workers, max_s=hours * 3600))
+    scheduler = Scheduler(ScheduleConfig(concurrency=workers, max_duration=hours * 3600))
     outcome = Outcome(workers)
     ends: list[tuple[float, int, float, Assignment]] = []
     now, offered = 0.0, 0
@@ -135,7 +141,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
             if assignment is None:
                 break
             epoch_s = stretch * float(generator.choice(measured.epoch_s))
-            busy_s = assignment.epochs * epoch_s + stretch * measured.held_out_s
+            busy_s = assignment.epochs_planned * epoch_s + stretch * measured.held_out_s
             heapq.heappush(ends, (late + measured.gap_s + busy_s, assignment.trial, busy_s, assignment))
             outcome.rounds[assignment.round] = outcome.rounds.get(assignment.round, 0) + 1
         return late

@@ -26,20 +26,25 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
+from accelmark.automl.config import (
+    AutomlConfig,
+    DatasetConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SearchName,
+    TrainingConfig,
+)
 from accelmark.automl.controller.controller import SearchController
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import Proposed, read_journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import Proposed, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
-from accelmark.automl.scoring.score import scoreboard
+from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.search.schedule import Scheduler
-from accelmark.automl.search.searchers import SearchName
-from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.datasets.images import read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
+from tests.automl.threads import ThreadPool
 
 NAME: Final = "automl_search_quality"
 METHODS: Final[tuple[SearchName, ...]] = ("bayesian", "random", "evolution", "none")
@@ -121,7 +126,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
         workers = ThreadPool(config.dataset, network, 1)
 
         def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
-            board = scoreboard(state)
+            board = Scoreboard(state)
             if method != "none" and board.operations_until(board.ended_s) >= budget:
                 scheduler.asked_to_stop = True
 
@@ -129,7 +134,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
         state = run.state()
         drawn = [event.searcher for event in read_journal(run.path) if isinstance(event, Proposed)]
     within = _within(state, budget)
-    board = scoreboard(state)
+    board = Scoreboard(state)
     at = max((board.trials[trial].ended_s or 0.0 for trial in within), default=0.0)
     best = board.best_trial_at(at)
     return {
@@ -151,7 +156,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
 
 def _within(state: SearchState, budget: int) -> list[int]:
     """Return the trials that ended within the budget; a trial beyond it would give its method more work."""
-    board = scoreboard(state)
+    board = Scoreboard(state)
     spent: dict[int, int] = {}
     for epoch in board.epochs:
         spent[epoch.trial] = spent.get(epoch.trial, 0) + board.trials[epoch.trial].cost.operations(epoch)
@@ -166,7 +171,7 @@ def _within(state: SearchState, budget: int) -> list[int]:
 
 def _curve(state: SearchState, within: list[int]) -> list[list[float]]:
     """Return (operations spent, held-out error) at the end of each trial."""
-    board = scoreboard(state)
+    board = Scoreboard(state)
     ends = [board.trials[trial].ended_s or 0.0 for trial in within]
     points = [(board.operations_until(end), board.held_out_error_at(end)) for end in ends]
     return [[operations, error] for operations, error in points if error is not None]

@@ -16,9 +16,8 @@ from typing import Final
 import torch
 
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.spec.catalog import folder_module
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainJob
+from accelmark.spec.job import JobSpec, TrainJob
+from accelmark.spec.plugins.catalog import folder_module
 
 _DTYPES: Final = {"bf16": torch.bfloat16}
 

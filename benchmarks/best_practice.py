@@ -24,12 +24,12 @@ from typing import Any, Final
 
 import torch
 
-from accelmark.plan.build import Detected, build_plan
+from accelmark.plan import Detected, build_plan
 from accelmark.plan.plan import Plan
-from accelmark.results.read.train_log import Attempt, read_train_log
+from accelmark.results.read.rank_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
-from accelmark.spec.catalog import load_case, load_vendor
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.plugins.catalog import load_case, load_vendor
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.telemetry.host.sysinfo import cpu_model
 

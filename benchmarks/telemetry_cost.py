@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from accelmark.results.read.telemetry import read_samples
-from accelmark.spec.catalog import find
+from accelmark.spec.plugins.catalog import find
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.detect import default_vendor, detect
 from accelmark.telemetry.host.sampler import HostSampler

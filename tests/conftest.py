@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.spec.catalog import PLUGINS_VARIABLE
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests share their cores with one another: a thread that spins while it waits for another takes the core of the other.

@@ -134,7 +134,7 @@ def program(module: str, *arguments: str) -> Measure:
 
 def jax_mini(session: Session, name: str) -> dict[str, Any]:
     """Carry out resnet_mini in JAX."""
-    from accelmark.spec.catalog import find
+    from accelmark.spec.plugins.catalog import find
 
     if importlib.util.find_spec("jax") is None:
         raise LeftOutError("jax is not installed here")

@@ -9,13 +9,13 @@ import pytest
 
 from accelmark.automl.config import DatasetConfig, TrainingConfig
 from accelmark.automl.dataset import open_dataset
+from accelmark.automl.messages import TrialOrder
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, Layer, MaxPool, ReLU, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.records import Hyperparameters
-from accelmark.automl.trial.executor import RankContext, TorchExecutor
+from accelmark.automl.trial.executor import RankContext, run_trial
 from accelmark.automl.trial.ranks import RankGroup
-from accelmark.automl.workers.messages import TrialOrder
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 from tests.automl.test_trial import Notes
 
@@ -94,7 +94,7 @@ def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_ba
     together, alone = Notes(), Notes()
     shared, trained = group.run(given, None, together)
     data = open_dataset(dataset, plain_network())
-    single, expected = TorchExecutor(data, RankContext("cpu", threads=1)).run(given, None, alone)
+    single, expected = run_trial(data, RankContext("cpu", threads=1), given, None, alone)
     assert (shared.status, shared.ranks, single.status, single.ranks) == ("finished", 2, "finished", 1)
     assert trained is not None
     assert expected is not None

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accelmark.automl.config import ScheduleConfig
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.search.schedule import EarlyStop, Schedule, Scheduler
+from accelmark.automl.search.schedule import EarlyStop, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 
 ENDS: list[TrialStatus] = ["finished", "finished", "crashed", "lost", "stalled", "out-of-memory"]
 
 
-def simulated(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int, float]:
+def simulated(schedule: ScheduleConfig, seed: int) -> tuple[Scheduler, list[int], int, float]:
     """Run a schedule to its end with trials of random length and fate; return also the starts and the peak."""
     generator = np.random.default_rng(seed)
     scheduler, now, peak = Scheduler(schedule), 0.0, 0
@@ -34,7 +35,7 @@ def simulated(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int,
                 assert not scheduler.ended(trial, "cut", now)
             continue
         trial = min(scheduler.running, key=lambda one: ends[one])
-        bound = schedule.max_s if schedule.max_s is not None else float("inf")
+        bound = schedule.max_duration if schedule.max_duration is not None else float("inf")
         if ends[trial] >= bound:
             now = bound
             continue
@@ -48,7 +49,7 @@ def simulated(schedule: Schedule, seed: int) -> tuple[Scheduler, list[int], int,
 def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
     concurrency: int, trials: int, attempts: int, seed: int
 ) -> None:
-    schedule = Schedule(concurrency=concurrency, max_trials=trials, max_attempts=attempts)
+    schedule = ScheduleConfig(concurrency=concurrency, max_trials=trials, max_attempts=attempts)
     scheduler, starts, peak, _ = simulated(schedule, seed)
     assert set(starts) == set(range(trials))
     assert peak == min(concurrency, trials)
@@ -59,21 +60,21 @@ def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.floats(0.5, 60), st.integers(0, 10_000))
 def test_no_trial_starts_after_the_time_is_up_and_all_end_then(concurrency: int, max_s: float, seed: int) -> None:
-    scheduler, _, _, now = simulated(Schedule(concurrency=concurrency, max_s=max_s), seed)
+    scheduler, _, _, now = simulated(ScheduleConfig(concurrency=concurrency, max_duration=max_s), seed)
     assert now == max_s
     assert not scheduler.running
     assert scheduler.stop_reason(now) == "time"
 
 
 def test_epochs_and_tuning_follow_the_round_to_the_end() -> None:
-    schedule = Schedule(concurrency=3)
+    schedule = ScheduleConfig(concurrency=3, max_trials=99)
     assert [schedule.epochs_of(trial) for trial in range(15)] == [15] * 3 + [30] * 3 + [45] * 3 + [60] * 6
     assert [schedule.tunes(trial) for trial in range(12)] == [False] * 9 + [True] * 3
-    assert not any(Schedule(concurrency=1, tuning_round=None).tunes(trial) for trial in range(30))
+    assert not any(ScheduleConfig(concurrency=1, max_trials=99, tuning_round=None).tunes(trial) for trial in range(30))
 
 
 def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
-    scheduler = Scheduler(Schedule(concurrency=1, max_trials=1, max_attempts=2))
+    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=2))
     scheduler.offer(0)
     first = scheduler.start(0.0)
     assert first is not None
@@ -87,7 +88,7 @@ def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
 
 
 def test_a_trial_that_diverged_is_skipped() -> None:
-    scheduler = Scheduler(Schedule(concurrency=1, max_trials=1, max_attempts=5))
+    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=5))
     scheduler.offer(0)
     assert scheduler.start(0.0) is not None
     assert not scheduler.ended(0, "diverged", 1.0)
@@ -95,20 +96,19 @@ def test_a_trial_that_diverged_is_skipped() -> None:
 
 
 def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
-    scheduler = Scheduler(Schedule(concurrency=16, max_trials=17))
+    scheduler = Scheduler(ScheduleConfig(concurrency=16, max_trials=17))
     assert scheduler.wanted() == 17
     for number in range(17):
         scheduler.offer(number)
     for _ in range(16):
         scheduler.start(0.0)
     assert scheduler.wanted() == 0
-    unbounded = Scheduler(Schedule(concurrency=16))
+    unbounded = Scheduler(ScheduleConfig(concurrency=16, max_duration=99.0))
     assert unbounded.wanted() == 18
-    assert unbounded.wanted(in_preparation=5) == 13
 
 
 def test_a_requested_stop_ends_the_run() -> None:
-    scheduler = Scheduler(Schedule(concurrency=1))
+    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=99))
     scheduler.offer(0)
     scheduler.start(0.0)
     scheduler.asked_to_stop = True

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig
+from accelmark.automl.controller.journal import SearchState, SessionBegan
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
-from accelmark.automl.scoring.rules import PRESETS, Facts, preset
-from accelmark.automl.scoring.score import Scoreboard, regulated, time_used
-from accelmark.automl.scoring.summary import apply_rules
-from accelmark.spec.errors import RequestError
+from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation
+from accelmark.automl.scoring.summary import PRESETS, verdict
+from accelmark.results.rounds.search import SearchVerdict
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
@@ -58,11 +61,23 @@ def epoch(number: int, begun_s: float, ended_s: float, accuracy: float | None, *
     return EpochRecord.model_validate(fields | changes)
 
 
+def state(trials: list[TrialRecord], epochs: list[EpochRecord], workers: int = 2) -> SearchState:
+    session = SessionBegan(
+        at="2026-11-21T00:00:00+00:00",
+        clock_s=0.0,
+        host="h",
+        pid=1,
+        experiment="e",
+        dataset_fingerprint="f",
+        workers=workers,
+    )
+    return SearchState({(one.trial, one.attempt): one for one in trials}, epochs, sessions=[session])
+
+
 FULL = 30 * 100 + 5 * 20 + 100 * 2
-BOARD = Scoreboard(
-    trials={0: trial(0, 100.0, 120.0, 0.7), 1: trial(1, 105.0, 141.0, 0.6)},
-    epochs=(epoch(0, 100.0, 110.0, 0.6), epoch(0, 110.0, 120.0, 0.8), epoch(1, 120.0, 140.0, 0.9)),
-)
+TRIALS = [trial(0, 100.0, 120.0, 0.7), trial(1, 105.0, 141.0, 0.6)]
+EPOCHS = [epoch(0, 100.0, 110.0, 0.6), epoch(0, 110.0, 120.0, 0.8), epoch(1, 120.0, 140.0, 0.9)]
+BOARD = Scoreboard(state(TRIALS, EPOCHS))
 
 
 def test_the_score_is_operations_over_the_time_from_first_start_to_last_epoch() -> None:
@@ -78,7 +93,7 @@ def test_an_epoch_under_way_counts_by_its_share() -> None:
 
 def test_a_part_of_an_epoch_counts_the_images_really_processed() -> None:
     part = epoch(0, 0.0, 5.0, None, trained_images=7, evaluated_images=0, steps=1, complete=False)
-    board = Scoreboard({0: trial(0, 0.0, 5.0)}, (part,))
+    board = Scoreboard(state([trial(0, 0.0, 5.0)], [part]))
     assert board.final().operations == 30 * 7 + 100
 
 
@@ -101,54 +116,70 @@ def test_without_an_error_there_is_no_regulated_score() -> None:
 
 def test_the_series_is_sampled_and_ends_with_the_final_figures() -> None:
     points = BOARD.series(15.0)
-    assert [point.time_s for point in points] == [115.0, 130.0, 140.0]
+    assert [point.time_h * 3600 for point in points] == pytest.approx([15.0, 30.0, 40.0])
     assert points[-1] == BOARD.final()
-    assert Scoreboard({}, ()).series() == ()
+    assert Scoreboard(SearchState()).series(15.0) == ()
 
 
 def test_idle_time_is_without_training_and_evaluation() -> None:
-    used = time_used(BOARD.trials.values(), BOARD.epochs, workers=2, until_s=141.0)
+    used = utilisation(state(TRIALS, EPOCHS))
     assert used.available_s == pytest.approx(82)
     assert used.idle_share == pytest.approx(1 - 42 / 82)
-    assert time_used([], [], workers=2, until_s=0).idle_share is None
-    assert time_used(BOARD.trials.values(), [], workers=2, until_s=1.0).idle_share is None, "no epoch has ended yet"
+    assert utilisation(SearchState()).idle_share is None
+    running = [trial(0, 100.0, None), trial(1, 105.0, None)]
+    assert utilisation(state(running, [])).idle_share is None, "no epoch has ended yet"
 
 
-GOOD = Facts(
-    duration_s=3600,
-    precisions=frozenset({"bf16"}),
-    held_out_accuracy=0.71,
-    search_accuracy=0.75,
-    dataset="imagenet",
-    pretrained=False,
-    finished_trials=3,
-    interruptions=1,
-)
+def judged(
+    rules: str = "aiperf-v1",
+    *,
+    duration_s: float = 3600.0,
+    precisions: tuple[str, ...] = ("bf16",),
+    held_out: float | None = 0.71,
+    search: float | None = 0.75,
+    dataset: str = "imagenet",
+    pretrained: bool = False,
+    finished: bool = True,
+    **changes: object,
+) -> SearchVerdict:
+    """The verdict on a search that was resumed once, with a trial for each precision."""
+    status = "finished" if finished else "cut"
+    trials = [
+        trial(number, 0.0, duration_s, held_out).model_copy(update={"status": status, "precision": name})
+        for number, name in enumerate(precisions or (None,))
+    ]
+    recorded = state(trials, [epoch(0, 0.0, duration_s, search)])
+    session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
+    config = AutomlConfig(
+        rules=rules,
+        schedule=ScheduleConfig(max_trials=3),
+        search=SearchConfig(initial_weights=Path("weights.npz") if pretrained else None),
+        dataset=DatasetConfig.model_validate(changes),
+    )
+    return verdict(config, replace(recorded, sessions=[session, session]))
 
 
 def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
-    judged = apply_rules(preset("aiperf-v1"), GOOD)
-    assert (judged.verdict, judged.reasons) == ("VALID", ())
-    text = " ".join(judged.disclosures)
+    good = judged()
+    assert (good.verdict, good.reasons) == ("VALID", ())
+    text = " ".join(good.disclosures)
     assert "random weights" in text
     assert "0.2500" in text
     assert "interrupted" in text
 
 
 def test_every_violated_rule_is_a_reason() -> None:
-    facts = Facts(
+    bad = judged(
         duration_s=3599,
-        precisions=frozenset({"fp8", "fp32", "odd"}),
-        held_out_accuracy=0.70,
-        search_accuracy=0.99,
+        precisions=("fp8", "fp32", "odd"),
+        held_out=0.70,
+        search=0.99,
         dataset="fashion-mnist",
         pretrained=True,
-        finished_trials=0,
-        interruptions=0,
+        finished=False,
     )
-    judged = apply_rules(preset("aiperf-v1"), facts)
-    assert judged.verdict == "INVALID"
-    text = "\n".join(judged.reasons)
+    assert bad.verdict == "INVALID"
+    text = "\n".join(bad.reasons)
     for message in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
         assert message in text
     assert "fp32" not in text
@@ -158,47 +189,37 @@ def test_every_violated_rule_is_a_reason() -> None:
     ("broken", "kept", "message"),
     [
         ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
-        ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
-        ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
-        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "held-out accuracy above 0.70"),
-        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy is 0.6000"),
+        ({"precisions": ("fp8",)}, {"precisions": ("fp16",)}, "at least 16 bits"),
+        ({"precisions": ("bf16", "int8")}, {"precisions": ("bf16", "tf32")}, "int8"),
+        ({"held_out": 0.70}, {"held_out": 0.7001}, "held-out accuracy above 0.70"),
+        ({"held_out": 0.60, "search": 0.9}, {"search": 0.6}, "held-out accuracy is 0.6000"),
         ({"dataset": "a part of imagenet (5 training and 2 held-out images)"}, {}, "a part of imagenet"),
-        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "expected: data set imagenet"),
-        ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
+        ({"limit": 10}, {"pretrained": True}, "'imagenet (a part of it)' (expected: data set imagenet"),
+        ({"finished": False}, {"finished": True}, "no trial finished"),
     ],
 )
 def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
     broken: dict[str, Any], kept: dict[str, Any], message: str
 ) -> None:
-    reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=broken)).reasons
+    reasons = judged(**broken).reasons
     assert len(reasons) == 1
     assert message in reasons[0]
-    assert apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=kept)).verdict == "VALID"
+    assert judged(**kept).verdict == "VALID"
 
 
 def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
-    changes = {"duration_s": 1.0, "held_out_accuracy": 0.1, "dataset": "arrays", "pretrained": True}
-    little = GOOD.model_copy(update=changes)
-    assert apply_rules(preset("smoke"), little).verdict == "VALID"
-    assert apply_rules(preset("smoke"), little.model_copy(update={"finished_trials": 0})).verdict == "INVALID"
-    assert (
-        apply_rules(preset("smoke"), little.model_copy(update={"precisions": frozenset({"fp8"})})).verdict == "INVALID"
-    )
+    little: dict[str, Any] = {"duration_s": 1.0, "held_out": 0.1, "dataset": "arrays", "pretrained": True}
+    assert judged("smoke", **little).verdict == "VALID"
+    assert judged("smoke", **little, finished=False).verdict == "INVALID"
+    assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
     assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
 
 
 def test_a_pretrained_start_is_disclosed() -> None:
-    pretrained = GOOD.model_copy(update={"pretrained": True})
-    assert "pretrained weights" in " ".join(apply_rules(preset("aiperf-v1"), pretrained).disclosures)
+    assert "pretrained weights" in " ".join(judged(pretrained=True).disclosures)
 
 
 def test_an_unmeasured_figure_is_not_valid() -> None:
-    unmeasured: dict[str, Any] = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
-    reasons = apply_rules(preset("aiperf-v1"), GOOD.model_copy(update=unmeasured)).reasons
+    reasons = judged(precisions=(), held_out=None, search=None).reasons
     assert "no precision was recorded" in " ".join(reasons)
     assert "no held-out accuracy was measured" in " ".join(reasons)
-
-
-def test_unknown_rules_come_with_the_nearest_name() -> None:
-    with pytest.raises(RequestError, match="did you mean 'smoke'"):
-        preset("smok")

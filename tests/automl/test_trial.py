@@ -7,20 +7,20 @@ import pytest
 
 from accelmark.automl.config import TrainingConfig
 from accelmark.automl.dataset import Dataset, open_dataset
+from accelmark.automl.messages import TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.layers import Convolution
-from accelmark.automl.model.morphs import random_morph
+from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters
-from accelmark.automl.trial.executor import RankContext, TorchExecutor, trial_settings
-from accelmark.automl.workers.messages import TrialOrder, TrialResult
+from accelmark.automl.trial.executor import RankContext, run_trial, trial_settings
 from accelmark.spec.errors import DataError
 from tests.automl.images import tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
 
 
-class Notes:
+class Notes(TrialListener):
     """A listener that writes down what it hears and ends the trial after so many images."""
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -63,7 +63,7 @@ def run(
     data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
-    result, trained = TorchExecutor(data, RankContext("cpu", threads=1)).run(given, weights, notes)
+    result, trained = run_trial(data, RankContext("cpu", threads=1), given, weights, notes)
     return result, trained, notes
 
 
@@ -112,7 +112,7 @@ def test_early_stop_ends_a_trial_as_finished(data: Dataset) -> None:
 
 def test_carried_weights_start_a_child_where_its_parent_ended(data: Dataset) -> None:
     _, trained, parent = run(data, order(epochs=5))
-    morph, child = random_morph(tiny_network(), np.random.default_rng(1), kinds=["deepen"])
+    morph, child = MorphChoices(tiny_network()).draw(np.random.default_rng(1), ["deepen"])
     frozen = Hyperparameters(batch_size=32, learning_rate=1e-9)
     given = order(frozen, network=child, parent_network=tiny_network(), morphs=(morph,), epochs=1)
     result, _, notes = run(data, given, trained)

@@ -9,11 +9,10 @@ from typing import Any
 
 from accelmark.datasets import dataset_specs, ensure
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.catalog import load_case
-from accelmark.spec.events import Event
+from accelmark.spec.events import Event, InferFinished, StageEnd
 from accelmark.spec.inference import InferSettings
-from accelmark.spec.inference.events import InferFinished, StageEnd
-from accelmark.spec.work import InferJob
+from accelmark.spec.job import InferJob
+from accelmark.spec.plugins.catalog import load_case
 from tests.cases.job_head import job_on_cpu
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.catalog import find, load_case
 from accelmark.spec.job import JobSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import find, load_case
 
 
 def job_on_cpu(name: str, data_dirs: Mapping[str, Path], checkpoint_dir: Path, **side: Any) -> JobSpec:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelmark.spec.catalog import load_case
 from accelmark.spec.events import Event
+from accelmark.spec.job import TrainJob
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.perflog import PERFLOG_PREFIX
-from accelmark.spec.work import TrainJob
+from accelmark.spec.plugins.catalog import load_case
 from tests.cases.job_head import job_on_cpu
 
 SRC = Path(__file__).parents[2] / "src"

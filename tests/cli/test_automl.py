@@ -105,7 +105,7 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
         ({"dataset": {"name": "imagenet", "directory": "."}, "network": "resnet50"}, r"train: a split is missing"),
         ({"schedule": {"concurrency": 4096, "max_trials": 1}, "search": {"method": "genetic"}}, r"search.method"),
         ({"tuning": {"storage": "nowhere://x", "study": "a b"}}, r"tuning.study"),
-        ({"rules": "aiperf"}, r"did you mean 'aiperf-v1'"),
+        ({"rules": "aiperf"}, r"'aiperf-v1' or 'smoke', found 'aiperf'"),
         ({"training": {"batch_size": 257}}, r"training.batch_size: a batch of 257 is larger than .* 256 images"),
         ({"tuning": {"batch_size": [64, 512]}}, r"tuning.batch_size: a batch of 512 is larger than .* 256 images"),
         (

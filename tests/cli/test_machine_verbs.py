@@ -13,14 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from accelmark.cli.doctor import doctor, report
 from accelmark.cli.execute import Overrides, plan_request
-from accelmark.cli.monitor import monitor
-from accelmark.cli.vendors import vendors
+from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
 from accelmark.results.read.telemetry import read_samples
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status
@@ -147,7 +145,7 @@ def test_doctor_tells_what_would_run_and_why_not() -> None:
     assert support["pytorch on cpu (cpu)"]["works"]
     assert "probe" in support["MFU on cpu"]["why"]
     assert seen["machine"]["cpu"]["model"]
-    text = "\n".join(report(look_around()))
+    text = "\n".join(inventory_lines(look_around()))
     for heading in ("Devices", "Frameworks", "Engines", "What can run"):
         assert heading in text
 

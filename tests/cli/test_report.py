@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.report import report
+from accelmark.cli.finished_run import report
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RequestError, RunError
 from tests.made_run import Made, make_run

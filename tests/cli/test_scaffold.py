@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.cli.conformance import Check, allowed_hooks, case_checks, required_methods, trial, vendor_checks
+from accelmark.cli.folders import new_folder
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS
-from accelmark.spec.catalog import PLUGINS_VARIABLE, load_case
 from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.plugins.scaffold import new_folder
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path
     checks = vendor_checks("acme2")
     assert not any("replaces nothing" in check.what for check in checks)
     told = missing(checks)
-    assert "unknown setting log_every_step did you mean 'log_every_steps'?" in told
-    assert "optimizer.name is immutable" in told
+    assert "log_every_step: unknown setting did you mean 'log_every_steps'?" in told
+    assert "optimizer.name: is not mutable" in told
     assert "csrc cannot be built" in told
     assert "'metrics', which is not a hook" in told
     assert "no README.md" in told

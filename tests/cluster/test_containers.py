@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from accelmark.datasets import dataset_specs, ensure
-from accelmark.spec.catalog import load_case
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import ADAPTED, served, write_adaptation, write_index
 from tests.cluster.conftest import done, drive, status_of, stepping

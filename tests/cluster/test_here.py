@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.sandboxes.job_sandbox import job_sandbox
-from accelmark.run.sandboxes.sandbox import ModuleCommand
+from accelmark.run.sandboxes.sandbox import ModuleCommand, job_sandbox
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, podman_environment
 from tests.cluster.conftest import done, drive, status_of, stepping
@@ -116,7 +115,7 @@ def test_a_container_is_privileged_only_where_the_cluster_file_asks_for_it(recip
     inside = ModuleCommand("accelmark.run.agent", (), "box", {})
     for privileged in (False, True):
         plan = fakes_here("podman", privileged=privileged)
-        sandbox = job_sandbox(plan, job, PurePosixPath("/code"), recipe.parents[1]).sandbox
+        sandbox = job_sandbox(plan, job, PurePosixPath("/code"), recipe.parents[1])
         assert ("--privileged" in sandbox.command("python3", inside)) is privileged
 
 

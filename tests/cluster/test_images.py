@@ -11,9 +11,9 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.sandboxes.image import recipe_for
-from accelmark.spec.catalog import folders
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, status_of
 from tests.cluster.skeleton import mounts, write_rootfs

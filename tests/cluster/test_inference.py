@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from accelmark.datasets import dataset_specs, ensure
-from accelmark.spec.catalog import load_case
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import status_of
 from tests.cluster.skeleton import write_rootfs

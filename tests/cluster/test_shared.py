@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.host import HostError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh import stream
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.datasets import cache_directory, ensure, fingerprint, locate
-from accelmark.datasets.cache import cached_path
+from accelmark.datasets.ensure import cached_path
 from accelmark.spec.errors import DataError
 from tests.datasets.conftest import CONTENT, Reports, Web, collect_in, dataset, leftovers, sha256, write
 
@@ -20,8 +20,9 @@ IN_A_PROCESS = textwrap.dedent("""
     import signal, sys
     from pathlib import Path
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on an ignored one
-    from accelmark.datasets import ensure, load_dataset_specs
-    print(ensure(load_dataset_specs(Path(sys.argv[1]))[0]))
+    from accelmark.datasets import dataset_specs, ensure
+    from accelmark.spec.model import read_yaml
+    print(ensure(dataset_specs(read_yaml(Path(sys.argv[1]))["data"], "case.yaml")[0]))
 """)
 
 

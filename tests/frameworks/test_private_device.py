@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import accelmark
-from accelmark.spec.catalog import PLUGINS_VARIABLE
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
 
 DEVICE = Path(__file__).with_name("device")

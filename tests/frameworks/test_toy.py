@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import accelmark
-from accelmark.spec.catalog import PLUGINS_VARIABLE, find, look_again
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
 
 TOY = Path(__file__).with_name("toy")
 SOURCE = Path(accelmark.__file__).parents[1]

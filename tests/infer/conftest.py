@@ -13,14 +13,13 @@ import pytest
 
 from accelmark.infer.setup import build_case
 from accelmark.infer.steps import SevenSteps
-from accelmark.spec.events import Event
+from accelmark.spec.events import Event, InferFinished
 from accelmark.spec.inference import InferSettings, InferStep
-from accelmark.spec.inference.events import InferFinished
-from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import PERFLOG_PREFIX
-from accelmark.spec.work import InferJob
+from accelmark.spec.plugins.catalog import FolderRef
 
 TINY = Path(__file__).parent / "tiny"
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.plan.cluster import is_localhost
 from accelmark.plan.request import DataDirs
-from accelmark.spec.catalog import load_vendor
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, SpecError
+from accelmark.spec.job import TrainJob
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.launcher import is_localhost
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.work import TrainJob
 
 
 def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:

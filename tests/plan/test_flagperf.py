@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from accelmark.compat.flagperf import Converted, convert
-from accelmark.run.sandboxes.container import ContainerSandbox
-from accelmark.run.sandboxes.sandbox import ModuleCommand
-from accelmark.spec.catalog import load_vendor
+from accelmark.run.sandboxes.image import ImageRecipe
+from accelmark.run.sandboxes.sandbox import ContainerSandbox, ModuleCommand
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.runfile import RunSpec
 
 CLUSTER = """
@@ -185,7 +185,8 @@ def engine_command(converted: Converted) -> list[str]:
     cluster = ClusterSpec.model_validate(converted.cluster)
     assert cluster.container is not None
     assert cluster.vendor is not None
-    sandbox = ContainerSandbox(cluster.container, load_vendor(cluster.vendor), "image", PurePosixPath("/code"))
+    image = ImageRecipe("image", [], [])
+    sandbox = ContainerSandbox(cluster.container, load_vendor(cluster.vendor), image, PurePosixPath("/code"))
     return sandbox.command(
         "python3", ModuleCommand(name="n", module="m", arguments=(), environment={}, writable=(), readable=())
     )

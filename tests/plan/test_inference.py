@@ -9,9 +9,9 @@ import pytest
 from accelmark.plan import Detected, Plan, build_plan
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
+from accelmark.spec.job import InferJob
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.work import InferJob
 
 _INFER = """
 infer:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.plan.layering import Capabilities, host_capabilities, vendor_layers
-from accelmark.spec.catalog import find, load_case, load_vendor
+from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import find, load_case, load_vendor
 from accelmark.spec.plugins.vendor import CapabilityFile
 
 KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.read.round_dir import NodeDir
-from accelmark.spec.inference.events import InferFinished
+from accelmark.results.rounds.hosts import contention_findings, is_busy
+from accelmark.spec.events import InferFinished
 from accelmark.spec.job import NodeExit
 from accelmark.train.loop.cpu_wait import CpuWait
 

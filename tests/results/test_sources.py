@@ -196,7 +196,9 @@ def test_a_summary_beyond_all_numbers_is_named(places: Path, tmp_path: Path) -> 
     summary.write_text(json.dumps(told).replace("12345678.5", "1e999"))
     runs, problems = open_sources([tmp_path])
     assert runs == []
-    assert problems == [f"{summary}: does not follow schema version 1: figures.mfu: is not finite"]
+    assert problems == [
+        f"{summary}: does not follow schema version 1: cases.0.figures.mfu.mean: Input should be a finite number"
+    ]
 
 
 def test_odd_facts_of_the_machine_and_the_plan_are_passed_over(places: Path, tmp_path: Path) -> None:

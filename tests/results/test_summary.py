@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figure_names import FigureName as F
-from accelmark.results.rounds.result import write_round
+from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, json_schema
 from accelmark.results.sources import find_sources, load_runs
 from accelmark.results.store.loaded_run import load_round, load_run, load_summary
@@ -82,7 +82,7 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
     summary = measure_run(run)
     assert load_summary(run / "summary.json") == summary
     loaded = load_run(run)
-    assert len(loaded.rounds_of(loaded.summary.cases[0])) == 2
+    assert len(loaded.cases[0].rounds) == 2
     assert not list(run.rglob("*.tmp"))
 
 
@@ -199,7 +199,7 @@ def test_the_published_schema_is_current() -> None:
 def test_reading_results_imports_nothing_heavy() -> None:
     code = (
         "import sys, accelmark.results.rounds.summary, accelmark.results.store.loaded_run;"
-        "import accelmark.report.run_page, accelmark.cli.report;"
+        "import accelmark.report.run_page, accelmark.cli.finished_run;"
         "print([name for name in ('numpy', 'scipy', 'plotly', 'jinja2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import pytest
 from accelmark.results.compare.statistics import change_points, levels
 from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.store.loaded_run import LoadedRun
-from accelmark.spec.job import Provenance
+from accelmark.spec.layers import Provenance
 from tests.results.compared_runs import loaded
 
 

@@ -12,12 +12,11 @@ import pytest
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.processes import RUN_MARKER, all_processes
-from accelmark.spec.catalog import folders, tree_hash
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import FolderRef, folders, tree_hash
 from accelmark.spec.settings import EndSettings, TrainSettings
-from accelmark.spec.work import TrainJob
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 CASE = Path(accelmark.__file__).parent / "vendors" / "cpu"

@@ -18,13 +18,12 @@ from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.error_lines import error_lines
 from accelmark.run.controller.node_jobs import job_on_hosts, requirements_of
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.job_sandbox import model_files
-from accelmark.spec.catalog import load_framework
+from accelmark.run.sandboxes.sandbox import model_files
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.inference import InferSettings
-from accelmark.spec.job import FolderRef
-from accelmark.spec.work import InferJob
+from accelmark.spec.job import InferJob
+from accelmark.spec.plugins.catalog import FolderRef, load_framework
 from tests.cluster.boxed import KERNEL, SETUP, write_index
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses

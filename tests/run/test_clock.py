@@ -13,8 +13,8 @@ from pathlib import Path
 
 from accelmark.run.agent.task import AgentTask, TelemetryTask
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.spec.catalog import find
 from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.catalog import find
 from tests.run.fakes import wait_for
 
 SHIFTED = """

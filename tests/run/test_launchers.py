@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelmark.plan.cluster import host_problems
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
-from accelmark.spec.plugins.launcher import launcher_problems, load_launcher, parse_cluster
+from accelmark.spec.plugins.launcher import host_problems, launcher_problems, load_launcher, parse_cluster
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses

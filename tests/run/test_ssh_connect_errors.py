@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.run.launchers.host import UnreachableError
+from accelmark.run.host import UnreachableError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import ClusterSpec

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.spec.catalog import find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError, SpecError
-from accelmark.spec.model import parse
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.runfile import RunSpec
-from accelmark.spec.yaml_file import read_yaml
 
 
 @pytest.mark.parametrize(

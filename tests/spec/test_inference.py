@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from accelmark.spec.errors import SpecError
 from accelmark.spec.inference import InferCaseSpec, InferSettings, InferStep, planned_steps
-from accelmark.spec.inference.layers import resolve_inference
-from accelmark.spec.layers import Layer, Resolved
+from accelmark.spec.layers import Layer, Resolved, resolve_inference
 
 _CONFIGURATIONS: dict[str, Any] = {
     "batch_size": 256,

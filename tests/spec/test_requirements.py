@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.infer import engines
 from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.plugins.requirements import (
     Need,
     distributions,
-    engine_requirements,
     install_command,
     missing,
     require,
@@ -68,6 +67,6 @@ def test_a_verb_names_the_command_that_installs_what_it_needs() -> None:
 
 
 def test_engines_state_their_requirements_without_being_imported() -> None:
-    folder = Path(str(engines.__file__)).parent
-    assert engine_requirements(folder / "onnxruntime.py")[0].startswith("onnxruntime")
-    assert engine_requirements(folder / "eager.py") == ()
+    specs = engine_specs()
+    assert "onnxruntime>=1.20 | onnxruntime-gpu>=1.20" in specs["onnxruntime"].requires
+    assert specs["eager"].requires == ("accelmark[torch]",)

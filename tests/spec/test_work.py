@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.plan import Plan
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import InferJob, TrainJob
+from accelmark.spec.job import InferJob, JobSpec, TrainJob
 
 RECORDED = Path(__file__).with_name("recorded")
 """Files of runs made at commit 05d27fd, before work had a kind."""

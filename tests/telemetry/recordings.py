@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.declaration import ToolRule, telemetry_of
 
 RECORDED: Final = Path(__file__).parent / "recorded"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.spec.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.device import SourceError
 from accelmark.vendors.amd.telemetry import Source
 

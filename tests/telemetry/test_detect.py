@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelmark.compat.flagperf.monitor_script import MonitorScript, read_block
-from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, load_vendor
+from accelmark.compat.flagperf.monitor import MonitorScript, read_block
 from accelmark.spec.errors import SpecError
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, telemetry_of
 from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
 from accelmark.telemetry.device import SourceError

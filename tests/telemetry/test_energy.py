@@ -67,7 +67,6 @@ def test_the_energy_counter_is_the_figure_and_integrated_power_the_cross_check()
     assert (found.method, found.reasons) == ("counter", ())
     found = energy(power, 0, 2, far)
     assert found.energy_j == pytest.approx(211)
-    assert found.integrated_j == pytest.approx(200)
     assert found.reasons == (EnergyReason.COUNTER_DISAGREES,)
 
 
@@ -81,7 +80,7 @@ def test_power_that_does_not_cover_the_window_is_no_cross_check() -> None:
 def test_a_counter_that_decreased_is_a_reason_and_power_the_figure() -> None:
     found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
     assert found.energy_j == pytest.approx(200)
-    assert (found.method, found.counter_j) == ("trapezoid", None)
+    assert found.method == "trapezoid"
     assert found.reasons == (EnergyReason.COUNTER_WENT_BACK,)
 
 

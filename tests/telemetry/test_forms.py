@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.spec.catalog import folders, load_vendor
-from accelmark.telemetry.declaration import CsvForm, Form, TableForm, ToolRule, telemetry_of
-from accelmark.telemetry.sources.output import UnreadableError, Values, parse_number, parse_output
+from accelmark.spec.plugins.catalog import folders, load_vendor
+from accelmark.telemetry.declaration import ToolRule, telemetry_of
+from accelmark.telemetry.forms import CsvForm, Form, TableForm, UnreadableError, Values, parse_number, parse_output
 from tests.telemetry.recordings import EXPECTED, text_of, tool_of
 
 

@@ -8,10 +8,9 @@ import torch
 from accelmark.frameworks.pytorch.extern import load_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks
 from accelmark.frameworks.pytorch.training import evaluation
-from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import RequestError
 from accelmark.spec.events import Started
-from accelmark.spec.job import FolderRef
+from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.window import Window
 from tests.train.conftest import RunHere

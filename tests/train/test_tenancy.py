@@ -13,10 +13,9 @@ from torch._C._distributed_c10d import HashStore
 
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.events import Evaluation, Event, StepWindow
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest

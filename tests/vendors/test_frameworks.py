@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.spec.catalog import PLUGINS_VARIABLE, folders, framework_device, load_vendor, look_again
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, framework_device, load_vendor, look_again
 from accelmark.spec.plugins.vendor import VendorSpec
 
 HEAD = "name: acme\ntitle: Acme\nvisible_devices_env: null\nchips: []\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.spec.catalog import folders, load_vendor
+from accelmark.spec.plugins.catalog import folders, load_vendor
 from accelmark.spec.plugins.vendor import Chip
 
 NVIDIA = [

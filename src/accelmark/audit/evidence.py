@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.figure_names import FigureName
+from accelmark.results.read.round_dir import Reevaluation, read_json, read_reevaluation
 from accelmark.results.schema import Finding, RoundResult, finding
-from accelmark.spec.catalog import find, load_case, load_vendor, tree_hash
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Inspected, Started
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import find, load_case, load_vendor, tree_hash
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import ADAPTATION_FILE, DATA_FILE, SOURCE_FILE, AdaptationRecord, DataRecord, SourceRecord
 
@@ -26,14 +27,41 @@ S = TypeVar("S", bound=Spec)
 _DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRecord])
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundEvidence:
+class Standard(NamedTuple):
+    """The standard case on this machine."""
+
+    spec: CaseSpec
+    sha256: str
+    is_shipped: bool
+    """Whether AccelMark ships it."""
+
+
+class Reference(NamedTuple):
+    """What the rounds are compared with."""
+
+    case: Standard | None = None
+    """The case of the run's name and version; None where this machine has none."""
+    vendor: VendorSpec | None = None
+    """The vendor as AccelMark ships it; None where it ships none of that name."""
+
+    @property
+    def size(self) -> Literal["mini", "standard"]:
+        """Size of the case; ``mini`` where this machine does not have it."""
+        return self.case.spec.size if self.case is not None else "mini"
+
+    def module(self, framework: str) -> str | None:
+        """Return the module that registers the vendor's device with ``framework``, as AccelMark ships the vendor."""
+        device = self.vendor.frameworks.get(framework) if self.vendor is not None else None
+        return device.module if device is not None else None
+
+
+class RoundEvidence(NamedTuple):
     """One round."""
 
     result: RoundResult
     job: JobSpec | None
     """None where ``job.json`` cannot be read."""
+    reference: Reference
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
     inspected: Inspected | None = None
@@ -50,21 +78,10 @@ class RoundEvidence:
         """Number of the round, from 1."""
         return self.result.round
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the run was started with --open."""
-        return "open" in self.result.marks
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Standard:
-    """The standard case on this machine."""
-
-    spec: CaseSpec
-    sha256: str
-    is_shipped: bool
-    """Whether AccelMark ships it."""
+    def figure(self, name: FigureName) -> float | None:
+        """Return the value of a figure; None where it was not measured."""
+        found = self.result.figures.get(name)
+        return found.value if found is not None else None
 
 
 @final
@@ -74,69 +91,88 @@ class Evidence:
 
     rounds: Sequence[RoundEvidence]
     num_planned: int
-    standard: Standard | None
-    """The case of the run's name and version; None where this machine has none."""
+    reference: Reference
     source: SourceRecord | None
-    shipped_vendor: VendorSpec | None = None
-    """The vendor as AccelMark ships it; None where it ships none of that name."""
 
     @property
     def succeeded(self) -> list[RoundEvidence]:
         """The rounds that succeeded."""
         return [entry for entry in self.rounds if entry.result.state == "succeeded"]
 
-    def shipped_module(self, framework: str) -> str | None:
-        """Return the module that registers the vendor's device with ``framework``, as AccelMark ships the vendor."""
-        device = self.shipped_vendor.frameworks.get(framework) if self.shipped_vendor is not None else None
-        return device.module if device is not None else None
+    def all_rounds(self) -> Iterator[tuple[RoundEvidence]]:
+        """Yield every round."""
+        yield from ((entry,) for entry in self.rounds)
+
+    def succeeded_rounds(self) -> Iterator[tuple[RoundEvidence]]:
+        """Yield the rounds that succeeded."""
+        yield from ((entry,) for entry in self.succeeded)
+
+    def started_rounds(self) -> Iterator[tuple[RoundEvidence, Started]]:
+        """Yield the training rounds that wrote INIT_END, with its value."""
+        yield from ((entry, entry.started) for entry in self.rounds if entry.started is not None)
 
 
-def deviation(rule: str, expected: str, actual: str, entry: RoundEvidence) -> Finding:
+def deviation(entry: RoundEvidence, rule: str, expected: str, actual: str) -> Finding:
     """Return a finding about a changed workload: an error, or open where the run was started with --open."""
-    return finding("open" if entry.is_open else "error", rule, expected, actual, entry.number)
+    return finding("open" if "open" in entry.result.marks else "error", rule, expected, actual)
+
+
+Ts = TypeVarTuple("Ts")
+Findings = Iterator[Finding]
+Rule = Callable[[Evidence], Findings]
+
+
+def for_each(
+    select: Callable[[Evidence], Iterable[tuple[RoundEvidence, *Ts]]],
+) -> Callable[[Callable[[RoundEvidence, *Ts], Findings]], Rule]:
+    """Turn a function that checks one round into a rule over the rounds that ``select`` returns."""
+
+    def decorate(check: Callable[[RoundEvidence, *Ts], Findings]) -> Rule:
+        @functools.wraps(check)
+        def rule(evidence: Evidence) -> Findings:
+            for parts in select(evidence):
+                yield from (found.model_copy(update={"round": parts[0].number}) for found in check(*parts))
+
+        return rule
+
+    return decorate
 
 
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
-    entries = [_round(run_dir / name, result) for name, result in rounds.items()]
-    return Evidence(
-        rounds=sorted(entries, key=lambda entry: entry.number),
-        num_planned=num_planned,
-        standard=_standard(entries[0].result) if entries else None,
-        source=_read(SourceRecord, run_dir / SOURCE_FILE),
-        shipped_vendor=_shipped_vendor(entries[0].result.vendor) if entries else None,
-    )
+    first = next(iter(rounds.values()), None)
+    reference = Reference(_standard(first), _shipped_vendor(first.vendor)) if first is not None else Reference()
+    entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
+    ordered = sorted(entries, key=lambda entry: entry.number)
+    return Evidence(ordered, num_planned, reference, _read(SourceRecord, run_dir / SOURCE_FILE))
 
 
-def _round(round_dir: Path, result: RoundResult) -> RoundEvidence:
-    is_train = result.task == "train"
+def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundEvidence:
     try:
         data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
     except (OSError, ValidationError):
         data = None
-    records = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
+    adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
     return RoundEvidence(
         result=result,
         job=_read(JobSpec, round_dir / "job.json"),
-        started=_parse(Started, result.environment.started) if is_train else None,
-        inspected=_parse(Inspected, result.environment.inspected) if is_train else None,
+        reference=reference,
+        started=_parse(Started, result.environment.started),
+        inspected=_parse(Inspected, result.environment.inspected),
         data=data,
-        reevaluation=read_reevaluation(round_dir) if is_train else None,
-        adaptations=tuple(record for record in records if record is not None),
+        reevaluation=read_reevaluation(round_dir),
+        adaptations=tuple(filter(None, adaptations)),
     )
+
+
+def _read(model: type[S], path: Path) -> S | None:
+    return _parse(model, read_json(path))
 
 
 def _parse(model: type[S], value: Mapping[str, Any]) -> S | None:
     try:
         return model.model_validate(value) if value else None
     except ValidationError:
-        return None
-
-
-def _read(model: type[S], path: Path) -> S | None:
-    try:
-        return model.model_validate(from_json(path.read_bytes()))
-    except (OSError, ValueError):
         return None
 
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, RoundEvidence, deviation
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import Finding, InferenceRound, finding
+from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.inference import InferStep
+from accelmark.spec.job import InferJob
 from accelmark.spec.settings import TYPE_OF_PRECISION, Scalar
-from accelmark.spec.work import InferJob
 
 MIN_INFER_S: Final = {"mini": 2.0, "standard": 10.0}
 """Duration of the measured pass from which its rates are steady, by the size of a case."""
@@ -23,10 +23,16 @@ _TYPE: Final = re.compile(r"\b(bfloat16|float16|float32|bf16|f16|f32)\b")
 _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "weights_hash": "weights"}
 
 
-def _infer_rounds(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
+def _inferences(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
+    """Yield the inference rounds that succeeded, with their results and work."""
     for entry in evidence.succeeded:
         if entry.result.inference is not None and entry.job is not None and isinstance(entry.job.work, InferJob):
             yield entry, entry.result.inference, entry.job.work
+
+
+def _engines(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
+    """Yield those rounds that used an inference engine."""
+    yield from (found for found in _inferences(evidence) if found[2].settings.compiler is not None)
 
 
 def details(inference: InferenceRound, step: InferStep) -> dict[str, Scalar]:
@@ -39,31 +45,30 @@ def engine_details(inference: InferenceRound) -> dict[str, Scalar]:
     return details(inference, InferStep.COMPILE) | details(inference, InferStep.INFER)
 
 
-def case_contract(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_inferences)
+def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the values that an inference case fixes are unchanged."""
-    case = evidence.standard.spec.infer if evidence.standard is not None else None
+    case = entry.reference.case.spec.infer if entry.reference.case is not None else None
     if case is None:
         return
-    for entry, _, infer in _infer_rounds(evidence):
-        for name in ("unit", "metric", "tolerance", "reference"):
-            expected, actual = getattr(case, name), getattr(infer, name)
-            if expected != actual:
-                what = f"{name} was changed from {expected} to {actual}"
-                yield finding("error", "target", f"{name} of case.yaml", what, entry.number)
-        changed = [
-            f"{name} is {infer.parameters.get(name)} instead of {value}"
-            for name, value in case.parameters.items()
-            if infer.parameters.get(name) != value
-        ]
-        changed += [f"{name} is not in case.yaml" for name in sorted(set(infer.parameters) - set(case.parameters))]
-        if changed:
-            yield deviation("settings-fixed", "the parameters of case.yaml", "; ".join(changed), entry)
+    for name in ("unit", "metric", "tolerance", "reference"):
+        expected, actual = getattr(case, name), getattr(infer, name)
+        if expected != actual:
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed from {expected} to {actual}")
+    changed = [
+        f"{name} is {infer.parameters.get(name)} instead of {value}"
+        for name, value in case.parameters.items()
+        if infer.parameters.get(name) != value
+    ]
+    changed += [f"{name} is not in case.yaml" for name in sorted(set(infer.parameters) - set(case.parameters))]
+    if changed:
+        yield deviation(entry, "settings-fixed", "the parameters of case.yaml", "; ".join(changed))
 
 
-def model_structure(evidence: Evidence) -> Iterator[Finding]:
+def model_structure(evidence: Evidence) -> Findings:
     """Check that all rounds built the same model with the same weights."""
     first: dict[str, tuple[Scalar, int]] = {}
-    for entry, inference, _ in _infer_rounds(evidence):
+    for entry, inference, _ in _inferences(evidence):
         created = details(inference, InferStep.CREATE)
         for name, what in _HASHES.items():
             value = created.get(name)
@@ -75,115 +80,108 @@ def model_structure(evidence: Evidence) -> Iterator[Finding]:
                 yield finding("error", "model-structure", "one model in all rounds", actual, entry.number)
 
 
-def engine_source(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_engines)
+def engine_source(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine was compiled from the model that this run exported; report engines of other authors."""
-    for entry, inference, infer in _infer_rounds(evidence):
-        if infer.settings.compiler is None:
-            continue
-        engine = engine_details(inference)
-        exported = details(inference, InferStep.EXPORT).get("onnx_sha256")
-        compiled, engine_file = engine.get("onnx_sha256"), engine.get("engine_given_sha256")
-        if engine_file is not None:
-            actual = f"a compiled engine was supplied, hash {str(engine_file)[:12]}: its source cannot be checked"
-            yield finding("warning", "engine-source", "an engine that this run compiled", actual, entry.number)
-        elif exported is not None and compiled is not None and exported != compiled:
-            actual = f"the engine was compiled from a file with hash {str(compiled)[:12]}"
-            yield deviation("engine-source", f"the exported ONNX file, hash {str(exported)[:12]}", actual, entry)
-        elif exported is None and compiled is not None:
-            actual = f"an ONNX file was supplied, hash {str(compiled)[:12]}"
-            yield finding("warning", "engine-source", "an ONNX file that this run exported", actual, entry.number)
-        if "engine_code" in engine:
-            actual = (
-                f"the engine {infer.settings.compiler} is not shipped with AccelMark: {engine['engine_code']}, "
-                f"{engine.get('engine_code_lines')} lines, hash {str(engine.get('engine_code_sha256'))[:12]}"
-            )
-            yield finding("info", "engine-code", "", actual, entry.number)
+    engine = engine_details(inference)
+    exported = details(inference, InferStep.EXPORT).get("onnx_sha256")
+    compiled, engine_file = engine.get("onnx_sha256"), engine.get("engine_given_sha256")
+    if engine_file is not None:
+        actual = f"a compiled engine was supplied, hash {str(engine_file)[:12]}: its source cannot be checked"
+        yield finding("warning", "engine-source", "an engine that this run compiled", actual)
+    elif exported is not None and compiled is not None and exported != compiled:
+        actual = f"the engine was compiled from a file with hash {str(compiled)[:12]}"
+        yield deviation(entry, "engine-source", f"the exported ONNX file, hash {str(exported)[:12]}", actual)
+    elif exported is None and compiled is not None:
+        actual = f"an ONNX file was supplied, hash {str(compiled)[:12]}"
+        yield finding("warning", "engine-source", "an ONNX file that this run exported", actual)
+    if "engine_code" in engine:
+        actual = (
+            f"the engine {infer.settings.compiler} is not shipped with AccelMark: {engine['engine_code']}, "
+            f"{engine.get('engine_code_lines')} lines, hash {str(engine.get('engine_code_sha256'))[:12]}"
+        )
+        yield finding("info", "engine-code", "", actual)
 
 
-def accuracy_gate(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_engines)
+def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine's accuracy was measured, and that there is a value to compare it with."""
-    for entry, _, infer in _infer_rounds(evidence):
-        if infer.settings.compiler is None or "synthetic" in entry.result.marks:
-            continue
-        figures = entry.result.figures
-        inference, validation = figures[FigureName.INFERENCE_METRIC], figures[FigureName.VALIDATION_METRIC]
-        if inference.value is None:
-            actual = f"{infer.metric} of the engine was not measured: {inference.reason}"
-            yield finding("error", "accuracy-gate", "", actual, entry.number)
-        elif validation.value is None and infer.reference is None:
-            actual = (
-                f"nothing to compare the engine's {infer.metric} with: in the framework it was not measured "
-                f"({validation.reason}), and the case states no reference"
-            )
-            yield finding("error", "accuracy-gate", "", actual, entry.number)
+    figures = entry.result.figures
+    metric, validation = figures[FigureName.INFERENCE_METRIC], figures[FigureName.VALIDATION_METRIC]
+    if "synthetic" in entry.result.marks:
+        return
+    if metric.value is None:
+        actual = f"{infer.metric} of the engine was not measured: {metric.reason}"
+        yield finding("error", "accuracy-gate", "", actual)
+    elif validation.value is None and infer.reference is None:
+        actual = (
+            f"nothing to compare the engine's {infer.metric} with: in the framework it was not measured "
+            f"({validation.reason}), and the case states no reference"
+        )
+        yield finding("error", "accuracy-gate", "", actual)
 
 
-def precision(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_engines)
+def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine computes in the declared precision, where it reports it."""
-    for entry, inference, infer in _infer_rounds(evidence):
-        declared = infer.settings.precision
-        if infer.settings.compiler is None or declared == "int8":
-            continue  # an engine reports the type between its layers, which is not int8 for a quantised model
-        engine = engine_details(inference)
-        reported = str(engine.get("precision") or engine.get("dtype") or "")
-        found = {_SPELT.get(word, word) for word in _TYPE.findall(reported)}
-        if not found:
-            actual = f"{infer.settings.compiler} does not report the precision that it computes in"
-            yield finding("info", "precision", declared, actual, entry.number)
-        elif found != {TYPE_OF_PRECISION[declared]}:
-            actual = f"the engine computes in {', '.join(sorted(found))}"
-            yield deviation("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
+    declared = infer.settings.precision
+    if declared == "int8":
+        return  # an engine reports the type between its layers, which is not int8 for a quantised model
+    engine = engine_details(inference)
+    reported = str(engine.get("precision") or engine.get("dtype") or "")
+    found = {_SPELT.get(word, word) for word in _TYPE.findall(reported)}
+    if not found:
+        actual = f"{infer.settings.compiler} does not report the precision that it computes in"
+        yield finding("info", "precision", declared, actual)
+    elif found != {TYPE_OF_PRECISION[declared]}:
+        actual = f"the engine computes in {', '.join(sorted(found))}"
+        yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
 
 
-def enough_measured(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the measured pass took long enough, and that outputs were checked for caching."""
-    size = evidence.standard.spec.size if evidence.standard is not None else "mini"
-    for entry, inference, infer in _infer_rounds(evidence):
-        rate = entry.result.figures[FigureName.INFERENCE_WHOLE].value
-        if rate:
-            duration_s = entry.result.num_samples / rate
-            if duration_s < MIN_INFER_S[size]:
-                expected = f"at least {MIN_INFER_S[size]:g} s for a {size} case: increase the setting repeat"
-                actual = f"inference took {duration_s:.1f} s"
-                yield finding("warning", "enough-duration", expected, actual, entry.number)
-        if infer.settings.compiler is None:
-            continue
-        if not infer.settings.repeat_check:
-            actual = "repeat_check is off: cached outputs would not be detected"
-            yield finding("open", "cache-check", "", actual, entry.number)
-        elif inference.repeat_check is not None and inference.repeat_check.reason:
-            actual = f"outputs were not checked for caching: {inference.repeat_check.reason}"
-            yield finding("warning", "cache-check", "", actual, entry.number)
+@for_each(_inferences)
+def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+    """Check that the measured pass took long enough."""
+    rate, least_s = entry.figure(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
+    if rate and entry.result.num_samples / rate < least_s:
+        expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase the setting repeat"
+        yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
 
 
-def declared_time(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_engines)
+def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
+    """Check that outputs were checked for caching."""
+    if not infer.settings.repeat_check:
+        yield finding("open", "cache-check", "", "repeat_check is off: cached outputs would not be detected")
+    elif inference.repeat_check is not None and inference.repeat_check.reason:
+        actual = f"outputs were not checked for caching: {inference.repeat_check.reason}"
+        yield finding("warning", "cache-check", "", actual)
+
+
+@for_each(_inferences)
+def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report engines that exclude more than a little of their calls' time from every figure."""
-    for entry, _, infer in _infer_rounds(evidence):
-        share = entry.result.figures[FigureName.DECLARED_SHARE].value
-        if share is not None and share > MAX_DECLARED_SHARE:
-            actual = (
-                f"{infer.settings.compiler} declares {share:.1%} of its calls' time as not inference: "
-                "review what it excludes"
-            )
-            expected = f"at most {MAX_DECLARED_SHARE:.0%} after warm-up"
-            yield finding("open", "declared-time", expected, actual, entry.number)
+    share = entry.figure(FigureName.DECLARED_SHARE)
+    if share is not None and share > MAX_DECLARED_SHARE:
+        actual = (
+            f"{infer.settings.compiler} declares {share:.1%} of its calls' time as not inference: "
+            "review what it excludes"
+        )
+        yield finding("open", "declared-time", f"at most {MAX_DECLARED_SHARE:.0%} after warm-up", actual)
 
 
-def loadgen(evidence: Evidence) -> Iterator[Finding]:
+@for_each(_inferences)
+def loadgen(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
-    for entry, inference, infer in _infer_rounds(evidence):
-        for result in inference.scenarios:
-            scenario = f"scenario {result.scenario}"
-            if result.figure is not None and not result.valid:
-                actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
-                yield finding("error", "loadgen-valid", "", actual, entry.number)
-            elif result.figure is None:
-                actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
-                yield finding("warning", "loadgen-valid", "", actual, entry.number)
-            elif result.functional:
-                actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
-                yield finding("warning", "loadgen-duration", "600 s per scenario", actual, entry.number)
-        missing = set(infer.settings.scenarios) - {result.scenario for result in inference.scenarios}
-        if missing:
-            actual = f"no result for scenario {', '.join(sorted(missing))}"
-            yield finding("error", "loadgen-valid", "", actual, entry.number)
+    for result in inference.scenarios:
+        scenario = f"scenario {result.scenario}"
+        if result.figure is not None and not result.valid:
+            actual = f"{scenario}: LoadGen reports the run as invalid ({result.reason or 'see its log'})"
+            yield finding("error", "loadgen-valid", "", actual)
+        elif result.figure is None:
+            actual = f"{scenario} has no figure: {result.reason or 'LoadGen reported none'}"
+            yield finding("warning", "loadgen-valid", "", actual)
+        elif result.functional:
+            actual = f"{scenario} was shorter than MLPerf requires: a functional test, not a submission"
+            yield finding("warning", "loadgen-duration", "600 s per scenario", actual)
+    if missing := set(infer.settings.scenarios) - {result.scenario for result in inference.scenarios}:
+        yield finding("error", "loadgen-valid", "", f"no result for scenario {', '.join(sorted(missing))}")

@@ -1,13 +1,15 @@
-"""Rules about the outcome: rounds, target, data, duration, utilisation and the chip."""
+"""Rules about the outcome: rounds, target, data, duration, utilisation, the chip, and evaluations by AccelMark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Final
 
-from accelmark.audit.evidence import Evidence
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import Finding, finding
+from accelmark.results.read.round_dir import Reevaluation
+from accelmark.results.schema import finding
+from accelmark.spec.events import Started
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Raw training time from which throughput and energy are steady, by the size of a case."""
@@ -15,13 +17,18 @@ MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 MIN_TIMED_S: Final = 1.0
 """Below this raw training time, start and end dominate, and a rate is not a measurement."""
 
+METRIC_TOLERANCE: Final = 0.005
+"""Largest relative difference of a metric: kernels of a vendor round differently from the framework's own."""
+LOSS_TOLERANCE: Final = 0.02
+"""Largest mean relative difference of replayed losses, as for a case's reference curve."""
+
 _MEASURED_TOLERANCE: Final = 1.05
 """Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
 
 _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 
 
-def rounds_complete(evidence: Evidence) -> Iterator[Finding]:
+def rounds_complete(evidence: Evidence) -> Findings:
     """Check that all planned rounds succeeded, and that they are as many as the case requires."""
     if not evidence.rounds:
         yield finding("error", "rounds-complete", "", "no round has a result")
@@ -39,71 +46,113 @@ def rounds_complete(evidence: Evidence) -> Iterator[Finding]:
         yield finding("error", "enough-rounds", f"at least {required}", f"{len(evidence.succeeded)} rounds succeeded")
 
 
-def target_reached(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.succeeded_rounds)
+def target_reached(entry: RoundEvidence) -> Findings:
     """Check that each round reached the case's target; the rule ``reference-loss`` covers reference curves."""
-    for entry in evidence.succeeded:
-        target, hit = entry.result.target, entry.result.figures.get(FigureName.TIME_TO_TARGET)
-        if entry.result.converged is False and target is not None and (hit is None or hit.value is None):
-            goal = f"{target['metric']} {str(target['direction']).replace('_', ' ')} {target['value']:g}"
-            yield finding("error", "target-reached", goal, "the target was not reached", entry.number)
+    target = entry.result.target
+    if entry.result.converged is False and target is not None and entry.figure(FigureName.TIME_TO_TARGET) is None:
+        goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
+        yield finding("error", "target-reached", goal, "the target was not reached")
 
 
-def real_data(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.succeeded_rounds)
+def real_data(entry: RoundEvidence) -> Findings:
     """Check that real data was used, and that the evaluation used all of it."""
-    for entry in evidence.succeeded:
-        if "synthetic" in entry.result.marks:
-            actual = "synthetic data or weights: the result shows speed only"
-            yield finding("error", "real-data", "the case's data", actual, entry.number)
-        if "partial_evaluation" in entry.result.marks:
-            actual = "only part of the data was evaluated"
-            yield finding("error", "whole-evaluation", "all evaluation data", actual, entry.number)
+    if "synthetic" in entry.result.marks:
+        actual = "synthetic data or weights: the result shows speed only"
+        yield finding("error", "real-data", "the case's data", actual)
+    if "partial_evaluation" in entry.result.marks:
+        yield finding("error", "whole-evaluation", "all evaluation data", "only part of the data was evaluated")
 
 
-def enough_duration(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.succeeded_rounds)
+def enough_duration(entry: RoundEvidence) -> Findings:
     """Check that training took long enough for its rates to be meaningful."""
-    size = evidence.standard.spec.size if evidence.standard is not None else "mini"
-    for entry in evidence.succeeded:
-        figure = entry.result.figures.get(FigureName.RAW_TRAIN_TIME)
-        if figure is None or figure.value is None:
-            continue
-        if figure.value < MIN_TIMED_S:
-            actual = f"training took {figure.value:.2f} s, too short to be timed"
-            yield finding("open", "enough-duration", f"at least {MIN_TIMED_S:g} s", actual, entry.number)
-        elif figure.value < MIN_TRAIN_S[size]:
-            expected = f"at least {MIN_TRAIN_S[size]:g} s for a {size} case"
-            yield finding("warning", "enough-duration", expected, f"training took {figure.value:.1f} s", entry.number)
+    took_s, least_s = entry.figure(FigureName.RAW_TRAIN_TIME), MIN_TRAIN_S[entry.reference.size]
+    if took_s is None:
+        return
+    if took_s < MIN_TIMED_S:
+        actual = f"training took {took_s:.2f} s, too short to be timed"
+        yield finding("open", "enough-duration", f"at least {MIN_TIMED_S:g} s", actual)
+    elif took_s < least_s:
+        expected = f"at least {least_s:g} s for a {entry.reference.size} case"
+        yield finding("warning", "enough-duration", expected, f"training took {took_s:.1f} s")
 
 
-def plausible_utilisation(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.succeeded_rounds)
+def plausible_utilisation(entry: RoundEvidence) -> Findings:
     """Check that no round exceeds the chip's peak, or the ceiling that the probe measured."""
-    for entry in evidence.succeeded:
-        stated, measured = (entry.result.figures.get(name) for name in (FigureName.MFU, FigureName.MFU_MEASURED))
-        if stated is not None and stated.value is not None and stated.value > 1:
-            actual = f"MFU {stated.value:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
-            yield finding("error", "plausible-utilisation", "at most 1", actual, entry.number)
-        if measured is not None and measured.value is not None and measured.value > _MEASURED_TOLERANCE:
-            actual = f"MFU {measured.value:.2f} against the probe's ceiling: the probe was disturbed, probe again"
-            yield finding("warning", "measured-ceiling", "at most 1", actual, entry.number)
+    stated, measured = entry.figure(FigureName.MFU), entry.figure(FigureName.MFU_MEASURED)
+    if stated is not None and stated > 1:
+        actual = f"MFU {stated:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
+        yield finding("error", "plausible-utilisation", "at most 1", actual)
+    if measured is not None and measured > _MEASURED_TOLERANCE:
+        actual = f"MFU {measured:.2f} against the probe's ceiling: the probe was disturbed, probe again"
+        yield finding("warning", "measured-ceiling", "at most 1", actual)
 
 
-def not_resumed(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.all_rounds)
+def not_resumed(entry: RoundEvidence) -> Findings:
     """Report rounds that were resumed from a checkpoint."""
-    for entry in evidence.rounds:
-        if "resumed" in entry.result.marks:
-            actual = "the round was resumed: steps repeated after the checkpoint count as time"
-            yield finding("warning", "one-go", "", actual, entry.number)
+    if "resumed" in entry.result.marks:
+        actual = "the round was resumed: steps repeated after the checkpoint count as time"
+        yield finding("warning", "one-go", "", actual)
 
 
-def chip_identity(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.started_rounds)
+def chip_identity(entry: RoundEvidence, started: Started) -> Findings:
     """Check that the device is the chip whose peaks are used."""
-    for entry in evidence.succeeded:
-        started, chip = entry.started, entry.result.chip
-        if started is None or started.device_name is None or started.device_type == "cpu":
-            continue  # frameworks report no chip name for CPUs
-        if chip is None:
-            actual = f"vendor {entry.result.vendor} describes no chip {started.device_name!r}: its peaks are unknown"
-            yield finding("warning", "chip-identity", "", actual, entry.number)
-            continue
-        expected = f"{chip.name} {chip.variant}".strip()
-        if not chip.model_copy(update={"memory_gib": None}).matches(started.device_name, None):
-            yield finding("error", "chip-identity", expected, f"the device is {started.device_name!r}", entry.number)
+    device, chip, state = started.device_name, entry.result.chip, entry.result.state
+    if state != "succeeded" or device is None or started.device_type == "cpu":
+        return  # frameworks report no chip name for CPUs
+    if chip is None:
+        actual = f"vendor {entry.result.vendor} describes no chip {device!r}: its peaks are unknown"
+        yield finding("warning", "chip-identity", "", actual)
+    elif not chip.model_copy(update={"memory_gib": None}).matches(device, None):
+        yield finding("error", "chip-identity", chip.title, f"the device is {device!r}")
+
+
+@for_each(Evidence.succeeded_rounds)
+def reproduced(entry: RoundEvidence) -> Findings:
+    """Check the evaluation job of each round that had one: without vendor code, weights and steps give its figures."""
+    if entry.reevaluation is not None:
+        yield from reevaluation_findings(entry.reevaluation, entry.number)
+
+
+def reevaluation_findings(found: Reevaluation, number: int) -> Findings:
+    """Check that the final weights have the reported metrics, and that replayed steps have the reported losses."""
+    if found.problem is not None:
+        yield finding("warning", "reevaluation", "", f"the evaluation job did not complete: {found.problem}", number)
+    for name, reported in found.reported.items() if found.metrics is not None else ():
+        again = (found.metrics or {}).get(name)
+        if not _close(reported, again):
+            actual = f"{name}: reported {_text(reported)}, re-evaluated {_text(again)}"
+            yield finding("error", "reevaluated-metric", f"equal within {METRIC_TOLERANCE:.1%}", actual, number)
+    difference = replay_difference(found)
+    if difference is not None and not difference <= LOSS_TOLERANCE:
+        num_steps = len({step.step for step in found.steps})
+        actual = f"the losses of {num_steps} replayed steps differ by {difference:.1%} on average"
+        yield finding("error", "replayed-losses", f"equal within {LOSS_TOLERANCE:.0%}", actual, number)
+
+
+def replay_difference(found: Reevaluation) -> float | None:
+    """Return the mean relative difference of replayed losses; NaN where one is missing, None without a replay."""
+    if not found.steps:
+        return None
+    differences = [
+        abs(step.replayed - step.reported) / max(abs(step.reported), 1e-12)
+        if step.replayed is not None and step.reported is not None
+        else math.nan
+        for step in found.steps
+    ]
+    return sum(differences) / len(differences)
+
+
+def _close(one: float | None, two: float | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return math.isclose(one, two, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)
+
+
+def _text(number: float | None) -> str:
+    return "no finite value" if number is None else f"{number:.6g}"

@@ -1,17 +1,22 @@
-"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced."""
+"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced.
+
+AccelMark's files are hashed as installed and as a git commit has them, to compare with a run's source record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.audit import source_hash
-from accelmark.audit.evidence import Evidence
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.audit.inference import engine_details
-from accelmark.results.schema import AdaptationCost, ChangedKey, Finding, ReplacedHook, Severity, finding
-from accelmark.spec.job import JobSpec
+from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
 from accelmark.spec.records import SourceRecord
 
 _MAX_LISTED: Final = 10
@@ -22,7 +27,11 @@ _PRELOAD_VARIABLES: Final = frozenset({
 """Variables that make a process load other code before its own."""
 
 
-def source_tree(evidence: Evidence) -> Iterator[Finding]:
+_GIT_TIMEOUT_S: Final = 20.0
+_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
+
+
+def source_tree(evidence: Evidence) -> Findings:
     """Check that AccelMark ran as released or committed."""
     source = evidence.source
     if source is None:
@@ -42,19 +51,19 @@ def source_tree(evidence: Evidence) -> Iterator[Finding]:
         yield from _compare_source(source)
 
 
-def _compare_source(source: SourceRecord) -> Iterator[Finding]:
+def _compare_source(source: SourceRecord) -> Findings:
     """Compare a source that is recorded as unmodified with the verifying AccelMark, where that is possible."""
-    if source.sha256 == source_hash.own_hash():
+    if source.sha256 == own_hash():
         return
     ran = f"{source.kind} {source.version}" + (f" at commit {source.commit[:12]}" if source.commit else "")
     recorded = f"{ran}, files with hash {source.sha256[:12]}"
     if source.version != accelmark.__version__:
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is {accelmark.__version__}")
-    elif source.kind == "wheel" and source_hash.has_history():
+    elif source.kind == "wheel" and has_history():
         # A wheel may omit files that a checkout has.
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is a checkout and not a wheel")
-    elif source.kind == "checkout" and source.commit is not None and source_hash.has_history():
-        known = source_hash.hash_at(source.commit)
+    elif source.kind == "checkout" and source.commit is not None and has_history():
+        known = hash_at(source.commit)
         if known is None:
             yield finding("open", "source-tree", "", f"{recorded}: the commit is not in this checkout")
         elif known != source.sha256:
@@ -62,16 +71,16 @@ def _compare_source(source: SourceRecord) -> Iterator[Finding]:
     elif source.kind == "checkout":
         yield finding("info", "source-tree", "", f"{recorded}: not compared, there is no git history here")
     else:
-        expected = f"the files of {source.version}, hash {source_hash.own_hash()[:12]}"
+        expected = f"the files of {source.version}, hash {own_hash()[:12]}"
         yield finding("open", "source-tree", expected, recorded)
 
 
-def case_folder(evidence: Evidence) -> Iterator[Finding]:
+def case_folder(evidence: Evidence) -> Findings:
     """Check that the case's files are those on this machine or in the run's commit, and the same in all rounds."""
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
         yield finding("error", "case-folder", "", "the case's files changed between rounds")
-    standard = evidence.standard
+    standard = evidence.reference.case
     if standard is None or not jobs:
         return
     if not standard.is_shipped:
@@ -87,29 +96,27 @@ def case_folder(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_committed(evidence: Evidence, sha256: str) -> bool:
     """Return whether a shipped case has this hash in the commit that the run names: an earlier AccelMark's files."""
-    source, standard = evidence.source, evidence.standard
+    source, standard = evidence.source, evidence.reference.case
     if source is None or source.commit is None or standard is None or not standard.is_shipped:
         return False
-    return source_hash.hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
+    return hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
 
 
-def hooks(evidence: Evidence) -> Iterator[Finding]:
+def hooks(evidence: Evidence) -> Findings:
     """List the hooks that the vendor replaced, with place and length."""
     for hook in _hooks(evidence):
         lines = "unknown length" if hook.num_lines is None else f"{hook.num_lines} lines"
         yield finding("info", "hook-replaced", "", f"hook {hook.name} is replaced at {hook.place}, {lines}")
 
 
-def preloaded_code(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.all_rounds)
+def preloaded_code(entry: RoundEvidence) -> Findings:
     """Check that no variable of the vendor's loads code into the ranks before AccelMark's own."""
-    for entry in evidence.rounds:
-        by_script = {name for record in entry.adaptations for name in record.environment}
-        by_vendor = _not_shipped(evidence, entry.job.vendor_environment) if entry.job is not None else set()
-        for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", by_vendor)):
-            found = sorted(names & _PRELOAD_VARIABLES)
-            if found:
-                actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
-                yield finding("open", "loaded-before", "", actual, entry.number)
+    by_script = {name for record in entry.adaptations for name in record.environment}
+    for origin, names in (("environment_variables.sh", by_script), ("vendor.yaml", _not_shipped(entry))):
+        if found := sorted(names & _PRELOAD_VARIABLES):
+            actual = f"{origin} sets {', '.join(found)}: code loaded that way cannot be audited"
+            yield finding("open", "loaded-before", "", actual)
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
@@ -117,7 +124,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     entry = next((entry for entry in evidence.rounds if entry.job is not None), None)
     if entry is None or entry.job is None:
         return None
-    files = entry.job.adaptation
+    files, module = entry.job.adaptation, entry.job.framework_module
     vendor_layer = f"vendors/{entry.result.vendor}/"
     keys = [
         ChangedKey(
@@ -136,18 +143,16 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         engines=dict(_engines(evidence)),
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
-        vendor_environment=tuple(sorted(_not_shipped(evidence, entry.job.vendor_environment))),
-        framework_module=_added_module(evidence, entry.job),
+        vendor_environment=tuple(sorted(_not_shipped(entry))),
+        framework_module=None if entry.reference.module(entry.job.framework) == module else module,
     )
 
 
-def _not_shipped(evidence: Evidence, environment: Mapping[str, str]) -> set[str]:
-    shipped = evidence.shipped_vendor.environment if evidence.shipped_vendor is not None else {}
-    return {name for name, value in environment.items() if shipped.get(name) != value}
-
-
-def _added_module(evidence: Evidence, job: JobSpec) -> str | None:
-    return None if evidence.shipped_module(job.framework) == job.framework_module else job.framework_module
+def _not_shipped(entry: RoundEvidence) -> set[str]:
+    """Return the variables of ``vendor.yaml`` that differ from the shipped vendor's."""
+    shipped = entry.reference.vendor.environment if entry.reference.vendor is not None else {}
+    given = entry.job.vendor_environment if entry.job is not None else {}
+    return {name for name, value in given.items() if shipped.get(name) != value}
 
 
 def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:
@@ -166,3 +171,60 @@ def _hooks(evidence: Evidence) -> Iterator[ReplacedHook]:
         file, _, line = place.rpartition(":")
         short = "/".join(PurePath(file).parts[-3:])
         yield ReplacedHook(name=name, place=f"{short}:{line}", num_lines=started.hook_lines.get(name))
+
+
+def package() -> Path:
+    """Return the folder of the running AccelMark."""
+    return Path(accelmark.__file__).parent
+
+
+@cache
+def own_hash() -> str:
+    """SHA-256 over the package's files, as a run records it."""
+    return tree_hash(package())
+
+
+@cache
+def has_history() -> bool:
+    """Return whether the package is in a git checkout."""
+    return _git("rev-parse", "HEAD") is not None and bool((_git("ls-files", "--", "__init__.py") or b"").strip())
+
+
+@cache
+def hash_at(commit: str, folder: str = ".") -> str | None:
+    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout."""
+    if not _COMMIT.fullmatch(commit):
+        return None
+    listed = _git("ls-tree", "-r", "-z", commit, "--", folder)
+    if not listed:
+        return None
+    entries = [entry.split(b"\t", 1) for entry in listed.split(b"\0") if entry]
+    blobs = {PurePosixPath(name.decode()).relative_to(folder): about.split()[2] for about, name in entries}
+    names = sorted(name for name in blobs if is_hashed(name.name) and not SKIPPED & set(name.parts[:-1]))
+    contents = _contents([blobs[name] for name in names])
+    if contents is None:
+        return None
+    return files_hash((str(name), content) for name, content in zip(names, contents, strict=True))
+
+
+def _contents(blobs: list[bytes]) -> list[bytes] | None:
+    output = _git("cat-file", "--batch", stdin=b"".join(blob + b"\n" for blob in blobs))
+    if output is None:
+        return None
+    contents, offset = [], 0
+    for _ in blobs:
+        end = output.index(b"\n", offset)
+        size = int(output[offset:end].split()[2])
+        contents.append(output[end + 1 : end + 1 + size])
+        offset = end + size + 2
+    return contents
+
+
+def _git(*arguments: str, stdin: bytes = b"") -> bytes | None:
+    """Return git's output, or None where git, the checkout or the object is missing."""
+    command = ["git", "-C", str(package()), *arguments]
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accelmark.audit.evidence import Evidence, RoundEvidence, Standard, deviation
-from accelmark.results.schema import Finding, finding
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, Standard, deviation, for_each
+from accelmark.results.schema import finding
 from accelmark.spec.events import Started
+from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
-from accelmark.spec.work import ExternalJob, TrainingWork
 
 MAX_OUTPUT_DIFFERENCE: Final = 0.02
 """Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""
@@ -32,62 +32,57 @@ def optimizer_kind(name: str) -> str:
     return next((kind for kind in _ALGORITHMS if kind in lower), lower)
 
 
-def model_structure(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the model has the parameters of the standard case, in every round."""
-    for entry in evidence.rounds:
-        started = entry.started
-        if started is None:
-            continue
-        standard = started.standard_parameter_hash
-        if standard is not None and standard != started.parameter_hash:
-            expected = f"the case's {started.standard_num_parameters:,} parameters, hash {standard[:12]}"
-            actual = (
-                f"hooks changed names, shapes or types of parameters: {started.num_parameters:,} parameters, "
-                f"hash {started.parameter_hash[:12]}"
-            )
-            yield deviation("model-structure", expected, actual, entry)
-    yield from _same_in_all_rounds(evidence, "standard_parameter_hash")
+@for_each(Evidence.started_rounds)
+def model_structure(entry: RoundEvidence, started: Started) -> Findings:
+    """Check that the model has the parameters of the standard case."""
+    standard = started.standard_parameter_hash
+    if standard is not None and standard != started.parameter_hash:
+        expected = f"the case's {started.standard_num_parameters:,} parameters, hash {standard[:12]}"
+        actual = (
+            f"hooks changed names, shapes or types of parameters: {started.num_parameters:,} parameters, "
+            f"hash {started.parameter_hash[:12]}"
+        )
+        yield deviation(entry, "model-structure", expected, actual)
 
 
-def model_computation(evidence: Evidence) -> Iterator[Finding]:
+def one_model(evidence: Evidence) -> Findings:
+    """Check that all rounds started from the same model."""
+    for field in ("standard_parameter_hash", "standard_module_hash"):
+        hashes = {getattr(started, field) for _, started in evidence.started_rounds()} - {None}
+        if len(hashes) > 1:
+            yield finding("error", "model-structure", "one model in all rounds", f"{len(hashes)} different models")
+
+
+@for_each(Evidence.started_rounds)
+def model_computation(entry: RoundEvidence, started: Started) -> Findings:
     """Check that the modules are the case's own, and that the outputs and the framework's functions are unchanged.
 
     A replaced module makes a run OPEN even where its outputs are equal: outputs in evaluation do not show what it
     computes in training.
     """
-    for entry in evidence.rounds:
-        started = entry.started
-        if started is None:
-            continue
-        difference = started.output_difference
-        if started.num_replaced_modules:
-            listed = _listed(started.replaced_modules, started.num_replaced_modules)
-            actual = f"{started.num_replaced_modules} modules were replaced: {listed}"
-            if difference is None:
-                actual += "; their outputs were not compared"
-            yield finding("open", "modules-replaced", "the case's modules", actual, entry.number)
-        if difference is not None and difference > MAX_OUTPUT_DIFFERENCE:
-            by = "completely" if difference > _UNRELATED else f"by {difference:.1%}"
-            actual = f"the model's outputs differ {by} from those of the case's model for the same samples"
-            yield deviation("model-outputs", f"at most {MAX_OUTPUT_DIFFERENCE:.0%}", actual, entry)
-        yield from _replaced_functions(evidence, entry, started)
-    yield from _same_in_all_rounds(evidence, "standard_module_hash")
-
-
-def _replaced_functions(evidence: Evidence, entry: RoundEvidence, started: Started) -> Iterator[Finding]:
+    difference = started.output_difference
+    if started.num_replaced_modules:
+        listed = _listed(started.replaced_modules, started.num_replaced_modules)
+        actual = f"{started.num_replaced_modules} modules were replaced: {listed}"
+        if difference is None:
+            actual += "; their outputs were not compared"
+        yield finding("open", "modules-replaced", "the case's modules", actual)
+    if difference is not None and difference > MAX_OUTPUT_DIFFERENCE:
+        by = "completely" if difference > _UNRELATED else f"by {difference:.1%}"
+        actual = f"the model's outputs differ {by} from those of the case's model for the same samples"
+        yield deviation(entry, "model-outputs", f"at most {MAX_OUTPUT_DIFFERENCE:.0%}", actual)
     after_training = entry.inspected.replaced_functions if entry.inspected is not None else ()
-    replaced = tuple(dict.fromkeys([*started.replaced_functions, *after_training]))
-    if replaced:
+    if replaced := tuple(dict.fromkeys([*started.replaced_functions, *after_training])):
         actual = f"the vendor's code replaced functions: {_listed(replaced, len(replaced))}"
-        yield deviation("framework-functions", "the framework's and AccelMark's functions", actual, entry)
+        yield deviation(entry, "framework-functions", "the framework's and AccelMark's functions", actual)
     if started.num_module_functions and entry.job is not None:
         module = entry.job.framework_module
         listed = _listed(started.module_functions, started.num_module_functions)
         actual = f"{module} replaced {started.num_module_functions} of the framework's functions: {listed}"
-        if module is not None and evidence.shipped_module(entry.job.framework) == module:
-            yield finding("info", "framework-module", "", actual, entry.number)
+        if module is not None and entry.reference.module(entry.job.framework) == module:
+            yield finding("info", "framework-module", "", actual)
         else:
-            yield deviation("framework-functions", "the framework's functions", actual, entry)
+            yield deviation(entry, "framework-functions", "the framework's functions", actual)
 
 
 def _listed(names: Sequence[str], count: int) -> str:
@@ -95,52 +90,51 @@ def _listed(names: Sequence[str], count: int) -> str:
     return "; ".join(listed) + (f" and {count - len(listed)} more" if count > len(listed) else "")
 
 
-def initial_weights(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.started_rounds)
+def initial_weights(entry: RoundEvidence, started: Started) -> Findings:
     """Check that training started from the weights of the case."""
-    for entry in evidence.rounds:
-        started = entry.started
-        if started is None or started.checkpoint_hash is None or started.trained_checkpoint_hash is None:
-            continue
-        if started.checkpoint_hash != started.trained_checkpoint_hash:
-            actual = f"hooks changed the initial weights: hash {started.trained_checkpoint_hash[:12]}"
-            yield deviation("initial-weights", f"hash {started.checkpoint_hash[:12]}", actual, entry)
+    standard, trained = started.checkpoint_hash, started.trained_checkpoint_hash
+    if standard is not None and trained is not None and standard != trained:
+        actual = f"hooks changed the initial weights: hash {trained[:12]}"
+        yield deviation(entry, "initial-weights", f"hash {standard[:12]}", actual)
 
 
-def optimizer_type(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.started_rounds)
+def optimizer_type(entry: RoundEvidence, started: Started) -> Findings:
     """Check that the optimizer has the case's algorithm and hyperparameters."""
-    for entry in evidence.rounds:
-        started = entry.started
-        if started is None or started.standard_optimizer_class is None:
-            continue
-        standard, actual = started.standard_optimizer_class, started.optimizer_class
-        if optimizer_kind(standard) != optimizer_kind(actual):
-            yield deviation("optimizer-type", standard, f"the optimizer is {actual}", entry)
-        elif standard != actual:
-            what = f"another implementation of the optimizer: {actual}"
-            yield finding("warning", "optimizer-type", standard, what, entry.number)
-        if started.optimizer_changes:
-            what = f"hyperparameters of the optimizer were changed: {'; '.join(started.optimizer_changes)}"
-            yield deviation("optimizer-numbers", "those of the settings", what, entry)
+    standard, actual = started.standard_optimizer_class, started.optimizer_class
+    if standard is None:
+        return
+    if optimizer_kind(standard) != optimizer_kind(actual):
+        yield deviation(entry, "optimizer-type", standard, f"the optimizer is {actual}")
+    elif standard != actual:
+        yield finding("warning", "optimizer-type", standard, f"another implementation of the optimizer: {actual}")
+    if started.optimizer_changes:
+        what = f"hyperparameters of the optimizer were changed: {'; '.join(started.optimizer_changes)}"
+        yield deviation(entry, "optimizer-numbers", "those of the settings", what)
 
 
-def dataset(evidence: Evidence) -> Iterator[Finding]:
-    """Check that the data has the case's fingerprint, and is the same in all rounds."""
+@for_each(Evidence.succeeded_rounds)
+def dataset(entry: RoundEvidence) -> Findings:
+    """Check that the data has the case's fingerprint."""
+    names = entry.job.data_dirs if entry.job is not None else ()
+    if names and entry.data is None:
+        yield finding("error", "dataset", "", "data.json is missing: the data was not recorded")
+        return
+    for name in names:
+        record = (entry.data or {}).get(name)
+        declared = _declared(entry.reference.case, name) or (record.declared if record is not None else None)
+        if record is None:
+            yield finding("error", "dataset", "", f"data.json does not list {name}")
+        elif declared is not None and record.fingerprint != declared:
+            yield deviation(entry, "dataset", declared[:12], f"{name} has fingerprint {record.fingerprint[:12]}")
+
+
+def same_dataset(evidence: Evidence) -> Findings:
+    """Check that the data is the same in all rounds."""
     first: dict[str, str] = {}
     for entry in evidence.succeeded:
-        if entry.job is None or not entry.job.data_dirs:
-            continue
-        if entry.data is None:
-            yield finding("error", "dataset", "", "data.json is missing: the data was not recorded", entry.number)
-            continue
-        for name in entry.job.data_dirs:
-            record = entry.data.get(name)
-            if record is None:
-                yield finding("error", "dataset", "", f"data.json does not list {name}", entry.number)
-                continue
-            declared = _declared(evidence.standard, name) or record.declared
-            if declared is not None and record.fingerprint != declared:
-                actual = f"{name} has fingerprint {record.fingerprint[:12]}"
-                yield deviation("dataset", declared[:12], actual, entry)
+        for name, record in (entry.data or {}).items():
             if first.setdefault(name, record.fingerprint) != record.fingerprint:
                 yield finding("error", "dataset", "", f"{name} differs from an earlier round", entry.number)
 
@@ -155,103 +149,101 @@ def _declared(standard: Standard | None, name: str) -> str | None:
     return None
 
 
-def precision(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.started_rounds)
+def precision(entry: RoundEvidence, started: Started) -> Findings:
     """Check that the forward pass computed in the declared precision."""
-    for entry in evidence.rounds:
-        started = entry.started
-        if started is None or entry.job is None or not isinstance(entry.job.work, TrainingWork):
-            continue
-        declared = entry.job.work.settings.precision
-        if started.precision != declared:
-            actual = f"the device does not support it: trained in {started.precision}"
-            yield finding("warning", "precision", declared, actual, entry.number)
-        computed = started.compute_type.split("+") if started.compute_type is not None else None
-        if computed is not None and TYPE_OF_PRECISION[started.precision] not in computed:
-            actual = f"the forward pass computed in {started.compute_type}"
-            yield deviation("precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual, entry)
-            continue
-        found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
-        required = TYPE_OF_PRECISION[started.precision]
-        # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
-        if found and (required not in found or found - _WIDER.get(required, _WIDE_TYPES) - {required}):
-            actual = f"in the inspected steps, layers computed in {', '.join(sorted(found))}"
-            yield deviation("precision", f"{declared} ({required})", actual, entry)
+    if entry.job is None or not isinstance(entry.job.work, TrainingWork):
+        return
+    declared, required = entry.job.work.settings.precision, TYPE_OF_PRECISION[started.precision]
+    if started.precision != declared:
+        actual = f"the device does not support it: trained in {started.precision}"
+        yield finding("warning", "precision", declared, actual)
+    if started.compute_type is not None and required not in started.compute_type.split("+"):
+        actual = f"the forward pass computed in {started.compute_type}"
+        yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
+        return
+    found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
+    # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
+    if found and (required not in found or found - _WIDER.get(required, _WIDE_TYPES) - {required}):
+        actual = f"in the inspected steps, layers computed in {', '.join(sorted(found))}"
+        yield deviation(entry, "precision", f"{declared} ({required})", actual)
 
 
-def samples_trained(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.started_rounds)
+def samples_trained(entry: RoundEvidence, started: Started) -> Findings:
     """Check that each inspected step passed as many samples through the model as it reported."""
-    for entry in evidence.succeeded:
-        started, inspected = entry.started, entry.inspected
-        if started is None:
-            continue
-        if (
-            inspected is not None
-            and inspected.samples_seen is not None
-            and inspected.samples_seen < (inspected.samples_credited or 0)
-        ):
-            actual = f"{inspected.samples_seen} samples passed through the model in an inspected step"
-            yield deviation("samples-trained", f"{inspected.samples_credited} per step and rank", actual, entry)
-            continue
-        replaced = sorted({"train_step", "backward"} & set(started.hooks))
-        reason = (
-            "the ranks did not report it" if inspected is None else inspected.samples_reason or inspected.compute_reason
-        )
-        if replaced and reason is not None:
-            actual = f"the vendor replaced {' and '.join(replaced)}, and their samples could not be counted: {reason}"
-            yield finding("open", "samples-trained", "", actual, entry.number)
+    inspected = entry.inspected
+    if entry.result.state != "succeeded":
+        return
+    seen = inspected.samples_seen if inspected is not None else None
+    if inspected is not None and seen is not None and seen < (inspected.samples_credited or 0):
+        actual = f"{seen} samples passed through the model in an inspected step"
+        yield deviation(entry, "samples-trained", f"{inspected.samples_credited} per step and rank", actual)
+        return
+    replaced = sorted({"train_step", "backward"} & set(started.hooks))
+    reason = "the ranks did not report it"
+    if inspected is not None:
+        reason = inspected.samples_reason or inspected.compute_reason or ""
+    if replaced and reason:
+        actual = f"the vendor replaced {' and '.join(replaced)}, and their samples could not be counted: {reason}"
+        yield finding("open", "samples-trained", "", actual)
 
 
-def seeds(evidence: Evidence) -> Iterator[Finding]:
+def seeds(evidence: Evidence) -> Findings:
     """Check that no two rounds have the same seed or the same losses."""
     first_seeds: dict[int, int] = {}
     first_losses: dict[tuple[Any, ...], int] = {}
     for entry in evidence.succeeded:
-        if entry.started is not None:
-            earlier = first_seeds.setdefault(entry.started.seed, entry.number)
-            if earlier != entry.number:
-                actual = f"the seed is that of round {earlier}"
-                yield finding("error", "seeds", "a new seed in each round", actual, entry.number)
+        if entry.started is None:
+            continue
+        earlier = first_seeds.setdefault(entry.started.seed, entry.number)
+        if earlier != entry.number:
+            actual = f"the seed is that of round {earlier}"
+            yield finding("error", "seeds", "a new seed in each round", actual, entry.number)
         losses = tuple(point.value for point in entry.result.curves.get("loss", ()))
-        if len(losses) > 1 and entry.started is not None and entry.started.checkpoint_hash is not None:
+        if len(losses) > 1 and entry.started.checkpoint_hash is not None:
             earlier = first_losses.setdefault((entry.started.checkpoint_hash, losses), entry.number)
             if earlier != entry.number:
                 actual = f"initial weights and all losses equal those of round {earlier}"
                 yield finding("error", "seeds", "different rounds", actual, entry.number)
 
 
-def external_trainer(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.all_rounds)
+def external_trainer(entry: RoundEvidence) -> Findings:
     """Check whether AccelMark evaluated the weights of an external trainer again; without that a result is OPEN."""
-    for entry in evidence.rounds:
-        work = entry.job.work if entry.job is not None else None
-        again = entry.reevaluation is not None and entry.reevaluation.metrics is not None
-        if isinstance(work, ExternalJob) and not again:
-            actual = f"trained by {work.trainer.title}; its weights were not evaluated again"
-            yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual, entry.number)
+    work = entry.job.work if entry.job is not None else None
+    again = entry.reevaluation is not None and entry.reevaluation.metrics is not None
+    if isinstance(work, ExternalJob) and not again:
+        actual = f"trained by {work.trainer.title}; its weights were not evaluated again"
+        yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual)
 
 
-def settings(evidence: Evidence) -> Iterator[Finding]:
+@for_each(Evidence.all_rounds)
+def settings(entry: RoundEvidence) -> Findings:
     """Check that the settings and the target that the case fixes are unchanged."""
-    standard = evidence.standard
-    for entry in evidence.rounds:
-        forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
-        if entry.is_open:
-            names = ", ".join(f"`{name}`" for name in forced)
-            verb = "was" if len(forced) == 1 else "were"
-            what = f"{names} {verb} overridden with --open" if forced else "started with --open"
-            yield finding("open", "declared-open", "", f"{what}; not a closed result", entry.number)
-        elif forced:
-            yield deviation(
-                "settings-fixed", "changes of mutable settings only", f"changed: {', '.join(forced)}", entry
-            )
-        if standard is not None and standard.spec.train is not None:
-            yield from _against_case(entry, standard.spec.train)
-    if evidence.rounds and standard is None:
+    forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
+    if "open" in entry.result.marks:
+        names = ", ".join(f"`{name}`" for name in forced)
+        verb = "was" if len(forced) == 1 else "were"
+        what = f"{names} {verb} overridden with --open" if forced else "started with --open"
+        yield finding("open", "declared-open", "", f"{what}; not a closed result")
+    elif forced:
+        yield deviation(entry, "settings-fixed", "changes of mutable settings only", f"changed: {', '.join(forced)}")
+    case = entry.reference.case
+    if case is not None and case.spec.train is not None:
+        yield from _against_case(entry, case.spec.train)
+
+
+def case_known(evidence: Evidence) -> Findings:
+    """Report that the settings were not compared because this machine does not have the case."""
+    if evidence.rounds and evidence.reference.case is None:
         result = evidence.rounds[0].result
-        actual = f"not compared with its case: this machine has no case {result.key.model!r} of version "
-        yield finding("warning", "case-known", "", f"{actual}{result.case_version}")
+        case = f"{result.key.model!r} of version {result.case_version}"
+        actual = f"not compared with its case: this machine has no case {case}"
+        yield finding("warning", "case-known", "", actual)
 
 
-def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding]:
+def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
     train = entry.job.work if entry.job is not None else None
     if not isinstance(train, TrainingWork):
         return
@@ -259,7 +251,7 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding
         expected, actual = getattr(case, name), getattr(train, name)
         if expected != actual:
             change = "" if name == "reference_loss" else f" from {expected} to {actual}"
-            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}", entry.number)
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}")
     try:
         fixed = flatten(TrainSettings.model_validate(case.settings).model_dump(mode="json"))
     except ValidationError:
@@ -273,10 +265,4 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Iterator[Finding
         if value != standard and not may_change(name, case.mutable) and name not in forced:
             changed.append(f"{name} is {value} instead of {standard}")
     if changed:
-        yield deviation("settings-fixed", "the settings of case.yaml", "; ".join(changed), entry)
-
-
-def _same_in_all_rounds(evidence: Evidence, field: str) -> Iterator[Finding]:
-    hashes = {getattr(entry.started, field) for entry in evidence.rounds if entry.started is not None} - {None}
-    if len(hashes) > 1:
-        yield finding("error", "model-structure", "one model in all rounds", f"{len(hashes)} different models")
+        yield deviation(entry, "settings-fixed", "the settings of case.yaml", "; ".join(changed))

@@ -11,14 +11,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
 from accelmark.automl.records import Hyperparameters, WeightMode
-from accelmark.automl.scoring.rules import PRESETS
-from accelmark.automl.search.schedule import AIPERF_ROUND_EPOCHS, AIPERF_TUNING_ROUND, Schedule
-from accelmark.automl.search.searchers import SearchName
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+SearchName = Literal["bayesian", "random", "evolution", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
 
 
@@ -63,34 +61,29 @@ class DatasetConfig(Section):
     """Use only this many training and held-out images, to test the set-up; disclosed."""
 
 
-class SearchConfig(Section):
+class SearchConfig(MorphLimits):
     """Search method and bounds on networks."""
 
     method: SearchName = "bayesian"
     morphs: Annotated[tuple[MorphKind, ...], Field(min_length=1)] = MORPH_KINDS
-    max_filters: PositiveInt = 4096
-    max_kernel: PositiveInt = 7
-    max_nodes: PositiveInt = 1000
-    max_parameters: PositiveInt | None = None
-    max_forward_operations: PositiveInt | None = None
     weights: WeightMode = "carried"
     initial_weights: Path | None = None
     """Pretrained weights (.npz) of the seed network; disclosed."""
 
-    @property
-    def limits(self) -> MorphLimits:
-        """The bounds on networks."""
-        return MorphLimits(**{name: getattr(self, name) for name in MorphLimits.__dataclass_fields__})
-
 
 class ScheduleConfig(Section):
-    """Number and length of trials."""
+    """Number and length of trials; those that run when ``max_duration`` has passed are cut.
+
+    A round is ``concurrency`` trials. ``round_epochs`` are the epochs of trials of the first, second ... round; the
+    last entry is for all later rounds. Hyperparameters are searched from ``tuning_round`` on; None: never.
+    """
 
     concurrency: PositiveInt = 1
     max_trials: PositiveInt | None = None
+    """Retries are not counted."""
     max_duration: Duration | None = None
-    round_epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = AIPERF_ROUND_EPOCHS
-    tuning_round: PositiveInt | None = AIPERF_TUNING_ROUND
+    round_epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (15, 30, 45, 60)
+    tuning_round: PositiveInt | None = 4
     max_attempts: PositiveInt = 2
     early_stop: bool = True
 
@@ -100,11 +93,17 @@ class ScheduleConfig(Section):
             raise ValueError("the search never ends: give max_trials or max_duration")
         return self
 
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the state machine."""
-        values = self.model_dump(exclude={"early_stop", "max_duration"})
-        return Schedule(**values, max_s=self.max_duration)
+    def round_of(self, trial: int) -> int:
+        """Return the round of a trial; trials are numbered from 0, rounds from 1."""
+        return trial // self.concurrency + 1
+
+    def epochs_of(self, trial: int) -> int:
+        """Return the planned epochs of a trial."""
+        return self.round_epochs[min(self.round_of(trial), len(self.round_epochs)) - 1]
+
+    def tunes(self, trial: int) -> bool:
+        """Return whether the trial's hyperparameters are searched."""
+        return self.tuning_round is not None and self.round_of(trial) >= self.tuning_round
 
 
 class TuningConfig(Section):
@@ -189,12 +188,6 @@ class SshCluster(Section):
 ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]
 
 
-def _known_rules(name: str) -> str:
-    if name not in PRESETS:
-        raise ValueError(f"no rules are called that ({nearest(name, PRESETS)})")
-    return name
-
-
 class AutomlConfig(Section):
     """One search: network, data, method, schedule, training, cluster and rules."""
 
@@ -209,7 +202,7 @@ class AutomlConfig(Section):
     training: TrainingConfig = TrainingConfig()
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
-    rules: Annotated[str, BeforeValidator(_known_rules)] = "smoke"
+    rules: Literal["aiperf-v1", "smoke"] = "smoke"
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -1,4 +1,4 @@
-"""The command line: one file for each verb, which parses options, calls one function and prints."""
+"""The command line: each verb parses options, calls one function and prints."""
 
 from accelmark.cli.main import main
 

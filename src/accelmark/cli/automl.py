@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,7 @@ import typer
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from accelmark.automl.controller.controller import Observer
     from accelmark.automl.controller.directory import SearchDirectory
-    from accelmark.automl.controller.request import LoadedConfig
-    from accelmark.automl.controller.session import Session
 
 app = typer.Typer(
     name="automl",
@@ -41,24 +39,30 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
-    from accelmark.automl.controller.request import load_config
+    from accelmark.automl.controller.request import check_without_start, load_config
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")
-    loaded = load_config(config)
+    loaded, unused = load_config(config)
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
-        dataset = loaded.config.dataset.model_copy(update=given)
-        loaded = type(loaded)(loaded.config.model_copy(update={"dataset": dataset}), loaded.form, loaded.unused)
-    _print_unused(loaded)
+        loaded = loaded.model_copy(update={"dataset": loaded.dataset.model_copy(update=given)})
+    for line in unused:
+        typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
-        _dry_run(loaded)
+        dataset, unchecked = check_without_start(loaded)
+        typer.echo(loaded.model_dump_json(indent=2))
+        if dataset is not None:
+            sizes = f"{len(dataset.training)} training, {len(dataset.validation)} validation"
+            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out)} held-out images", err=True)
+        for line in unchecked:
+            typer.echo(f"not checked: {line}", err=True)
         return
     from accelmark.automl.controller.session import start_search
 
     with _live(as_json) as observer:
-        session = start_search(loaded.config, runs, observer=observer, announce=_announce)
-    _finish(session, as_json)
+        found = start_search(loaded, runs, _announce, observer)
+    _finish(found, as_json)
 
 
 @app.command()
@@ -72,8 +76,8 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     found = find_search(name, runs)
     _announce(found)
     with _live(as_json) as observer:
-        session = resume_search(found, observer=observer)
-    _finish(session, as_json)
+        resume_search(found, observer)
+    _finish(found, as_json)
 
 
 @app.command()
@@ -101,7 +105,7 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     found = find_search(name, runs)
     if not found.is_running():
         raise RequestError(f"{found.path}: no search is running here")
-    found.request_stop()
+    found.stop_mark.touch()
     typer.echo(f"{found.path}: asked to stop")
 
 
@@ -147,91 +151,55 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count the operations of one image: forward, backward and update."""
+    from dataclasses import asdict
+
+    from accelmark.automl.controller.request import resolve_network
     from accelmark.automl.model.counting import MODES, count
-    from accelmark.automl.model.network import load_network
-    from accelmark.automl.model.seeds import SEEDS, seed_network
     from accelmark.spec.errors import RequestError, nearest
 
     if mode not in MODES:
         raise RequestError(f"no counting mode is called {mode!r} ({nearest(mode, MODES)})")
-    named = network in SEEDS or not (Path(network).suffix or Path(network).exists())
-    counted = count(seed_network(network) if named else load_network(Path(network)), mode)
-    figures: dict[str, Any] = {
-        "network": counted.network,
-        "mode": counted.mode,
-        "forward": counted.forward,
-        "backward": counted.backward,
-        "evaluation": counted.evaluation,
-        "update_per_step": counted.update,
-        "update_in_backward": counted.update_in_backward,
-        "matrix_forward": counted.matrix_forward,
-        "matrix_backward": counted.matrix_backward,
-        "parameters": counted.parameters,
-        "forward_by_kind": counted.forward_by_kind(),
-    }
+    counted = count(resolve_network(network), mode)
+    figures = {"network": counted.network, "mode": counted.mode} | asdict(counted)
+    by_layer, figures["update_per_step"] = figures.pop("layers"), figures.pop("update")
+    kinds = counted.forward_by_kind()
     if as_json:
-        from dataclasses import asdict
-
-        if layers:
-            figures["layers"] = [asdict(layer) for layer in counted.layers]
-        typer.echo(json.dumps(figures, indent=2))
+        more = {"layers": by_layer} if layers else {}
+        typer.echo(json.dumps({**figures, "forward_by_kind": kinds, **more}, indent=2))
         return
     for key, value in figures.items():
-        if isinstance(value, dict):
-            for kind, operations in value.items():
-                typer.echo(f"  forward, {kind:<14} {operations:>22,}")
-        else:
-            typer.echo(f"{key:<20} {value:>24,}" if isinstance(value, int) else f"{key:<20} {value:>24}")
-    if layers:
-        for layer in counted.layers:
-            typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
+        typer.echo(f"{key:<20} {value:>24,}" if isinstance(value, int) else f"{key:<20} {value:>24}")
+    for kind, operations in kinds.items():
+        typer.echo(f"  forward, {kind:<14} {operations:>22,}")
+    for layer in counted.layers if layers else ():
+        typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
 
 
 def _announce(found: SearchDirectory) -> None:
     typer.echo(f"search: {found.path}", err=True)
 
 
-def _print_unused(loaded: LoadedConfig) -> None:
-    for line in loaded.unused:
-        typer.secho(f"note: {line}", fg="yellow", err=True)
-
-
-def _dry_run(loaded: LoadedConfig) -> None:
-    from accelmark.automl.controller.request import dry_run, resolve_network
-
-    dataset, unchecked = dry_run(loaded.config, resolve_network(loaded.config))
-    typer.echo(loaded.config.model_dump_json(indent=2))
-    if dataset is not None:
-        sizes = (len(dataset.training), len(dataset.validation), len(dataset.held_out))
-        typer.echo(f"{dataset.name}: {sizes[0]} training, {sizes[1]} validation, {sizes[2]} held-out images", err=True)
-    for line in unchecked:
-        typer.echo(f"not checked: {line}", err=True)
-
-
 def _live(as_json: bool) -> Any:
-    from contextlib import nullcontext
-
+    """Return a context that gives an observer which shows progress, or None where nothing is shown."""
     if as_json or not sys.stderr.isatty():
-        nothing: Observer | None = None
-        return nullcontext(nothing)
+        return nullcontext()
     from accelmark.report.search_terminal import live_view
 
     return live_view()
 
 
-def _finish(session: Session, as_json: bool) -> None:
+def _finish(found: SearchDirectory, as_json: bool) -> None:
     from accelmark.automl.scoring.summary import summarise
     from accelmark.report.search_page import write_report
     from accelmark.report.search_terminal import show_summary
 
-    written = write_report(session.directory)
-    summary = summarise(session.directory)
+    written, summary = write_report(found), summarise(found)
     if as_json:
         typer.echo(summary.to_json())
     else:
         show_summary(summary)
         typer.echo(f"report: {written[0]}")
-    if session.ended.reason == "asked":
+    if summary.ended_because == "asked":
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import typer
 
 from accelmark.plan import Detected, Plan, build_plan
-from accelmark.plan.layering import host_capabilities
+from accelmark.plan.adaptation import host_capabilities
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.controller.probe import remembered
@@ -22,14 +22,13 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands
 from accelmark.run.record.directory import RunDirectory, default_path
-from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import EXIT_OK, AccelmarkError, Problem, RequestError, SpecError
-from accelmark.spec.model import parse
+from accelmark.spec.model import parse, read_value, read_yaml
+from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.launcher import launcher_problems, parse_cluster
 from accelmark.spec.runfile import RunSpec
 from accelmark.spec.secret import secrets_in, shown
-from accelmark.spec.yaml_file import read_value, read_yaml
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import PlannedJob
@@ -136,13 +135,7 @@ def read_run_file(path: Path) -> RunSpec:
             case["data"] = str(path.parent / Path(case["data"]).expanduser())
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
-    try:
-        request = parse(RunSpec, {"name": path.stem} | values, str(path))
-    except SpecError as error:
-        raise SpecError([*error.problems, *problems]) from error
-    if problems:
-        raise SpecError(problems)
-    return request
+    return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
 
 
 def run_name(key: str) -> str:

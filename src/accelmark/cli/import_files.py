@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
+from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:
     from accelmark.compat.flagperf import Converted
 
 
-class Origin(StrEnum):
-    """The benchmark that the files belong to."""
-
-    FLAGPERF = "flagperf"
-
-
 def import_files(
-    origin: Annotated[Origin, typer.Argument(help="The benchmark that the files belong to.")],
+    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
+        list[Path], Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
     from accelmark.compat.flagperf import convert
     from accelmark.results.store.files import make_directory, write_atomic
-    from accelmark.spec.errors import RequestError
 
     converted = convert(files)
     texts = _files(converted)
@@ -59,18 +53,13 @@ def import_files(
 
 
 def _files(converted: Converted) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    if converted.cluster:
-        texts["cluster.yaml"] = _yaml(converted.cluster)
-    if converted.run:
-        beside: dict[str, Any] = {"cluster": "cluster.yaml"} if converted.cluster else {}
-        texts["run.yaml"] = _yaml({**beside, **converted.run})
-    for name, settings in converted.configs.items():
-        texts[name] = _yaml(settings)
-    return texts
-
-
-def _yaml(values: dict[str, Any]) -> str:
+    """Return the name and text of each file to write."""
     import yaml
 
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    values: dict[str, dict[str, Any]] = {}
+    if converted.cluster:
+        values["cluster.yaml"] = converted.cluster
+    if converted.run:
+        values["run.yaml"] = ({"cluster": "cluster.yaml"} if converted.cluster else {}) | converted.run
+    values |= converted.configs
+    return {name: yaml.safe_dump(item, sort_keys=False, allow_unicode=True) for name, item in values.items()}

@@ -8,31 +8,16 @@ import sys
 from typing import Annotated, Final
 
 import typer
+from typer import Option
 
 import accelmark
 from accelmark.cli.automl import app as automl
-from accelmark.cli.bundle import bundle
-from accelmark.cli.cases import cases
-from accelmark.cli.check import app as check
-from accelmark.cli.compare import compare
-from accelmark.cli.doctor import doctor
-from accelmark.cli.evaluate import evaluate
-from accelmark.cli.export import export
+from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
+from accelmark.cli.folders import cases, check, new
 from accelmark.cli.import_files import import_files
-from accelmark.cli.infer import infer
-from accelmark.cli.monitor import monitor
-from accelmark.cli.new import app as new
-from accelmark.cli.probe import probe
-from accelmark.cli.report import report
-from accelmark.cli.results import results
-from accelmark.cli.resume import resume
-from accelmark.cli.run import run
-from accelmark.cli.status import status
-from accelmark.cli.stop import stop
-from accelmark.cli.train import train
-from accelmark.cli.vendors import vendors
-from accelmark.cli.verify import verify
-from accelmark.cli.view import serve_renamed, view
+from accelmark.cli.machine import doctor, monitor, probe, vendors
+from accelmark.cli.results import compare, results, serve_renamed, view
+from accelmark.cli.runs import infer, resume, run, status, stop, train
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 
@@ -69,7 +54,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Benchmark AI chips with their software stack."""

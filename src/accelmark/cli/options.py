@@ -1,26 +1,47 @@
-"""Options and arguments that several verbs share."""
+"""Options, arguments and output that several verbs share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
-Vendor = Annotated[str | None, typer.Option("--vendor", help="Chip vendor; default: the one detected.")]
+from accelmark.report.printable import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
+Vendor = Annotated[str | None, Option("--vendor", help="Chip vendor; default: the one detected.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. optimizer.lr=0.1.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: optimizer.lr=0.1.")
 ]
-Synthetic = Annotated[bool, typer.Option("--synthetic", help="Use synthetic data; marks the result as such.")]
-Open = Annotated[
-    bool, typer.Option("--open", help="Allow immutable settings to be changed; permanently marks the result OPEN.")
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors: do not start.")]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Start no further round after a failure.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Time limit of one round in seconds.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory; default: a new one in runs/.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Download nothing; use cached data.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+Synthetic = Annotated[bool, Option("--synthetic", help="Use synthetic data; marks the result as such.")]
+Open = Annotated[bool, Option("--open", help="Allow changes to immutable settings; permanently marks the result OPEN.")]
+Strict = Annotated[bool, Option("--strict", help="Treat warnings as errors: do not start.")]
+FailFast = Annotated[bool, Option("--fail-fast", help="Start no further round after a failure.")]
+Timeout = Annotated[float | None, Option("--timeout", min=0.001, help="Time limit of one round in seconds.")]
+Out = Annotated[Path | None, Option("--out", metavar="DIR", help="Run directory; default: a new one in runs/.")]
+Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached data.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the jobs, commands and settings; start nothing.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory.")]
+RunOrBundle = Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory or bundle.")]
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    typer.secho(f"warning: {printable(text)}", fg="yellow", err=True)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return an empty table without borders, whose cells wrap."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,86 +1,73 @@
-"""``accelmark results [DIR]``: all runs below a directory as one table."""
+"""Verbs over many runs: results, compare, view."""
 
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.report.printable import printable
+from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from accelmark.results.compare.comparison import Pair
     from accelmark.results.compare.table import Row
     from accelmark.results.store.loaded_run import LoadedRun
 
 
 _PIPE_WIDTH: Final = 260
-"""Columns of output that is not a terminal."""
+"""Columns of a table of runs in output that is not a terminal."""
+_COMPARISON_WIDTH: Final = 140
+_WIDE: Final = 116
+"""Smallest width for all columns of a comparison."""
 
 
-class Format(StrEnum):
-    """Output format of a table."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
-    MARKDOWN = "markdown"
+Format = Literal["csv", "parquet", "markdown"]
 
 
 def results(
     places: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[DIR …]", help="Runs, bundles, or directories that contain them. Default: runs/."),
+        list[Path] | None, Argument(metavar="[DIR …]", help="Runs, bundles or directories of runs; default: runs/.")
     ] = None,
     where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat to combine with AND."
-        ),
+        list[str] | None, Option(metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat for AND.")
     ] = None,
     group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
+        str | None, Option(metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
     ] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="Query the table 'results' with a SELECT (DuckDB).")] = None,
-    output_format: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")] = None,
+    sql: Annotated[str | None, Option("--sql", help="Query the table 'results' with a SELECT (DuckDB).")] = None,
+    output_format: Annotated[Format | None, Option("--format", help="Output format.")] = None,
+    output: options.Output = None,
     readme: Annotated[
-        list[Path] | None,
-        typer.Option("--readme", metavar="FILE", help="Update the results table in a case's README. Repeatable."),
+        list[Path] | None, Option(metavar="FILE", help="Update the table in a case's README. Repeatable.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
     from accelmark.results.compare.table import column, matching, rows_of
     from accelmark.results.sources import open_sources
-    from accelmark.spec.errors import RequestError
 
-    given = {
-        "--sql": sql is not None,
-        "--group-by": group_by,
-        "--format": output_format,
-        "--output": output,
-        "--json": as_json,
-    }
-    _refuse_unused("--readme" if readme else None, given)
+    given = {"--sql": sql is not None, "--group-by": group_by, "--format": output_format, "--output": output}
+    _refuse_unused("--readme" if readme else None, given | {"--json": as_json})
     _refuse_unused("--json" if as_json else None, {"--format": output_format})
-    only_flat = output_format not in (None, Format.MARKDOWN)
-    _refuse_unused(
-        "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None,
-        {"--group-by": group_by},
-    )
+    only_flat = output_format not in (None, "markdown")
+    flat = "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None
+    _refuse_unused(flat, {"--group-by": group_by})
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
     wanted = [_assignment(text) for text in where or ()]
     runs, problems = open_sources(places or [Path("runs")])
     for problem in problems:
-        typer.secho(f"warning: {printable(problem)}", fg="yellow", err=True)
+        options.warn(problem)
     runs = matching(runs, wanted)
     if readme:
         _update_readmes(readme, runs)
@@ -90,18 +77,18 @@ def results(
         _print_query(rows, sql, output_format, output, as_json=as_json)
     elif as_json:
         _emit(json.dumps({"results": rows, "problems": problems}), output)
-    elif output_format is Format.PARQUET:
-        from accelmark.results.compare.sql import write_parquet
+    elif output_format == "parquet":
+        from accelmark.results.compare.table import write_parquet
 
         if output is None:
             raise RequestError("--format parquet needs --output FILE")
         write_parquet(rows, output)
         typer.echo(str(output))
-    elif output_format is Format.CSV:
+    elif output_format == "csv":
         from accelmark.results.compare.table import COLUMNS, to_csv
 
         _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
-    elif output_format is Format.MARKDOWN:
+    elif output_format == "markdown":
         from accelmark.report.tables import markdown
 
         _emit(markdown(rows, groups), output)
@@ -112,8 +99,6 @@ def results(
 
 
 def _assignment(text: str) -> tuple[str, str]:
-    from accelmark.spec.errors import RequestError
-
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise RequestError(f"--where {text!r}: write COLUMN=VALUE, e.g. chip=H100")
@@ -122,8 +107,6 @@ def _assignment(text: str) -> tuple[str, str]:
 
 def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
     """Raise RequestError for options that have no effect together with ``chosen``."""
-    from accelmark.spec.errors import RequestError
-
     unused = [name for name, value in others.items() if value]
     if chosen is not None and unused:
         raise RequestError(f"{', '.join(unused)} has no effect together with {chosen}: remove one of them")
@@ -132,7 +115,6 @@ def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
 def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
     """Update the results table of each README with the case of its folder; write nothing if one case has no run."""
     from accelmark.report.tables import write_readme_table
-    from accelmark.spec.errors import RequestError
 
     found = {case.key.model for run in runs for case in run.summary.cases}
     models = {readme: readme.resolve().parent.name for readme in readmes}
@@ -147,24 +129,23 @@ def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
 def _print_query(
     rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool
 ) -> None:
-    from accelmark.results.compare.sql import run_query
-    from accelmark.spec.errors import RequestError
+    from accelmark.results.compare.table import run_query
 
     answer = run_query(rows, sql)
     if as_json:
         _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
-    elif output_format is Format.CSV:
+    elif output_format == "csv":
         from accelmark.results.compare.table import to_csv
 
         _emit(to_csv(answer.columns, answer.rows), output)
-    elif output_format is Format.MARKDOWN:
+    elif output_format == "markdown":
         from accelmark.report.tables import plain_markdown
 
         _emit(plain_markdown(answer.columns, answer.rows), output)
-    elif output_format is Format.PARQUET or output is not None:
+    elif output_format == "parquet" or output is not None:
         raise RequestError("the result of --sql can be written with --format csv or markdown")
     else:
-        show_table(answer.columns, answer.rows)
+        _console().print(_table(answer.columns, answer.rows))
 
 
 def _emit(text: str, output: Path | None) -> None:
@@ -197,16 +178,11 @@ def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console 
             _print_blocks(console, heads, cells, len(heads) - len(names))
 
 
-def show_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table; cells that do not fit are wrapped."""
-    _console().print(_table(heads, rows))
-
-
-def _console() -> Console:
+def _console(pipe_width: int = _PIPE_WIDTH) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH, highlight=False)
+    return console if console.is_terminal else Console(width=pipe_width, highlight=False)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -242,3 +218,121 @@ def _print_blocks(console: Console, heads: Sequence[str], rows: Sequence[Sequenc
         console.print(Text.assemble((facts[0], "bold"), "  ", "  ".join(described)))
         measured = [f"{head} {value}" for head, value in figures if value != NOTHING]
         console.print(Padding(Text(" · ".join(measured) or "no figures"), (0, 0, 0, 4)))
+
+
+def compare(
+    runs: Annotated[
+        list[Path], Argument(metavar="A B …", help="Runs, bundles or directories of runs; the first is the baseline.")
+    ],
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
+    ] = None,
+    across_scales: Annotated[
+        bool, Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
+    ] = False,
+    force: Annotated[bool, Option("--force", help="Compare runs that are not comparable.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare runs with the first one. Shows differences with 95 % intervals, and changed settings and software."""
+    from accelmark.results.compare import comparison as comparing
+    from accelmark.results.sources import open_sources
+
+    loaded, problems = open_sources(runs)
+    comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
+    if output is not None:
+        from accelmark.report.comparison import render_comparison
+        from accelmark.results.store.files import write_atomic
+
+        write_atomic(output, render_comparison(comparison))
+    if as_json:
+        typer.echo(comparison.model_dump_json())
+        return
+    for problem in problems:
+        options.warn(problem)
+    for pair in comparison.pairs:
+        _print_pair(pair)
+    for line in comparison.unmatched:
+        typer.echo(f"not compared: {printable(line)}")
+    if output is not None:
+        typer.echo(str(output))
+
+
+def _print_pair(pair: Pair) -> None:
+    from accelmark.report.comparison import scale_of_side, summary_line
+    from accelmark.results.compare.context import context_lines
+
+    console = _console(_COMPARISON_WIDTH)
+    for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
+        marks = f" ({', '.join(mark.replace('_', ' ') for mark in side.marks)})" if side.marks else ""
+        console.print(_text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {side.verdict}{marks}"))
+    for reason in pair.not_comparable:
+        console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
+    console.print(figures_table(pair, narrow=console.width < _WIDE))
+    console.print(summary_line(pair), markup=False)
+    for text in context_lines(pair.differing):
+        console.print(_text(f"  {text}"))
+    for text in pair.one_sided:
+        console.print(_text(f"  only one run has: {text}"))
+    console.print()
+
+
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
+
+
+def figures_table(pair: Pair, *, narrow: bool) -> Table:
+    """Return the figures; ``narrow``: each unit once, and half the interval instead of its bounds."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from accelmark.report.comparison import lines_of
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
+    table.add_column("figure", overflow="fold")
+    for heading in ("baseline", "compared", *(["diff. ± 95 %"] if narrow else ["difference", "95 % interval"])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("effect", no_wrap=True)
+    styles = {"better": "green", "worse": "red", "different": "yellow"}
+    for line in lines_of(pair):
+        effect = "one round" if line.css_class == "unknown" and narrow else line.effect
+        judged = Text(effect, style=styles.get(line.css_class, "dim"))
+        cells = (
+            [line.bare, line.other, line.half] if narrow else [line.baseline, line.other, line.change, line.interval]
+        )
+        table.add_row(*map(_text, [line.title, *cells]), judged)
+    return table
+
+
+def view(
+    directory: Annotated[Path, Argument(metavar="[DIR]", help="Directory that contains the runs.")] = Path("runs"),
+    host: Annotated[str, Option(help="Address; one that other machines can reach needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
+    token_file: Annotated[
+        Path | None, Option(metavar="FILE", help="File of the access token; created if missing.")
+    ] = None,
+) -> None:
+    """Show the runs below a directory in a browser. The pages are read-only and by default for this machine only."""
+    from accelmark.spec.plugins.requirements import require
+
+    require("accelmark view", "accelmark[view]")
+    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
+    from accelmark.report.view.index import RunIndex
+
+    if token_file is None and not is_loopback(host):
+        raise RequestError(f"{host} can be reached from other machines: name a file for the token with --token-file")
+    token = read_or_create_token(token_file) if token_file else None
+    app = make_app(RunIndex(directory), Access.to(host, token))
+    with listen(host, port) as listener:
+        where = f"[{host}]" if ":" in host else host
+        typer.echo(f"http://{where}:{listener.getsockname()[1]}/")
+        if token_file:
+            typer.echo(f"The access token is in {token_file}. Press Ctrl-C to stop.")
+        server_for(app).run(sockets=[listener])
+
+
+def serve_renamed(directory: Annotated[Path | None, Argument(metavar="[DIR]", hidden=True)] = None) -> None:
+    """Name the verb that shows the runs now: 'accelmark view'."""
+    raise RequestError(f"'serve' no longer shows runs: use accelmark view {directory or 'runs'}")

@@ -1,9 +1,8 @@
 """Fetch data sets and weights, verify them by hash, and cache them."""
 
-from accelmark.datasets.cache import CACHE_VARIABLE, cache_directory
-from accelmark.datasets.ensure import ensure, locate
+from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory, ensure, locate
 from accelmark.datasets.progress import Progress
-from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart, dataset_specs, load_dataset_specs
+from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart, dataset_specs
 from accelmark.datasets.verify import fingerprint, verify
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "dataset_specs",
     "ensure",
     "fingerprint",
-    "load_dataset_specs",
     "locate",
     "verify",
 ]

@@ -10,7 +10,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -26,17 +25,10 @@ class FetchError(Exception):
 
 
 def extract(kind: ArchiveKind, archive: Path, members: Mapping[str, Path], max_bytes: Mapping[str, int]) -> None:
-    """Copy members of ``archive`` to the paths in ``members``; nothing else is unpacked.
+    """Copy members of ``archive`` to the paths in ``members`` (name in the archive -> file); nothing else is unpacked.
 
-    Args:
-        kind: format of the archive (zip for a wheel, tar for an npm tarball).
-        archive: the file.
-        members: name in the archive -> file to write; its directory is created.
-        max_bytes: name in the archive -> largest allowed size unpacked.
-
-    Raises:
-        FetchError: the archive is not readable, or a member is missing, too large or not a regular file.
-        OSError: a file cannot be written.
+    ``max_bytes`` limits their sizes unpacked. Raises FetchError if the archive is not readable, or a member is missing,
+    too large or not a regular file; OSError if a file cannot be written.
     """
     wanted = set(members)
     try:
@@ -72,24 +64,17 @@ def _tar_members(archive: Path, wanted: frozenset[str]) -> Members:
 
 def _deb_members(archive: Path, wanted: frozenset[str]) -> Members:
     # Through a pipe: dpkg-deb writes no file and the whole package is never on disk.
-    with _deb_stream(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as opened:
-        yield from _regular_files(opened, wanted, archive.name)
-
-
-@contextmanager
-def _deb_stream(archive: Path) -> Iterator[IO[bytes]]:
     command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except FileNotFoundError as error:
         raise FetchError("dpkg-deb is not installed") from error
-    assert process.stdout is not None  # noqa: S101 - stdout=PIPE
-    try:
-        yield process.stdout
-    finally:
-        process.stdout.close()
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as opened:
+                yield from _regular_files(opened, wanted, archive.name)
+        finally:
+            process.kill()
 
 
 def _regular_files(opened: tarfile.TarFile, wanted: frozenset[str], label: str) -> Members:
@@ -112,12 +97,7 @@ def max_source_bytes(file: FileSpec) -> int:
 
 
 def unpack_files(spec: DatasetSpec, directory: Path) -> None:
-    """Decompress every packed file of ``spec`` in ``directory``.
-
-    Raises:
-        FetchError: a file is damaged or too large.
-        OSError: a file cannot be written.
-    """
+    """Decompress every packed file of ``spec``; raise FetchError if one is damaged or too large, or OSError."""
     for file in spec.files:
         if file.packed is None:
             continue

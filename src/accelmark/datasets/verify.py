@@ -19,13 +19,9 @@ _SHOWN: Final = 8
 def verify(
     spec: DatasetSpec, path: Path, *, allow_subset: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """Return every difference between ``path`` and ``spec``; an empty list if there is none.
+    """Return every difference between ``path`` and ``spec``.
 
-    Args:
-        spec: the data set.
-        path: the directory to verify.
-        allow_subset: accept a tree with fewer classes or files than the full set.
-        progress: called while hashing.
+    ``allow_subset`` accepts a tree with fewer classes or files than the full set.
     """
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
@@ -47,10 +43,8 @@ def verify(
 def fingerprint(spec: DatasetSpec, path: Path) -> str:
     """Return the SHA-256 over the sorted (path, sha256) of the files in ``path``.
 
-    It equals ``spec.fingerprint`` for exact files; for trees, which may have a million files, it uses sizes.
-
-    Raises:
-        OSError: a file cannot be read.
+    It equals ``spec.fingerprint`` for exact files; for trees, which may have a million files, it uses sizes. Raises
+    OSError if a file cannot be read.
     """
     if spec.tree:
         found = [f"{name}\0{size}" for part in spec.tree for name, size in _tree_files(part, path)]

@@ -18,7 +18,7 @@ import torch
 
 from accelmark.infer.case import InferBatch
 from accelmark.infer.measure import Forward, check_excluded_time
-from accelmark.spec.inference.events import RepeatCheck
+from accelmark.spec.events import RepeatCheck
 
 LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""

@@ -1,17 +1,26 @@
-"""Summarise the contents of a vendor's folder for a case."""
+"""A vendor's folder for a case: its contents, and which of its configuration files apply to a key."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
-from accelmark.spec.catalog import tree_hash
+from accelmark.plan.plan import LayerFile
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Layer
+from accelmark.spec.model import read_yaml
+from accelmark.spec.plugins.catalog import tree_hash
+from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import AdaptationFiles
 from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"
 REQUIREMENTS_FILE: Final = "requirements.txt"
 BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", "CMakeLists.txt", "README.md")
+_SCALE: Final = re.compile(r".+x\d+x\d+")
 
 
 def adaptation_files(folder: Path) -> AdaptationFiles | None:
@@ -46,3 +55,64 @@ def _requirements(path: Path) -> tuple[str, ...]:
     lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     # for reports only; pip reads the file itself
     return tuple(without_userinfo(line) for line in lines if line)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Capabilities of the device under test (``fp8``, ``amx_bf16``) and their sources."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Capability -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
+    unknown: str | None = None
+    """Why the list may be incomplete; null if it is complete."""
+
+
+def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
+    """Detect capabilities from files of this host; return each with its file."""
+    found = {}
+    for name, test in vendor.capabilities.items():
+        try:
+            text = test.file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if re.search(test.pattern, text):
+            found[name] = str(test.file)
+    return found
+
+
+def vendor_layers(
+    adaptation: Path, vendor: str, key: CaseKey, capabilities: Capabilities, stem: str
+) -> tuple[list[Layer], tuple[LayerFile, ...]]:
+    """Return the vendor's layers for ``key``, weakest first, and which files were applied.
+
+    ``<stem>.yaml`` applies at every scale, ``<stem>_<capability>.yaml`` where the device has the capability (several in
+    alphabetical order), ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
+    folder ``adaptation`` need not exist. Raises SpecError if a file that applies cannot be read.
+    """
+    scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
+    files: list[tuple[int, LayerFile, Path]] = []
+    for path in sorted(adaptation.glob(f"{stem}*.yaml")):
+        name = f"vendors/{vendor}/cases/{adaptation.name}/{path.name}"
+        suffix = path.stem.removeprefix(stem)
+        if not suffix:
+            files.append((0, LayerFile(file=name, applied=True, reason="applies at every scale"), path))
+        elif _SCALE.fullmatch(suffix[1:]):
+            is_scale = suffix[1:] == scale
+            reason = f"the scale is {scale}"
+            files.append((2, LayerFile(file=name, applied=is_scale, reason=reason), path))
+        elif suffix.startswith("_"):
+            files.append((1, _capability_file(name, suffix[1:], capabilities), path))
+    applied = sorted(((rank, path, file) for rank, file, path in files if file.applied), key=lambda entry: entry[:2])
+    return [Layer.of(file.file, read_yaml(path)) for _, path, file in applied], tuple(file for _, file, _ in files)
+
+
+def _capability_file(name: str, capability: str, capabilities: Capabilities) -> LayerFile:
+    source = capabilities.sources.get(capability)
+    if source is not None:
+        return LayerFile(file=name, applied=True, reason=f"the device has {capability} ({source})")
+    known = ", ".join(sorted(capabilities.sources)) or "none"
+    reason = f"the device is not known to have {capability} (known: {known})"
+    if capabilities.unknown is not None:
+        reason += f"; {capabilities.unknown}"
+    return LayerFile(file=name, applied=False, reason=reason)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat
-
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.requirements import Need
+from accelmark.spec.runfile import RunOptions
 
 
 class PlannedNode(Spec):
@@ -47,7 +46,7 @@ class PlannedJob(Spec):
     nodes: tuple[PlannedNode, ...]
 
 
-class Plan(Spec):
+class Plan(RunOptions):
     """A resolved run, printed by ``--dry-run`` and executed by the coordinator."""
 
     schema_version: Literal[1] = 1
@@ -59,15 +58,6 @@ class Plan(Spec):
     """Hash over AccelMark's files."""
     vendor: str
     vendor_sha256: str
-    open: bool
-    strict: bool
-    fail_fast: bool
-    timeout_s: PositiveFloat | None
-    stall_timeout_s: PositiveFloat
-    telemetry_interval_s: PositiveFloat
-    retry_lost: int = Field(default=0, ge=0)
-    """How often a lost job is repeated automatically."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
     offline: bool = False
     """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec

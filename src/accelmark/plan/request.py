@@ -1,4 +1,4 @@
-"""Input and output of a planner: the request for one key and the planned work."""
+"""Input and output of a planner: the request for a run, the request for one key, and the planned work."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from accelmark.plan.layering import Capabilities, vendor_layers
+from accelmark.plan.adaptation import Capabilities, vendor_layers
 from accelmark.plan.plan import LayerFile
-from accelmark.spec.catalog import Folder
-from accelmark.spec.job import Provenance
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer
+from accelmark.spec.layers import Layer, Provenance
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.runfile import CaseRequest
-from accelmark.spec.work import Work
+from accelmark.spec.plugins.catalog import Folder
+from accelmark.spec.plugins.launcher import LauncherSpec
+from accelmark.spec.plugins.vendor import Chip, VendorSpec
+from accelmark.spec.records import Ceilings
+from accelmark.spec.runfile import CaseRequest, RunOptions
 
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 """(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""
@@ -23,26 +26,64 @@ DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 
 @final
 @dataclass(frozen=True, slots=True)
-class KeyRequest:
-    """One key of a run with all inputs of its planning."""
+class Detected:
+    """Properties of the machine under test, detected without a framework."""
 
-    key: CaseKey
-    request: CaseRequest
-    folder: Folder
-    case: CaseSpec
     vendor: str
+    hardware: str
+    """The chip's name for keys (``H100``, ``CPU``)."""
+    chip: Chip | None
+    num_devices: int | None
+    """null if ranks are not bound to devices (a CPU)."""
+    ceilings: Ceilings | None = None
+    """Rates that ``accelmark probe`` measured on these devices; None without a probe."""
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What all keys of a run share."""
+
+    options: RunOptions
+    cluster: ClusterSpec
+    launcher: LauncherSpec
+    vendor: VendorSpec
     vendor_folder: Path
-    capabilities: Capabilities
-    is_open: bool
+    detected: Detected
     where: str
     """The run file, or ``command line``, for errors."""
     command_line: Mapping[str, Any]
     data_dirs: DataDirs
 
     @property
+    def is_detected_vendor(self) -> bool:
+        """Whether the run uses chips of the vendor that was detected here."""
+        return self.vendor.name == self.detected.vendor
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the run uses the detected chips of this machine."""
+        return self.launcher.is_localhost and self.is_detected_vendor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeyRequest:
+    """One key of a run with all inputs of its planning."""
+
+    run: RunRequest
+    key: CaseKey
+    request: CaseRequest
+    folder: Folder
+    case: CaseSpec
+    capabilities: Capabilities
+
+    @property
     def adaptation(self) -> Path:
         """The vendor's folder for the case; it need not exist."""
-        return self.vendor_folder / "cases" / f"{self.key.model}-{self.key.framework}"
+        return self.run.vendor_folder / "cases" / f"{self.key.model}-{self.key.framework}"
 
     @property
     def case_file(self) -> str:
@@ -51,7 +92,7 @@ class KeyRequest:
 
     def vendor_layers(self, stem: str) -> tuple[list[Layer], tuple[LayerFile, ...]]:
         """Return the vendor's layers from its files ``<stem>*.yaml``, and which of the files apply."""
-        return vendor_layers(self.adaptation, self.vendor, self.key, self.capabilities, stem)
+        return vendor_layers(self.adaptation, self.run.vendor.name, self.key, self.capabilities, stem)
 
 
 @final
@@ -70,7 +111,3 @@ class PlannedWork:
     engine: str | None = None
     """Name of the inference engine, if one is used."""
     warnings: tuple[str, ...] = ()
-
-
-Planner = Callable[[KeyRequest], PlannedWork]
-"""Plans one kind of work. Raises SpecError with all problems of the key."""

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
-from accelmark.spec.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.plugins.case import TrainCaseSpec
+from accelmark.spec.plugins.catalog import folders, load_case, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import ExternalJob, TrainJob
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
@@ -26,29 +26,24 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         hint = nearest(key.framework, [*present, *folders("trainers")])
-        raise SpecError([Problem(request.where, str(key), what, hint)])
+        raise SpecError([Problem(request.run.where, str(key), what, hint)])
     layers, files = request.vendor_layers("config")
-    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.command_line)]
+    run = request.run
+    over = [*layers, Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, train.settings)
-    resolved = resolve(base, over, mutable=train.mutable, is_open=request.is_open)
+    resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
     settings = resolved.settings
     if trainer is None:
         _check_settings(key.framework, resolved, request.capabilities.sources)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
-    common: dict[str, Any] = {
-        "unit": train.unit,
-        "units_per_sample": units,
-        "target": train.target,
-        "reference_loss": train.reference_loss,
-        "min_repeats": train.min_repeats,
-        "settings": settings,
-    }
+    common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
+    common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
     return PlannedWork(
         work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
-        data_dirs={} if settings.loader.synthetic else dict(request.data_dirs(request.case, request.request.data)),
+        data_dirs={} if settings.loader.synthetic else dict(request.run.data_dirs(request.case, request.request.data)),
         provenance=resolved.provenance,
         layer_files=files,
         requires={} if trainer is None else {f"trainer {trainer.name}": trainer.requires},
@@ -75,15 +70,11 @@ def _training_side(request: KeyRequest) -> TrainCaseSpec:
         return request.case.train
     trainable = [name for name in folders("cases") if load_case(name).train is not None]
     what = f"the case {request.key.model!r} has no training side; those that have: {', '.join(trainable)}"
-    raise SpecError([Problem(request.where, str(request.key), what)])
+    raise SpecError([Problem(request.run.where, str(request.key), what)])
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
-    """Return warnings about the case's settings that are not passed to the trainer.
-
-    Raises:
-        SpecError: the trainer does not support the case, or cannot be passed a setting that another layer changes.
-    """
+    """Return warnings about settings that the trainer is not given; raise SpecError if it cannot run the request."""
     problems = list(_trainer_problems(request, trainer, resolved))
     if problems:
         raise SpecError(problems)
@@ -98,7 +89,7 @@ def _trainer_problems(
     key = request.key
     if key.model not in trainer.cases:
         what = f"the trainer {trainer.name} has no arguments for the case {key.model!r}"
-        yield Problem(request.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
+        yield Problem(request.run.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
     for setting, origin in resolved.provenance.items():
         changed = origin.layer not in (request.case_file, "default")
         if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:

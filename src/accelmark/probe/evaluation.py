@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from accelmark.frameworks.pytorch.case import Place
-from accelmark.spec.catalog import folder_module
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork
+from accelmark.spec.plugins.catalog import folder_module
 
 _SAMPLES = 8
 

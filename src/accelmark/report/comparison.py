@@ -1,35 +1,25 @@
-"""Present a comparison: the rows of its tables, and its self-contained page."""
+"""The rows of the tables of a comparison, and its self-contained page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, final
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-from accelmark.report.case_view import GROUPS, scale_text
+from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
-from accelmark.results.compare.comparison import Comparison, Difference, Pair, Side
-from accelmark.results.compare.context import AREAS, Area, ContextDifference
-from accelmark.results.figure_names import FIGURES
+from accelmark.results.compare.comparison import Comparison, Difference, Effect, Pair, Side
+from accelmark.results.compare.context import Area, ContextDifference
+from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 
-EFFECTS: Final = {
-    "better": "better",
-    "worse": "worse",
-    "different": "different",
-    "within noise": "within noise",
-    "equal": "equal",
-    "unknown": "unknown (one round)",
-}
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
     "audit": "Audit findings",
 }  # fmt: skip
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One figure of a pair."""
 
     title: str
@@ -47,31 +37,21 @@ class Line:
     rounds: str
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PairView:
-    """Two compared cases, ready for the template."""
-
-    anchor: str
-    pair: Pair
-    title: str
-    scales: tuple[str, str]
-    summary: str
-    groups: tuple[tuple[str, tuple[Line, ...]], ...]
-    areas: tuple[tuple[str, tuple[ContextDifference, ...]], ...]
-
-
-def pair_views(comparison: Comparison) -> tuple[PairView, ...]:
-    """Return one view for each pair."""
-    return tuple(_pair(number, pair) for number, pair in enumerate(comparison.pairs, start=1))
-
-
 def render_comparison(comparison: Comparison, *, served: bool = False) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     return fill(
         "compare.html",
         comparison=comparison,
-        pairs=pair_views(comparison),
+        pairs=[
+            {
+                "pair": pair,
+                "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
+                "summary": summary_line(pair),
+                "groups": list(_groups(pair)),
+                "areas": _areas(pair),
+            }
+            for pair in comparison.pairs
+        ],
         served=served,
         style=inline("page.css"),
         more_style=inline("runs.css"),
@@ -87,11 +67,12 @@ def lines_of(pair: Pair) -> list[Line]:
 
 def summary_line(pair: Pair) -> str:
     """Return how many figures differ by more than noise."""
-    counts = {word: sum(found.effect == word for found in pair.differences) for word in EFFECTS}
-    num_compared = sum(counts.values()) - counts["unknown"]
+    counts = Counter(found.effect for found in pair.differences)
+    num_compared = counts.total() - counts["unknown"]
     if not num_compared:
         return "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
-    parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
+    changes: tuple[Effect, ...] = ("better", "worse", "different")
+    parts = [f"{counts[word]} {word}" for word in changes if counts[word]]
     same = counts["within noise"] + counts["equal"]
     listed = ", ".join([*parts, f"{same} within noise or equal"])
     return f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval."
@@ -102,30 +83,16 @@ def scale_of_side(side: Side) -> str:
     return scale_text(side.key, side.variant)
 
 
-def _pair(number: int, pair: Pair) -> PairView:
-    return PairView(
-        anchor=f"pair-{number}",
-        pair=pair,
-        title=pair.baseline.key.model,
-        scales=(scale_of_side(pair.baseline), scale_of_side(pair.other)),
-        summary=summary_line(pair),
-        groups=tuple(_groups(pair)),
-        areas=tuple(
-            (_AREA_TITLES[area], found)
-            for area in AREAS
-            if (found := tuple(fact for fact in pair.differing if fact.area == area))
-        ),
-    )
+def _areas(pair: Pair) -> list[tuple[str, list[ContextDifference]]]:
+    areas = ((title, [fact for fact in pair.differing if fact.area == area]) for area, title in _AREA_TITLES.items())
+    return [(title, facts) for title, facts in areas if facts]
 
 
-def _groups(pair: Pair) -> Iterable[tuple[str, tuple[Line, ...]]]:
-    left = {found.figure: found for found in pair.differences}
-    for title, names in GROUPS:
-        lines = tuple(_line(left.pop(name)) for name in names if name in left)
-        if lines:
+def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
+    found = {difference.figure: difference for difference in pair.differences}
+    for title, names in FIGURE_GROUPS.items():
+        if lines := [_line(found[name]) for name in names if name in found]:
             yield title, lines
-    if left:
-        yield "More", tuple(_line(found) for found in left.values())
 
 
 def _line(found: Difference) -> Line:
@@ -141,7 +108,7 @@ def _line(found: Difference) -> Line:
         bare=scale.number(found.baseline),
         half=_half(found),
         css_class=found.effect.replace(" ", "-"),
-        effect=EFFECTS[found.effect],
+        effect="unknown (one round)" if found.effect == "unknown" else found.effect,
         rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 

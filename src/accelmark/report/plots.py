@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypedDict
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import Point, RoundResult, TelemetrySeries
@@ -22,102 +21,89 @@ _TELEMETRY: Final = (
     ("cpu", "CPU utilisation", "%", 100.0),
     ("host_memory", "Host memory", "GiB", 1 / 1024),
 )
+_PERCENTILES: Final = (("p50", FigureName.STEP_P50), ("p90", FigureName.STEP_P90), ("p99", FigureName.STEP_P99))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(TypedDict):
     """One line of a panel; ``round`` selects its colour, ``text`` is shown on hover."""
 
     label: str
     round: int
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    text: tuple[str, ...] = ()
+    x: list[float]
+    y: list[float | None]
+    text: list[str]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(TypedDict):
     """A plot over time; all panels share the time axis."""
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
-    markers: bool = False
-    level: float | None = None
+    lines: list[Line]
+    markers: bool
+    level: float | None
     """Horizontal line at the target."""
-    from_zero: bool = False
+    from_zero: bool
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """A histogram: bin edges (one more than counts)."""
+class Bars(TypedDict):
+    """A histogram: bin edges (one more than counts), and (name, value) of the percentiles."""
 
     label: str
     round: int
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    marks: tuple[tuple[str, float], ...]
-    """(name, value) of the percentiles."""
+    edges: list[float]
+    counts: list[int]
+    marks: list[tuple[str, float]]
 
 
 def plots_of(rounds: Sequence[RoundResult]) -> dict[str, Any]:
     """Return the plots over time and the histograms of a case as JSON values."""
     shown = [result for result in rounds if result.curves][:_MAX_ROUNDS]
     return {
-        "progress": [asdict(panel) for panel in _progress(shown)],
-        "telemetry": [asdict(panel) for panel in _telemetry(shown)],
-        "bars": [asdict(bars) for bars in (_bars(result) for result in shown) if bars.counts],
+        "progress": list(_progress(shown)),
+        "telemetry": list(_telemetry(shown)),
+        "bars": [bars for bars in map(_bars, shown) if bars["counts"]],
         "left_out": max(len(rounds) - len(shown), 0),
     }
+
+
+def _panel(
+    title: str, unit: str, lines: list[Line], *, markers: bool = False, level: float | None = None, zero: bool = False
+) -> Panel:
+    return Panel(title=title, unit=unit, lines=lines, markers=markers, level=level, from_zero=zero)
 
 
 def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
     if not rounds:
         return
-    unit = rounds[0].unit
     target = rounds[0].target
     names = dict.fromkeys(name for result in rounds for name in result.curves if name not in {"loss", "throughput"})
-    yield Panel("Loss", "", _lines(rounds, "loss"))
+    yield _panel("Loss", "", _lines(rounds, "loss"))
     for name in names:
-        level = float(target["value"]) if target and target["metric"] == name else None
-        yield Panel(name.replace("_", " ").capitalize(), "", _lines(rounds, name), markers=True, level=level)
-    yield Panel("Throughput", f"{unit}s/s", _lines(rounds, "throughput"), from_zero=True)
+        level = target.value if target and target.metric == name else None
+        yield _panel(name.replace("_", " ").capitalize(), "", _lines(rounds, name), markers=True, level=level)
+    yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), zero=True)
 
 
-def _lines(rounds: Sequence[RoundResult], name: str) -> tuple[Line, ...]:
+def _lines(rounds: Sequence[RoundResult], name: str) -> list[Line]:
     most = max(_MAX_POINTS // len(rounds), 100)
-    shown = [result for result in rounds if result.curves.get(name)]
-    return tuple(_line(result, [*_downsampled(result.curves[name], most)]) for result in shown)
+    return [_line(result, result.curves[name], most) for result in rounds if result.curves.get(name)]
 
 
-def _line(result: RoundResult, points: Sequence[Point]) -> Line:
+def _line(result: RoundResult, points: Sequence[Point], most: int) -> Line:
+    import numpy as np
+
+    from accelmark.results.figures.curves import thin
+
+    values = np.array([point.value for point in points], dtype=np.float64)
+    kept = [points[index] for index in thin(values, most)]
     return Line(
         label=f"round {result.round}",
         round=result.round,
-        x=tuple(point.time_s for point in points),
-        y=tuple(point.value for point in points),
-        text=tuple(f"step {point.step:,}" for point in points),
+        x=[point.time_s for point in kept],
+        y=[point.value for point in kept],
+        text=[f"step {point.step:,}" for point in kept],
     )
-
-
-def _downsampled(points: Sequence[Point], most: int) -> Iterable[Point]:
-    """Yield at most about ``most`` points: minimum and maximum of each interval."""
-    if len(points) <= most:
-        yield from points
-        return
-    size = -(-2 * len(points) // most)
-    for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        known = [point for point in stretch if point.value is not None]
-        ends = {id(p): p for p in (min(known, key=_height), max(known, key=_height))} if known else {0: stretch[0]}
-        yield from sorted(ends.values(), key=lambda point: point.step)
-
-
-def _height(point: Point) -> float:
-    return point.value or 0.0
 
 
 def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
@@ -127,26 +113,27 @@ def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
         return
     note = f", round {chosen.round}" if len(rounds) > 1 else ""
     for name, title, unit, factor in _TELEMETRY:
-        series = [entry for entry in chosen.telemetry if entry.quantity == name]
-        if series:
-            lines = tuple(_telemetry_line(entry, factor, chosen.round) for entry in series)
-            yield Panel(title + note, unit, lines, from_zero=name != "temperature")
+        lines = [_telemetry_line(one, factor, chosen.round) for one in chosen.telemetry if one.quantity == name]
+        if lines:
+            yield _panel(title + note, unit, lines, zero=name != "temperature")
 
 
 def _telemetry_line(series: TelemetrySeries, factor: float, number: int) -> Line:
     return Line(
         label=series.label,
         round=number,
-        x=tuple(at for at, _ in series.points),
-        y=tuple(None if value is None else round(value * factor, 4) for _, value in series.points),
+        x=[at for at, _ in series.points],
+        y=[None if value is None else round(value * factor, 4) for _, value in series.points],
+        text=[],
     )
 
 
 def _bars(result: RoundResult) -> Bars:
-    edges = tuple(edge for edge, _ in result.step_ms_histogram)
-    counts = tuple(count for _, count in result.step_ms_histogram[1:])
-    names = (("p50", FigureName.STEP_P50), ("p90", FigureName.STEP_P90), ("p99", FigureName.STEP_P99))
-    marks = tuple(
-        (label, value) for label, name in names if (value := result.figures[name].value) is not None
-    )  # fmt: skip
-    return Bars(f"round {result.round}", result.round, edges, counts, marks)
+    figures = ((label, result.figures.get(name)) for label, name in _PERCENTILES)
+    return Bars(
+        label=f"round {result.round}",
+        round=result.round,
+        edges=[edge for edge, _ in result.step_ms_histogram],
+        counts=[count for _, count in result.step_ms_histogram[1:]],
+        marks=[(label, figure.value) for label, figure in figures if figure and figure.value is not None],
+    )

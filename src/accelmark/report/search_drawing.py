@@ -1,183 +1,142 @@
-"""Drawings as SVG: a network, the family tree of a search, and the timeline of its workers."""
+"""Geometry of a search's drawings, which ``search_drawing.html`` draws: networks, family tree, work of each worker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from accelmark.automl.model.layers import Add, BatchNorm, Concat, Convolution, Dense, Layer, ReLU, Shape
+from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
-from accelmark.automl.records import EpochRecord, TrialRecord
 from accelmark.automl.search.population import Individual
 from accelmark.spec.number_format import quantity
 
-_ROW: Final = 20
-_LANE: Final = 9
-_TEXT_X: Final = 12
-_WIDTH: Final = 330
-_TREE_X: Final = 46
-_TREE_Y: Final = 54
-_BAR: Final = 18
+
+class Arc(NamedTuple):
+    """A skip from below row ``top`` to the middle of row ``bottom``, in a lane beside the layers."""
+
+    lane: int
+    top: int
+    bottom: int
+    is_concat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDrawing:
+    """A network top to bottom: one row (text, shape) per layer of the main chain, and the skips."""
+
+    rows: list[tuple[str, str]]
+    arcs: list[Arc]
+
+
+def draw_network(network: Network) -> NetworkDrawing:
+    """Return the drawing of a network."""
+    shapes, layers = infer_shapes(network), _layers(network)
+    row_of = [0, *(row for row, (_, names) in enumerate(layers, start=1) for _ in names)]
+    lanes: list[int] = []
+    arcs: list[Arc] = []
+    for skip in sorted(skips(network), key=lambda skip: skip.end - skip.start):
+        top, bottom = row_of[skip.start], row_of[skip.end]
+        lane = next((index for index, used in enumerate(lanes) if used <= top), len(lanes))
+        lanes[lane : lane + 1] = [bottom]
+        arcs.append(Arc(lane, top, bottom, skip.merge == "concat"))
+    rows = [("image", network.input_shape), *((text, shapes[names[-1]]) for text, names in layers)]
+    return NetworkDrawing([(text, "×".join(map(str, shape))) for text, shape in rows], arcs)
+
+
+def _layers(network: Network) -> list[tuple[str, list[str]]]:
+    """Return the layers of the main chain; batch norms and ReLUs are appended to the layer before."""
+    rows: list[tuple[str, list[str]]] = []
+    for name in main_chain(network):
+        layer = network.by_name[name].layer
+        if isinstance(layer, BatchNorm | ReLU) and rows:
+            text, names = rows[-1]
+            rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", [*names, name])
+        else:
+            rows.append((_layer_text(layer), [name]))
+    return rows
 
 
 def _layer_text(layer: Layer) -> str:
     match layer:
         case Convolution():
-            return f"conv {layer.kernel}×{layer.kernel} · {layer.filters}" + (
-                f" /{layer.stride}" if layer.stride > 1 else ""
-            )
+            stride = f" /{layer.stride}" if layer.stride > 1 else ""
+            return f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}"
         case Dense():
             return f"dense · {layer.units}"
-        case Add():
-            return "add"
-        case Concat():
-            return "concat"
         case _:
             return layer.kind.replace("_", " ")
 
 
-def _rows(network: Network) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the layers of the main chain; batch norms and ReLUs are appended to the layer before."""
-    rows: list[tuple[str, tuple[str, ...]]] = []
-    for name in main_chain(network):
-        layer = network.by_name[name].layer
-        if isinstance(layer, BatchNorm | ReLU) and rows:
-            text, names = rows[-1]
-            rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", (*names, name))
-        else:
-            rows.append((_layer_text(layer), (name,)))
-    return rows
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """A network in the family tree; ``share`` is its accuracy between the lowest (0) and the highest (1)."""
+
+    id: int
+    parent: int | None
+    morphs: str
+    column: float
+    generation: int
+    accuracy: float | None
+    share: float
+    is_best: bool
 
 
-def _shape_layer_text(shape: Shape) -> str:
-    return "×".join(map(str, shape))
-
-
-def draw_network(network: Network, title: str) -> str:
-    """Draw a network top to bottom: one line per layer of the main chain, an arc per skip."""
-    shapes, rows = infer_shapes(network), _rows(network)
-    place = {0: 0}
-    position = 0
-    for row, (_, names) in enumerate(rows, start=1):
-        for _ in names:
-            position += 1
-            place[position] = row
-    arcs = sorted(skips(network), key=lambda skip: skip.end - skip.start)
-    lanes: list[int] = []
-    parts: list[str] = []
-    for skip in arcs:
-        top, bottom = place[skip.start], place[skip.end]
-        lane = next((index for index, used in enumerate(lanes) if used <= top), len(lanes))
-        lanes[lane : lane + 1] = [bottom]
-        x = _WIDTH + _LANE * (1 + lane % 12)
-        y1, y2 = (top + 1) * _ROW, (bottom + 0.5) * _ROW
-        dash = ' stroke-dasharray="3 2"' if skip.merge == "concat" else ""
-        parts.append(f'<path class="skip-arc" d="M{_WIDTH} {y1:.0f}H{x}V{y2:.0f}H{_WIDTH}"{dash}/>')
-    picture = _shape_layer_text(network.input_shape)
-    lines = [("image", picture), *((text, _shape_layer_text(shapes[names[-1]])) for text, names in rows)]
-    for row, (text, shape) in enumerate(lines):
-        y = row * _ROW
-        parts.append(f'<rect class="layer" x="2" y="{y + 2}" width="{_WIDTH - 4}" height="{_ROW - 4}" rx="3"/>')
-        parts.append(f'<text x="{_TEXT_X}" y="{y + 14}">{escape(text)}</text>')
-        parts.append(f'<text class="dim" x="{_WIDTH - 8}" y="{y + 14}" text-anchor="end">{escape(shape)}</text>')
-    width, height = _WIDTH + 13 * _LANE, (len(rows) + 1) * _ROW
-    return _svg(width, height, title, parts)
-
-
-def draw_family(individuals: Sequence[Individual], values: Mapping[int, float], title: str) -> str:
-    """Draw the family tree, generations downwards; the color intensity grows with the accuracy."""
-    generation: dict[int, int] = {}
+def draw_family(individuals: Sequence[Individual], values: Mapping[int, float]) -> list[Relative]:
+    """Return the family tree: leaves are in consecutive columns, a parent is above the middle of its children."""
+    lines: dict[int | None, tuple[int, ...]] = {None: ()}
+    children: dict[int | None, list[int]] = defaultdict(list)
     for one in individuals:
-        generation[one.id] = 0 if one.parent is None else generation[one.parent] + 1
-    column: dict[int, float] = {}
-    children: dict[int, list[int]] = {}
-    for one in individuals:
-        if one.parent is not None:
-            children.setdefault(one.parent, []).append(one.id)
-    used = 0.0
-    # Leaves take the next free column; a parent is above the middle of its children.
-    for one in sorted(individuals, key=lambda each: _leaf_order(each.id, individuals), reverse=False):
-        if one.id not in children:
-            column[one.id] = used
-            used += 1
+        lines[one.id] = (*lines[one.parent], one.id)
+        children[one.parent].append(one.id)
+    leaves = sorted(line for line in lines.values() if line and line[-1] not in children)
+    columns = {line[-1]: float(column) for column, line in enumerate(leaves)}
     for one in reversed(individuals):
         if one.id in children:
-            places = [column[child] for child in children[one.id]]
-            column[one.id] = (min(places) + max(places)) / 2
+            below = [columns[child] for child in children[one.id]]
+            columns[one.id] = (min(below) + max(below)) / 2
     lowest, highest = min(values.values(), default=0.0), max(values.values(), default=1.0)
-    parts: list[str] = []
-    for one in individuals:
-        x, y = _spot(column[one.id], generation[one.id])
-        if one.parent is not None:
-            px, py = _spot(column[one.parent], generation[one.parent])
-            bow = f"C{px:.0f} {y - 14:.0f} {x:.0f} {py + 14:.0f} {x:.0f} {y - 11:.0f}"
-            parts.append(f'<path class="kin" d="M{px:.0f} {py + 11:.0f}{bow}"/>')
-    for one in individuals:
-        x, y = _spot(column[one.id], generation[one.id])
-        known = values.get(one.id)
-        share = 0.0 if known is None or highest <= lowest else (known - lowest) / (highest - lowest)
-        text = f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}"
-        accuracy = "no value" if known is None else f"validation accuracy {known:.4f}"
-        kind = "unknown" if known is None else ("best" if known == highest else "known")
-        fill = "none" if known is None else f"color-mix(in srgb, var(--accent) {15 + 85 * share:.0f}%, var(--paper))"
-        ink = "var(--paper)" if share > 0.5 else "var(--ink)"
-        parts.append(
-            f'<a href="#network-{one.id}"><title>{escape(text)}; {accuracy}</title>'
-            f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="11" style="fill:{fill}"/>'
-            f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" style="fill:{ink}">{one.id}</text></a>'
+    span = highest - lowest
+    return [
+        Relative(
+            id=one.id,
+            parent=one.parent,
+            morphs=", ".join(map(str, one.morphs)) or "seed",
+            column=columns[one.id],
+            generation=len(lines[one.id]) - 1,
+            accuracy=(accuracy := values.get(one.id)),
+            share=(accuracy - lowest) / span if accuracy is not None and span > 0 else 0.0,
+            is_best=accuracy == highest,
         )
-    height = (max(generation.values(), default=0) + 1) * _TREE_Y
-    return _svg(max(used, 1) * _TREE_X, height, title, parts)
-
-
-def _leaf_order(identity: int, individuals: Sequence[Individual]) -> tuple[int, ...]:
-    line = [identity]
-    while (parent := individuals[line[-1]].parent) is not None:
-        line.append(parent)
-    return tuple(reversed(line))
-
-
-def _spot(column: float, generation: int) -> tuple[float, float]:
-    return (column + 0.5) * _TREE_X, (generation + 0.5) * _TREE_Y
-
-
-def draw_workers(
-    trials: Sequence[TrialRecord], epochs: Sequence[EpochRecord], workers: int, until_s: float, title: str
-) -> str:
-    """Draw one line per worker: training, evaluating, and idle time."""
-    if until_s <= 0:
-        return ""
-    width = 920
-    scale = (width - 70) / until_s
-    where = {(record.trial, record.attempt): record.worker for record in trials}
-    parts = [
-        f'<text class="dim" x="0" y="{worker * (_BAR + 8) + 14}">worker {worker}</text>'
-        f'<rect class="idle" x="70" y="{worker * (_BAR + 8)}" width="{width - 70}" height="{_BAR}"/>'
-        for worker in range(workers)
+        for one in individuals
     ]
 
-    def bar(kind: str, worker: int, begun_s: float, seconds: float, label: str) -> None:
-        parts.append(
-            f'<rect class="{kind}" x="{70 + begun_s * scale:.2f}" y="{worker * (_BAR + 8)}"'
-            f' width="{max(seconds * scale, 0.2):.2f}" height="{_BAR}"><title>{escape(label)}</title></rect>'
+
+class Bar(NamedTuple):
+    """Work of one kind on a worker."""
+
+    kind: str
+    worker: int
+    begun_s: float
+    seconds: float
+    label: str
+
+
+def draw_workers(state: SearchState) -> Iterator[Bar]:
+    """Yield the training and evaluation of every worker; the rest is idle time."""
+    for epoch in state.epochs:
+        worker = state.attempts[epoch.trial, epoch.attempt].worker
+        label, trained_s, evaluated_s = (
+            f"trial {epoch.trial}, epoch {epoch.epoch}",
+            epoch.training_s,
+            epoch.evaluating_s,
         )
-
-    for epoch in epochs:
-        worker = where[epoch.trial, epoch.attempt]
-        label = f"trial {epoch.trial}, epoch {epoch.epoch}"
-        bar("training", worker, epoch.begun_s, epoch.training_s, f"{label}: {quantity(epoch.training_s, 's')} training")
-        begun = epoch.begun_s + epoch.training_s
-        bar("evaluating", worker, begun, epoch.evaluating_s, f"{label}: {quantity(epoch.evaluating_s, 's')} evaluating")
-    for record in trials:
+        yield Bar("training", worker, epoch.begun_s, trained_s, f"{label}: {quantity(trained_s, 's')} training")
+        evaluated = f"{label}: {quantity(evaluated_s, 's')} evaluating"
+        yield Bar("evaluating", worker, epoch.begun_s + trained_s, evaluated_s, evaluated)
+    for record in state.attempts.values():
         if record.ended_s is not None and record.held_out_s:
-            begun = record.ended_s - record.held_out_s
-            bar("evaluating", record.worker, begun, record.held_out_s, f"trial {record.trial}: held-out split")
-    return _svg(width, workers * (_BAR + 8), title, parts)
-
-
-def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img"'
-        f' aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
+            begun_s, label = record.ended_s - record.held_out_s, f"trial {record.trial}: held-out split"
+            yield Bar("evaluating", record.worker, begun_s, record.held_out_s, label)

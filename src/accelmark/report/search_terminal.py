@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.scoring.score import scoreboard, utilisation
+from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.results.rounds.search import SearchSummary
 from accelmark.spec.number_format import duration, quantity
@@ -41,17 +41,17 @@ def live_view() -> Iterator[Observer]:
 
 
 def _progress(state: SearchState, scheduler: Scheduler) -> Group:
-    point, used = scoreboard(state).final(), utilisation(state)
-    limit, most = scheduler.schedule.max_s, scheduler.schedule.max_trials
+    point, used = Scoreboard(state).final(), utilisation(state)
+    limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials
     head = Table.grid(padding=(0, 3))
     head.add_row("time", "score", "error", "regulated", "idle", "search error", style="dim")
     head.add_row(
         duration(state.clock_s) + ("" if limit is None else f" of {duration(limit)}"),
-        operations(point.score),
-        ratio(point.error),
-        operations(point.regulated_score),
-        ratio(used.idle_share),
-        ratio(point.search_error),
+        _operations(point.score),
+        _ratio(point.error),
+        _operations(point.regulated_score),
+        _ratio(used.idle_share),
+        _ratio(point.search_error),
     )
     counts = _counts(dict(Counter(record.status for record in state.trials.values()))) or "none yet"
     trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {len(scheduler.ready)} networks ready"
@@ -82,8 +82,8 @@ def _trials(state: SearchState) -> Table:
             str(record.round),
             Text(record.status, style=_STYLES.get(record.status, "red")),
             f"{len(epochs)}/{record.epochs_planned}",
-            ratio(max((epoch.validation_accuracy or 0 for epoch in epochs), default=None)),
-            ratio(record.held_out_accuracy),
+            _ratio(max((epoch.validation_accuracy or 0 for epoch in epochs), default=None)),
+            _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
         )
     return table
@@ -104,31 +104,23 @@ def show_summary(summary: SearchSummary) -> None:
     ended = summary.ended_because
     because = "" if ended is None else f": {_ENDS.get(ended, ended)}"
     table = Table(box=None, show_header=False, pad_edge=False)
-
-    def measured(name: str, unit: str) -> str:
+    table.add_row("run", f"{summary.run} ({summary.status}{because})")
+    table.add_row("trials", _counts(summary.trials))
+    table.add_row("duration", quantity(summary.duration_s, "s"))
+    table.add_row("score", f"{_operations(final.score)} ({summary.counting})")
+    table.add_row("error", f"{_ratio(final.error)} held out, {_ratio(final.search_error)} on the validation split")
+    table.add_row("regulated score", _operations(final.regulated_score))
+    table.add_row("idle", _ratio(summary.utilisation.idle_share))
+    for title, name, unit in (("power", "mean_power_w", "W"), ("processor use", "cpu_utilisation", "ratio")):
         value = getattr(used, name)
-        return f"not measured: {used.reasons.get(name, '')}" if value is None else quantity(value, unit)
-
-    for name, value in {
-        "run": f"{summary.run} ({summary.status}{because})",
-        "trials": _counts(summary.trials),
-        "duration": quantity(summary.duration_s, "s"),
-        "score": f"{operations(final.score)} ({summary.counting})",
-        "error": f"{ratio(final.error)} held out, {ratio(final.search_error)} on the validation split",
-        "regulated score": operations(final.regulated_score),
-        "idle": ratio(summary.utilisation.idle_share),
-        "power": measured("mean_power_w", "W"),
-        "processor use": measured("cpu_utilisation", "ratio"),
-    }.items():
-        table.add_row(name, value)
+        missing = f"not measured: {used.reasons.get(name, '')}"
+        table.add_row(title, missing if value is None else quantity(value, unit))
     console.print(table)
 
 
-def operations(value: float | None) -> str:
-    """Return operations per second as text."""
+def _operations(value: float | None) -> str:
     return quantity(value, "OP/s")
 
 
-def ratio(value: float | None) -> str:
-    """Return a ratio as a percentage."""
+def _ratio(value: float | None) -> str:
     return quantity(value, "ratio")

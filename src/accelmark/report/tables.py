@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
-from accelmark.report.case_view import half_interval, relative_half
 from accelmark.report.printable import printable
 from accelmark.results.compare.table import HALF, Cell, Row, grouped
 from accelmark.results.figure_names import FigureName, format_figure, title_of
-from accelmark.results.schema import CaseResult, RoundResult, Spread, Task
+from accelmark.results.schema import RoundResult, Spread, Task, relative_half
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.number_format import NOTHING, percent
 
@@ -21,23 +19,31 @@ BEGIN: Final = "<!-- results -->"
 END: Final = "<!-- /results -->"
 
 F = FigureName
-_COLUMNS: Final[dict[Task, tuple[tuple[str, FigureName], ...]]] = {
-    "train": (
+
+
+class _Layout(NamedTuple):
+    title: str
+    columns: tuple[tuple[str, FigureName], ...]
+    has_engine: bool = False
+    """Whether the table has a column for engine and batch size."""
+
+
+_LAYOUTS: Final[dict[Task, _Layout]] = {
+    "train": _Layout("Training", (
         ("Throughput", F.THROUGHPUT_TRAIN), ("Time to target", F.TIME_TO_TARGET), ("Final metric", F.FINAL_METRIC),
         ("MFU", F.MFU), ("Peak memory", F.PEAK_DEVICE_MEMORY), ("Energy", F.ENERGY),
-    ),
-    "infer": (
+    )),
+    "infer": _Layout("Inference", (
         ("In the engine", F.INFERENCE_CORE), ("In the framework", F.VALIDATION_CORE), ("Accuracy", F.INFERENCE_METRIC),
         ("Framework's", F.VALIDATION_METRIC), ("Latency, median", F.LATENCY_P50), ("p99", F.LATENCY_P99),
         ("MFU", F.MFU), ("Energy", F.ENERGY),
-    ),
-    "automl": (
+    ), has_engine=True),
+    "automl": _Layout("Search", (
         ("Score", F.SEARCH_SCORE), ("Held-out error", F.SEARCH_HELD_OUT_ERROR),
         ("Regulated score", F.SEARCH_REGULATED_SCORE), ("Idle", F.SEARCH_IDLE_SHARE), ("Time", F.SEARCH_TIME),
         ("Energy", F.ENERGY),
-    ),
+    )),
 }  # fmt: skip
-_TITLES: Final[dict[Task, str]] = {"train": "Training", "infer": "Inference", "automl": "Search"}
 _STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
 """Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
 _OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size"})
@@ -56,10 +62,10 @@ def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
     """Return the column titles, and the figures that at least one row has."""
     names = [name for name in FIGURES_SHOWN if any(row[name.value] is not None for row in rows)]
     titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
-    return [*(title for title, _ in shown_facts(rows)), *titles], names
+    return [*(title for title, _ in _shown_facts(rows)), *titles], names
 
 
-def shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Return (title, column) of the columns that are not figures."""
     any_variant = any(row[_OPTIONAL] is not None for row in rows)
     return [(title, name) for title, name in _FACTS if name != _OPTIONAL or any_variant]
@@ -67,7 +73,7 @@ def shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
     """Return the cells of each row for :func:`shown_columns`."""
-    facts, names = shown_facts(rows), shown_columns(rows)[1]
+    facts, names = _shown_facts(rows), shown_columns(rows)[1]
     return [[*(_fact(row, name) for _, name in facts), *(figure_cell(row, name) for name in names)] for row in rows]
 
 
@@ -104,8 +110,8 @@ def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
 
 def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *([NOTHING if value is None else value for value in row] for row in rows)]
-    return "".join("| " + " | ".join(escaped(str(cell)) for cell in line) + " |\n" for line in lines)
+    cells = ([NOTHING if value is None else str(value) for value in row] for row in rows)
+    return "".join(_line(line) for line in (heads, ["---"] * len(heads), *cells))
 
 
 def escaped(text: str) -> str:
@@ -113,38 +119,23 @@ def escaped(text: str) -> str:
     return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    run: LoadedRun
-    case: CaseResult
-
-    @property
-    def first(self) -> RoundResult | None:
-        return next(iter(self.run.rounds_of(self.case)), None)
-
-
 def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
     """Return a Markdown table for each task with a row for each case (of ``model`` only, where given), newest last."""
-    entries = [
-        _Entry(run, case)
-        for run in sorted(runs, key=lambda run: run.summary.started_at)
-        for case in run.summary.cases
-        if model is None or case.key.model == model
-    ]
-    tasks = [task for task in _COLUMNS if any(entry.case.task == task for entry in entries)]
-    parts = []
-    for task in tasks:
-        title = f"{_TITLES[task]}:\n\n" if len(tasks) > 1 else ""
-        parts.append(title + _table(task, [entry for entry in entries if entry.case.task == task], model is None))
-    return "\n".join(parts)
+    cases: dict[Task, list[LoadedCase]] = {task: [] for task in _LAYOUTS}
+    for run in sorted(runs, key=lambda run: run.summary.started_at):
+        for case in run.cases:
+            if model is None or case.result.key.model == model:
+                cases[case.result.task].append(case)
+    tables = {task: _table(_LAYOUTS[task], found, name_cases=model is None) for task, found in cases.items() if found}
+    if len(tables) == 1:
+        return "".join(tables.values())
+    return "\n".join(f"{_LAYOUTS[task].title}:\n\n{table}" for task, table in tables.items())
 
 
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
     """Replace the text between the markers of a README by the results of ``model``.
 
-    Raises:
-        RunError: the file cannot be read or has no markers.
+    Raises RunError if the file cannot be read or has no markers.
     """
     try:
         text = readme.read_text(encoding="utf-8")
@@ -158,47 +149,46 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
     write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{note}\n{END}{after}")
 
 
-def _table(task: Task, entries: Sequence[_Entry], name_cases: bool) -> str:
-    shown = [
-        (title, name) for title, name in _COLUMNS[task] if any(_mean(entry, name) is not None for entry in entries)
-    ]
-    heads = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
-    heads += ["Engine and batch"] if task == "infer" else []
-    metrics = {str((entry.first.target or {}).get("metric")) for entry in entries if entry.first}
-    named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 and task == "train" else {}
-    aligned = ["---"] * len(heads) + ["---:"] * (1 + len(shown)) + ["---"] * 2
+def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) -> str:
+    shown = [(title, name) for title, name in layout.columns if any(_mean(case, name) is not None for case in cases)]
+    facts = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
+    facts += ["Engine and batch"] if layout.has_engine else []
+    metrics = {case.first.target.metric if case.first.target else "" for case in cases if case.first}
+    named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 else {}
+    titles = [named.get(title, title) for title, _ in shown]
+    names = [name for _, name in shown]
     lines = [
-        _line([*heads, "Rounds", *(named.get(title, title) for title, _ in shown), "Verdict", "Date"]),
-        _line(aligned),
+        [*facts, "Rounds", *titles, "Verdict", "Date"],
+        ["---"] * len(facts) + ["---:"] * (1 + len(shown)) + ["---"] * 2,
+        *(_cells(layout, case, names, name_case=name_cases) for case in cases),
     ]
-    lines += [_line(_cells(task, entry, [name for _, name in shown], name_cases)) for entry in entries]
-    return "\n".join(lines) + "\n"
+    return "".join(_line(cells) for cells in lines)
 
 
-def _mean(entry: _Entry, name: FigureName) -> float | None:
-    spread = entry.case.figures.get(name)
+def _mean(case: LoadedCase, name: FigureName) -> float | None:
+    spread = case.result.figures.get(name)
     return spread.mean if spread else None
 
 
-def _cells(task: Task, entry: _Entry, names: Iterable[FigureName], name_case: bool) -> Iterator[str]:
-    case, key, first = entry.case, entry.case.key, entry.first
+def _cells(layout: _Layout, case: LoadedCase, names: Iterable[FigureName], *, name_case: bool) -> Iterator[str]:
+    result, first, key = case.result, case.first, case.result.key
     if name_case:
         yield key.case
-    yield machine(key.hardware, first)
+    yield _machine(key.hardware, first)
     yield _software(key.framework, first)
-    yield f"{key.nnodes}×{key.nproc}" + "".join(f", {text}" for text in _changed_settings(first))
+    yield ", ".join([f"{key.nnodes}×{key.nproc}", *_changed_settings(first)])
     yield first.precision if first else NOTHING
-    if task == "infer":
+    if layout.has_engine:
         inference = first.inference if first else None
         yield f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
-    yield str(max((spread.num_rounds for spread in case.figures.values()), default=0))
+    yield str(result.num_rounds)
     for name in names:
-        yield _cell(name, case.figures.get(name), case.unit)
-    yield case.verdict + (f" ({', '.join(mark.replace('_', ' ') for mark in case.marks)})" if case.marks else "")
-    yield entry.run.summary.started_at[:10] or NOTHING
+        yield _cell(name, result.figures.get(name), result.unit)
+    yield result.verdict + (f" ({', '.join(mark.replace('_', ' ') for mark in result.marks)})" if result.marks else "")
+    yield case.run.summary.started_at[:10] or NOTHING
 
 
-def machine(hardware: str, first: RoundResult | None) -> str:
+def _machine(hardware: str, first: RoundResult | None) -> str:
     """Return the chip; for a run on CPUs also the processor and its cores."""
     hosts = first.environment.hosts if first else ()
     if not hosts or hosts[0].get("devices"):
@@ -228,9 +218,9 @@ def _changed_settings(first: RoundResult | None) -> list[str]:
 def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
     if spread is None or spread.mean is None:
         return NOTHING
-    half = half_interval(spread)
+    half = spread.relative_half95
     return format_figure(name, spread.mean, unit) + (f" ± {percent(half)}" if half is not None else "")
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |\n"

@@ -46,6 +46,13 @@ def plotly() -> Any:
     return Markup(text)  # noqa: S704 - the library as it is packaged
 
 
+def plain(value: Any) -> str:
+    """Return a setting's value as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "null" if value is None else str(value)
+
+
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -57,7 +64,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["quantity"] = quantity
-    environment.filters["percent"] = percent
+    environment.filters |= {"quantity": quantity, "percent": percent, "plain": plain}
     environment.globals["NOTHING"] = NOTHING
     return environment

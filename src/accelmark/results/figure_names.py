@@ -1,11 +1,14 @@
-"""The figures that AccelMark measures: names, units, and whether higher or lower is better."""
+"""The figures that AccelMark measures; ``figures.yaml`` defines them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, final
+from pathlib import Path
+from typing import Final, Literal
 
+from pydantic import TypeAdapter
+
+from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.number_format import quantity
 
 
@@ -80,9 +83,7 @@ class FigureName(StrEnum):
     SEARCH_IMAGES = "search_trained_images"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class FigureInfo:
+class FigureInfo(Spec):
     """Presentation of a figure; title and unit may contain ``{unit}``, which a case defines (image, token)."""
 
     title: str
@@ -91,127 +92,14 @@ class FigureInfo:
     explanation: str
 
 
+_DEFINITIONS: Final = TypeAdapter(dict[str, dict[FigureName, FigureInfo]]).validate_python(
+    read_yaml(Path(__file__).with_name("figures.yaml"))
+)
+FIGURE_GROUPS: Final = {title: tuple(figures) for title, figures in _DEFINITIONS.items()}
+"""Title of a group -> its figures, in the order of pages and tables."""
+FIGURES: Final = {name: info for figures in _DEFINITIONS.values() for name, info in figures.items()}
+
 F = FigureName
-
-FIGURES: Final[dict[FigureName, FigureInfo]] = {
-    F.E2E_TIME: FigureInfo("End to end", "s", "lower", "from the start of rank 0's process to its last event"),
-    F.INIT_TIME: FigureInfo("Initialisation", "s", "lower", "from the start of rank 0's process to TRAIN_START"),
-    F.RAW_TRAIN_TIME: FigureInfo("Raw training", "s", "lower", "TRAIN_START to TRAIN_END, evaluation included"),
-    F.TRAIN_NO_EVAL_TIME: FigureInfo("Training", "s", "lower", "raw training time minus evaluation"),
-    F.PURE_COMPUTE_TIME: FigureInfo("Computation", "s", "lower", "sum of the computation of all steps"),
-    F.TIME_TO_TARGET: FigureInfo(
-        "Time to target", "s", "lower", "raw training time until the first evaluation that reached the target"
-    ),
-    F.THROUGHPUT_WHOLE: FigureInfo(
-        "Throughput, whole", "{unit}s/s", "higher", "over raw training time, with data loading and evaluation"
-    ),
-    F.THROUGHPUT_TRAIN: FigureInfo("Throughput, training", "{unit}s/s", "higher", "over training time"),
-    F.THROUGHPUT_CORE: FigureInfo("Throughput, core", "{unit}s/s", "higher", "over computation only"),
-    F.THROUGHPUT_PER_DEVICE: FigureInfo(
-        "Throughput per device", "{unit}s/s", "higher", "training throughput per device"
-    ),
-    F.STEP_P50: FigureInfo("Step time, median", "ms", "lower", "computation of a step"),
-    F.STEP_P90: FigureInfo("Step time, p90", "ms", "lower", "computation of a step"),
-    F.STEP_P99: FigureInfo("Step time, p99", "ms", "lower", "computation of a step"),
-    F.DATA_WAIT_SHARE: FigureInfo("Waiting for data", "ratio", "lower", "share of training time"),
-    F.FINAL_LOSS: FigureInfo("Final loss", "", "lower", "loss of the last step"),
-    F.FINAL_METRIC: FigureInfo("Final metric", "", "neither", "the target's metric at the last evaluation"),
-    F.MFU: FigureInfo(
-        "MFU", "ratio", "higher", "model FLOP/s per device over the chip's dense peak at the precision used"
-    ),
-    F.MFU_MEASURED: FigureInfo(
-        "MFU, measured ceiling",
-        "ratio",
-        "higher",
-        "model FLOP/s per device over the matmul rate that the probe measured",
-    ),
-    F.ACHIEVED_TFLOPS: FigureInfo(
-        "Model TFLOP/s per device", "TFLOP/s", "higher", "training throughput per device x model FLOPs"
-    ),
-    F.FLOPS_PER_SAMPLE: FigureInfo("Model FLOPs per sample", "FLOP", "neither", "forward and backward, counted"),
-    F.PEAK_DEVICE_MEMORY: FigureInfo("Peak device memory", "MiB", "lower", "largest allocation on any device"),
-    F.PEAK_HOST_MEMORY: FigureInfo("Peak host memory", "MiB", "lower", "largest use on any host, from telemetry"),
-    F.DEVICE_UTILISATION: FigureInfo(
-        "Device utilisation", "ratio", "higher", "time-weighted mean during the measurement"
-    ),
-    F.CPU_UTILISATION: FigureInfo("CPU utilisation", "ratio", "neither", "time-weighted mean during the measurement"),
-    F.MEAN_POWER: FigureInfo("Mean power", "W", "lower", "all devices (or CPU packages) during the measurement"),
-    F.ENERGY: FigureInfo("Energy", "J", "lower", "device's energy counter while training, else integrated power"),
-    F.ENERGY_PER_UNIT: FigureInfo("Energy per {unit}", "J", "lower", "energy over the number of units"),
-    F.UNITS_PER_JOULE: FigureInfo("Performance per watt", "{unit}s/J", "higher", "units per joule"),
-    F.TELEMETRY_CPU_TIME: FigureInfo(
-        "CPU time of telemetry", "s", "lower", "user and system time of the telemetry recorder"
-    ),
-    F.INFERENCE_CORE: FigureInfo(
-        "Inference, core", "{unit}s/s", "higher", "engine: computation and copies to and from the device"
-    ),
-    F.INFERENCE_WHOLE: FigureInfo(
-        "Inference, whole", "{unit}s/s", "higher", "engine: with data loading and evaluation"
-    ),
-    F.VALIDATION_CORE: FigureInfo(
-        "Validation, core", "{unit}s/s", "higher", "framework: computation and copies to and from the device"
-    ),
-    F.VALIDATION_WHOLE: FigureInfo(
-        "Validation, whole", "{unit}s/s", "higher", "framework: with data loading and evaluation"
-    ),
-    F.INFERENCE_METRIC: FigureInfo("Accuracy in the engine", "", "neither", "the case's metric over all items"),
-    F.VALIDATION_METRIC: FigureInfo("Accuracy in the framework", "", "neither", "the case's metric over all items"),
-    F.METRIC_DIFFERENCE: FigureInfo(
-        "Accuracy difference", "", "neither", "engine minus framework; the case states a tolerance"
-    ),
-    F.LATENCY_P50: FigureInfo("Latency, median", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    F.LATENCY_P90: FigureInfo("Latency, p90", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    F.LATENCY_P99: FigureInfo("Latency, p99", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    F.LATENCY_P999: FigureInfo("Latency, p99.9", "ms", "lower", "of a full batch in the engine, nearest rank"),
-    F.FIRST_CALL: FigureInfo(
-        "First call", "ms", "lower", "first call of the engine, before warm-up; in no other figure"
-    ),
-    F.VALIDATION_TIME: FigureInfo("Validation step", "s", "lower", "step 3"),
-    F.EXPORT_TIME: FigureInfo("Export step", "s", "lower", "step 4: export to ONNX"),
-    F.COMPILE_TIME: FigureInfo("Compilation", "s", "lower", "step 5; in no throughput"),
-    F.INFERENCE_TIME: FigureInfo("Inference step", "s", "lower", "step 6, with LoadGen scenarios"),
-    F.FLOPS_PER_ITEM: FigureInfo("Model FLOPs per item", "FLOP", "neither", "forward pass, as the case states"),
-    F.REPEAT_SPEEDUP: FigureInfo(
-        "Repeated over new items",
-        "ratio",
-        "neither",
-        "speed of repeated items over new ones; more than 1.1 in most batches suggests cached outputs",
-    ),
-    F.DECLARED_SHARE: FigureInfo(
-        "Declared not inference",
-        "ratio",
-        "lower",
-        "share of the measured calls' time that the engine declares as not inference; in no rate or latency",
-    ),
-    F.DEVICE_MEMORY_TOTAL: FigureInfo("Device memory", "MiB", "neither", "capacity of the device, from telemetry"),
-    F.OFFLINE_RATE: FigureInfo("Offline scenario", "samples/s", "higher", "LoadGen: all samples in one query"),
-    F.SINGLE_STREAM_LATENCY: FigureInfo("SingleStream scenario, p90", "ms", "lower", "LoadGen: one query at a time"),
-    F.MULTI_STREAM_LATENCY: FigureInfo(
-        "MultiStream scenario, p99", "ms", "lower", "LoadGen: queries of several samples"
-    ),
-    F.SERVER_RATE: FigureInfo(
-        "Server scenario",
-        "queries/s",
-        "higher",
-        "LoadGen: highest rate at which 99 % of queries meet the latency bound",
-    ),
-    F.SEARCH_SCORE: FigureInfo(
-        "Score", "OP/s", "higher", "operations of all trials, by the search's counting rule, over its time"
-    ),
-    F.SEARCH_REGULATED_SCORE: FigureInfo("Regulated score", "OP/s", "higher", "-ln(held-out error) x score"),
-    F.SEARCH_HELD_OUT_ERROR: FigureInfo("Held-out error", "ratio", "lower", "best trial, on the held-out split"),
-    F.SEARCH_VALIDATION_ERROR: FigureInfo(
-        "Best validation error", "ratio", "lower", "lowest error of any trial on the validation split"
-    ),
-    F.SEARCH_OPERATIONS: FigureInfo("Operations", "OP", "neither", "counted operations of all trials"),
-    F.SEARCH_TIME: FigureInfo("Search", "s", "neither", "from the start of the first trial to the end of the last"),
-    F.SEARCH_IDLE_SHARE: FigureInfo(
-        "Idle", "ratio", "lower", "share of the workers' time without training or evaluation"
-    ),
-    F.SEARCH_TRIALS: FigureInfo("Trials finished", "trials", "neither", "of the trials that were started"),
-    F.SEARCH_IMAGES: FigureInfo("Images trained", "images", "neither", "over all trials"),
-}
-
 _SHARED: Final = (
     F.E2E_TIME, F.MFU, F.ACHIEVED_TFLOPS, F.PEAK_DEVICE_MEMORY,
     F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION, F.MEAN_POWER,
@@ -225,8 +113,10 @@ TRAIN_FIGURES: Final = _NAMES[:_INFER]
 """The figures of a training round."""
 
 
-def title_of(name: FigureName, unit: str) -> str:
-    """Return a figure's title for a case that counts ``unit``."""
+def title_of(name: FigureName, unit: str, metric: str | None = None) -> str:
+    """Return a figure's title for a case that counts ``unit``; the final metric has the name of the case's metric."""
+    if name is FigureName.FINAL_METRIC and metric:
+        return f"Final {metric.replace('_', ' ')}"
     return FIGURES[name].title.format(unit=unit)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figure_names import FigureName
-from accelmark.spec.inference.events import RepeatCheck, ScenarioResult, StageEnd
-from accelmark.spec.job import NodeExit, Provenance
+from accelmark.spec.events import RepeatCheck, ScenarioResult, StageEnd
+from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
+
+_ROUNDING: Final = 1e-9
 
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
 Task = Literal["train", "infer", "automl"]
@@ -25,7 +28,7 @@ Mark = Literal["open", "synthetic", "partial", "partial_evaluation", "busy_machi
 class Figure(Spec):
     """One measured figure; ``value`` may be null only with a ``reason``."""
 
-    value: float | None
+    value: FiniteFloat | None
     reason: str | None = None
     """Why there is no value; with a value, a note about it."""
 
@@ -183,7 +186,7 @@ class RoundResult(Spec):
     reason: str | None
     """What happened and what to do; null where the state is ``succeeded``."""
     converged: bool | None
-    target: dict[str, Any] | None = None
+    target: Target | None = None
     marks: tuple[Mark, ...] = ()
     vendor: str
     chip: Chip | None = None
@@ -209,28 +212,34 @@ class RoundResult(Spec):
     settings: dict[str, Provenance] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
-    @field_validator("target")
-    @classmethod
-    def _aimed(cls, target: dict[str, Any] | None) -> dict[str, Any] | None:
-        if target is not None:
-            metric, direction, value = (target.get(name) for name in ("metric", "direction", "value"))
-            is_number = isinstance(value, int | float) and math.isfinite(value)
-            if not isinstance(metric, str) or direction not in ("at_least", "at_most") or not is_number:
-                raise ValueError("must name a metric, a direction (at_least or at_most) and a value")
-        return target
-
 
 class Spread(Spec):
     """A figure aggregated over rounds."""
 
-    mean: float | None
-    stdev: float | None
-    ci95: tuple[float, float] | None
+    mean: FiniteFloat | None
+    stdev: FiniteFloat | None
+    ci95: tuple[FiniteFloat, FiniteFloat] | None
     """Student's t interval of the mean; null for fewer than two rounds."""
     num_rounds: int
     rounds_needed: int | None = None
     """Rounds needed for an interval within 1 % of the mean, at the standard deviation so far."""
     reason: str | None = None
+
+    @property
+    def half95(self) -> float | None:
+        """Half of the 95 % interval."""
+        return None if self.ci95 is None else (self.ci95[1] - self.ci95[0]) / 2
+
+    @property
+    def relative_half95(self) -> float | None:
+        """Half of the 95 % interval relative to the mean; a rounding error of equal values is 0."""
+        return None if self.half95 is None or not self.mean else relative_half(self.half95, self.mean)
+
+
+def relative_half(half: float, mean: float) -> float:
+    """Return half of an interval relative to the mean; a rounding error of equal values is 0."""
+    share = half / abs(mean)
+    return share if share > _ROUNDING else 0.0
 
 
 class CaseResult(Spec):
@@ -256,9 +265,14 @@ class CaseResult(Spec):
     adaptation: AdaptationCost | None = None
     """What the vendor changed; null where no round has a job.json."""
 
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that succeeded and have figures."""
+        return max((spread.num_rounds for spread in self.figures.values()), default=0)
+
 
 class Summary(Spec):
-    """``summary.json``: everything a run came to."""
+    """``summary.json``: the results of all cases of a run."""
 
     schema_version: Literal[1] = 1
     accelmark_version: str

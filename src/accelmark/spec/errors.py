@@ -14,10 +14,7 @@ EXIT_CANCELLED: Final = 130
 
 
 class AccelmarkError(Exception):
-    """An error for the user: what is wrong, where, and what to do.
-
-    ``exit_code`` is the exit code of the command line.
-    """
+    """An error for the user: what is wrong, where, and what to do; ``exit_code`` is that of the command line."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
 

@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
 
 
 class Event(StrEnum):
@@ -240,3 +242,147 @@ class Compiled(Spec):
     """Number of compiled graphs; blocks of the same structure share one."""
     graph_breaks: int
     """Number of graph breaks."""
+
+
+Phase = Literal["validation", "inference"]
+
+InferEndReason = Literal[
+    "completed", "corrupt_model", "incompatible_engine", "unsupported_operator", "wrong_shape", "bad_data",
+    "out_of_memory", "engine_missing", "bad_request", "cancelled", "error",
+]  # fmt: skip
+
+
+class InferStarted(Spec):
+    """The value of ``INIT_END``: versions, device and settings that actually run."""
+
+    framework: str
+    framework_version: str
+    device_type: str
+    device_name: str | None
+    hostname: str
+    threads: int
+    precision: str
+    compiler: str | None
+    library_versions: dict[str, str]
+
+
+class StageBegin(Spec):
+    """The value of ``STAGE_BEGIN``."""
+
+    step: InferStep
+    number: int
+
+
+class StageEnd(Spec):
+    """The value of ``STAGE_END``: one of the seven steps ended or was skipped."""
+
+    step: InferStep
+    number: int
+    state: Literal["done", "skipped", "failed"]
+    duration_s: float
+    reason: str | None = None
+    """Why it was skipped or failed."""
+    details: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class WarmUp(Spec):
+    """The value of ``WARMUP``: calls before measuring; only the duration of the first is a figure."""
+
+    phase: Phase
+    first_call_ms: float
+    calls_ms: tuple[float, ...]
+
+
+class ForwardWindow(Spec):
+    """The value of ``FORWARD``: ``log_freq`` batches; each tuple has one entry per batch."""
+
+    phase: Phase
+    pass_number: int
+    """From 1."""
+    items: tuple[int, ...]
+    latency_ms: tuple[float, ...]
+    """Computation, including copies to and from the device, without the time declared as not inference."""
+    not_inference_ms: tuple[float, ...]
+    """Time that the engine declares as not inference, for example a compilation in the first call."""
+    wall_ms: float
+    """Duration of the window: loading, computation and evaluation."""
+    nonfinite_batches: int
+    """Batches whose outputs contain NaN or infinity."""
+
+
+class InferEvaluation(Spec):
+    """The value of ``EVALUATE``: the metrics of one phase over all its items."""
+
+    phase: Phase
+    num_items: int
+    metrics: dict[str, float | None]
+    """Empty for synthetic data or untrained weights."""
+
+
+class RepeatCheck(Spec):
+    """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
+
+    fresh_ms: float | None
+    """Median latency of new batches."""
+    same_ms: float | None
+    """Median latency of the third to fifth call with the same batches."""
+    speedup: float | None
+    """Median over batches of the first call over the median of the third to the fifth."""
+    chance: float | None = None
+    """Upper bound on the probability of these times for an engine without a cache."""
+    limit: float
+    suspicious: bool
+    """True if ``speedup`` exceeds ``limit`` and ``chance`` is at most 0.002."""
+    num_batches: int
+    reason: str | None = None
+    """Why it was not done."""
+
+
+class ScenarioResult(Spec):
+    """The value of ``SCENARIO``: one LoadGen scenario."""
+
+    scenario: ScenarioName
+    valid: bool
+    """LoadGen's own verdict."""
+    functional: bool
+    """True if the run was shorter than MLPerf requires, so that its figure is not comparable with a submission."""
+    figure: float | None
+    """Offline: samples/s; SingleStream and MultiStream: latency in ms at the percentile; Server: highest QPS."""
+    figure_name: Literal["samples_per_second", "latency_p90_ms", "latency_p99_ms", "queries_per_second"]
+    latency_bound_ms: float | None = None
+    latencies_ms: dict[str, float]
+    """LoadGen's percentiles (``p50`` ... ``p99.9``)."""
+    tried: tuple[tuple[float, bool], ...] = ()
+    """Server: each QPS of the search, and whether the bound was met."""
+    log_dir: str
+    """LoadGen's own logs, relative to the node's directory."""
+    reason: str | None = None
+
+
+class InferFinished(Spec):
+    """The value of ``FINISHED``, the last event of every run. Names are FlagPerf's where it has them."""
+
+    state: Literal["completed", "failed", "cancelled"]
+    end_reason: InferEndReason
+    message: str | None = None
+    failed_step: InferStep | None = None
+    vendor: str
+    compiler: str | None
+    precision: str
+    batch_size: int
+    flops: float | None
+    e2e_time: float
+    """Seconds from the start of the process."""
+    p_validation_whole: float | None
+    """Items per second, here and below."""
+    p_validation_core: float | None
+    p_inference_whole: float | None
+    p_inference_core: float | None
+    val_average_acc: float | None
+    infer_average_acc: float | None
+    compile_time: float | None
+    """Seconds."""
+    valid: bool
+    invalid_reasons: tuple[str, ...]
+    core_wait_s: float | None = None
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Generic, TypeVar, final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
+from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.inference.settings import Note
-from accelmark.spec.job import Provenance
-from accelmark.spec.model import problems_of
-from accelmark.spec.plugins.case import TrainCaseSpec
+from accelmark.spec.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
+from accelmark.spec.model import Spec, problems_of
 from accelmark.spec.settings import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)
 
 ALWAYS_MUTABLE: Final = ("loader.synthetic",)
 """Settings that every layer may change; doing so marks the result."""
+_OPEN_MAPPINGS: Final = ("model", "engine_options")
+"""Fields whose keys the case or the engine defines."""
+_OPTIONS: Final = "engine_options."
+_FP16: Final = {True: "fp16", False: "fp32"}
+
+
+class Provenance(Spec):
+    """Which layer gave a setting its value, and what it replaced, weakest first."""
+
+    value: Any
+    layer: str
+    replaced: tuple[tuple[str, Any], ...] = ()
+    """(layer, value) of the weaker layers."""
+    forced: bool = False
+    """True where an open run changed an immutable setting."""
 
 
 @final
@@ -52,11 +66,10 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn nested mappings into ``{dotted key: value}``."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{dotted}."))
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[dotted] = value
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -67,34 +80,58 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         *parents, leaf = dotted.split(".")
         level = nested
         for parent in parents:
-            below = level.setdefault(parent, {})
-            if not isinstance(below, dict):
-                below = level[parent] = {}
-            level = below
+            if not isinstance(level.get(parent), dict):
+                level[parent] = {}
+            level = level[parent]
         level[leaf] = value
     return nested
 
 
-class LayerMerger(ABC, Generic[S]):
-    """Merges layers, weakest first, into settings of type ``S``.
+@cache
+def _fields(model: type[BaseModel], prefix: str = "") -> Mapping[str, FieldInfo]:
+    """Return every dotted setting of ``model``."""
+    fields: dict[str, FieldInfo] = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            fields |= _fields(info.annotation, f"{prefix}{name}.")
+        elif name not in _OPEN_MAPPINGS:
+            fields[f"{prefix}{name}"] = info
+    return fields
 
-    A subclass decides which values a layer may set.
+
+@cache
+def setting_defaults(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Return every dotted setting of ``model`` with its default (None if it is required)."""
+    return {
+        key: None if info.is_required() else info.get_default(call_default_factory=True)
+        for key, info in _fields(model).items()
+    }
+
+
+@cache
+def _adapter(model: type[BaseModel], key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_fields(model)[key].rebuild_annotation())
+
+
+def may_change(key: str, mutable: Sequence[str]) -> bool:
+    """Return whether ``mutable`` lists ``key`` or a section that contains it."""
+    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
+
+
+class _Merger(Generic[S]):
+    """Merges values of layers, weakest first, into settings of type ``S``, and collects problems.
+
+    ``base`` is the name of the weakest layer, the case.
     """
 
     def __init__(self, model: type[S], base: str) -> None:
         self.model: Final = model
-        self.base: Final = base
-        """Name of the weakest layer, the case."""
         self.values: Final[dict[str, Any]] = {}
         self.problems: Final[list[Problem]] = []
         self.notes: Final[list[Note]] = []
         self.forced: Final[set[str]] = set()
         self._history: Final[dict[str, list[tuple[str, Any]]]] = {}
         self._layers: Final[list[str]] = [base]
-
-    @abstractmethod
-    def add(self, layer: Layer) -> None:
-        """Merge a layer that is stronger than all before it."""
 
     def put(self, layer: str, key: str, value: Any) -> None:
         """Set ``key``, and record that ``layer`` did."""
@@ -105,11 +142,10 @@ class LayerMerger(ABC, Generic[S]):
 
     def typed(self, layer: str, key: str, value: Any, shown: str | None = None) -> Any:
         """Return ``value`` as the type of its field; record a problem (for key ``shown``) if it is invalid."""
-        adapter = _adapters(self.model).get(key)
-        if adapter is None:
+        if key not in _fields(self.model):
             return value
         try:
-            return adapter.validate_python(value)
+            return _adapter(self.model, key).validate_python(value)
         except ValidationError as error:
             found = problems_of(error, self.model, layer)
             self.problems.extend(Problem(layer, shown or key, each.what) for each in found)
@@ -120,23 +156,17 @@ class LayerMerger(ABC, Generic[S]):
         return self.values.get(key, setting_defaults(self.model).get(key))
 
     def resolved(self) -> Resolved[S]:
-        """Return the merged settings.
-
-        Raises:
-            SpecError: with all problems of all layers.
-        """
+        """Return the merged settings; raise SpecError with all problems of all layers."""
         if self.problems:
             raise SpecError(self.problems)
         try:
             settings = self.model.model_validate(nest(self.values))
         except ValidationError as error:
-            found = problems_of(error, self.model, self.base)
+            found = problems_of(error, self.model, self._layers[0])
             raise SpecError([Problem(self._blamed(each), each.key, each.what, each.hint) for each in found]) from error
-        provenance = {key: self._provenance(key, value) for key, value in self._dumped(settings)}
+        dumped = flatten(settings.model_dump(mode="json"))
+        provenance = {key: self._provenance(key, value) for key, value in dumped.items()}
         return Resolved(settings, provenance, tuple(self.notes))
-
-    def _dumped(self, settings: S) -> Iterator[tuple[str, Any]]:
-        yield from flatten(settings.model_dump(mode="json")).items()
 
     def _provenance(self, key: str, value: Any) -> Provenance:
         history = self._history.get(key, [("default", None)])
@@ -146,105 +176,138 @@ class LayerMerger(ABC, Generic[S]):
         """Return the strongest of the layers that last set the keys named in a problem."""
         keys = {problem.key} | set(re.findall(r"\w+", problem.what))
         changed = [self._layers.index(self._history[key][-1][0]) for key in keys if key in self._history]
-        return self._layers[max(changed)] if changed else self.base
-
-
-@cache
-def setting_defaults(model: type[BaseModel], prefix: str = "") -> Mapping[str, Any]:
-    """Return every dotted setting of ``model`` with its default (None if it is required)."""
-    defaults: dict[str, Any] = {}
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            defaults.update(setting_defaults(info.annotation, f"{prefix}{name}."))
-        elif name not in _OPEN_MAPPINGS:
-            required = info.is_required()
-            defaults[f"{prefix}{name}"] = None if required else info.get_default(call_default_factory=True)
-    return defaults
-
-
-_OPEN_MAPPINGS: Final = ("model", "engine_options")
-"""Fields whose keys the case or the engine defines."""
-
-
-@cache
-def _adapters(model: type[BaseModel], prefix: str = "") -> Mapping[str, TypeAdapter[Any]]:
-    adapters: dict[str, TypeAdapter[Any]] = {}
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            adapters.update(_adapters(info.annotation, f"{prefix}{name}."))
-        elif name not in _OPEN_MAPPINGS:
-            adapters[f"{prefix}{name}"] = TypeAdapter(info.rebuild_annotation())
-    return adapters
-
-
-def may_change(key: str, mutable: Sequence[str]) -> bool:
-    """Return whether ``mutable`` lists ``key`` or a section that contains it."""
-    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
-
-
-def unknown_mutable(train: TrainCaseSpec, where: str) -> list[Problem]:
-    """Return one problem for each entry of ``mutable`` that is neither a setting nor a section of settings."""
-    known = {*setting_defaults(TrainSettings), *flatten(train.settings)}
-    sections = {key.rpartition(".")[0] for key in known} - {""}
-    return [
-        Problem(where, "train.mutable", f"names {entry!r}, which is no setting", nearest(entry, known | sections))
-        for entry in train.mutable
-        if not any(key == entry or key.startswith(f"{entry}.") for key in known)
-    ]
-
-
-@final
-class TrainingMerger(LayerMerger[TrainSettings]):
-    """Merges training settings: layers may change only what the case lists as mutable, unless the run is open."""
-
-    def __init__(self, base: Layer, *, mutable: Sequence[str], is_open: bool) -> None:
-        super().__init__(TrainSettings, base.name)
-        self._base_values: Final = base.values
-        self._mutable: Final = mutable
-        self._open: Final = is_open
-        for key, value in base.values.items():
-            self.put(base.name, key, self.typed(base.name, key, value))
-
-    def add(self, layer: Layer) -> None:
-        """Merge a layer; values that it may not set become problems."""
-        defaults = setting_defaults(TrainSettings)
-        for key, given in layer.values.items():
-            if key not in defaults and key not in self._base_values:
-                self.problems.append(
-                    Problem(layer.name, key, "unknown setting", nearest(key, {*defaults, *self.values}))
-                )
-                continue
-            before = len(self.problems)
-            self._check_case_type(layer.name, key, given)
-            value = self.typed(layer.name, key, given)
-            if len(self.problems) > before:
-                continue
-            if not may_change(key, self._mutable) and value != self.current(key):
-                if not self._open:
-                    listed = ", ".join(self._mutable) or "nothing"
-                    hint = f"the case fixes it; may change: {listed}; or declare the run open"
-                    self.problems.append(Problem(layer.name, key, "is not mutable", hint))
-                    continue
-                self.forced.add(key)
-            self.put(layer.name, key, value)
-
-    def _check_case_type(self, layer: str, key: str, value: Any) -> None:
-        """Check a parameter of the case (``model.*``) against the type of its value in ``case.yaml``."""
-        if not key.startswith("model.") or self._base_values[key] is None:
-            return
-        expected = type(self._base_values[key])
-        if type(value) is not expected and not (expected is float and type(value) is int):
-            self.problems.append(Problem(layer, key, f"must be {expected.__name__}, found {value!r}"))
+        return self._layers[max(changed, default=0)]
 
 
 def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved[TrainSettings]:
     """Merge ``over`` (weakest first) into a case's own training settings.
 
-    Raises:
-        SpecError: with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
-            settings that are not mutable.
+    Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
+    settings that are not mutable.
     """
-    merger = TrainingMerger(base, mutable=mutable, is_open=is_open)
+    merger = _Merger(TrainSettings, base.name)
+    for key, value in base.values.items():
+        merger.put(base.name, key, merger.typed(base.name, key, value))
+    known = {*setting_defaults(TrainSettings), *base.values}
+    for layer in over:
+        for key, given in layer.values.items():
+            if key not in known:
+                merger.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, known)))
+                continue
+            if wrong := _case_type_problem(base, layer.name, key, given):
+                merger.problems.append(wrong)
+                continue
+            num_problems = len(merger.problems)
+            value = merger.typed(layer.name, key, given)
+            if len(merger.problems) > num_problems:
+                continue
+            if not may_change(key, mutable) and value != merger.current(key):
+                if not is_open:
+                    hint = f"the case fixes it; may change: {', '.join(mutable) or 'nothing'}; or declare the run open"
+                    merger.problems.append(Problem(layer.name, key, "is not mutable", hint))
+                    continue
+                merger.forced.add(key)
+            merger.put(layer.name, key, value)
+    return merger.resolved()
+
+
+def _case_type_problem(base: Layer, layer: str, key: str, value: Any) -> Problem | None:
+    """Check a parameter of the case (``model.*``) against the type of its value in ``case.yaml``."""
+    if not key.startswith("model.") or base.values[key] is None:
+        return None
+    expected = type(base.values[key])
+    if type(value) is expected or (expected is float and type(value) is int):
+        return None
+    return Problem(layer, key, f"must be {expected.__name__}, found {value!r}")
+
+
+def resolve_inference(
+    case: InferCaseSpec,
+    where: str,
+    *,
+    vendor: Sequence[Layer] = (),
+    over: Sequence[Layer] = (),
+    reserved: Collection[str] = (),
+) -> Resolved[InferSettings]:
+    """Merge a vendor's layers and then ``over`` (both weakest first) into a case's configurations.
+
+    Unknown keys of the vendor become options of the engine. No layer may set the ``reserved`` names, those of cluster
+    files and ``RUN_TIME_KEYS``. Raises SpecError with all problems of all layers; ``where`` names ``case.yaml``.
+    """
+    merger = _InferenceMerger(case, where, reserved)
+    for layer in vendor:
+        merger.add(layer, is_vendor=True)
     for layer in over:
         merger.add(layer)
+    merger.problems.extend(_contradictions(over))
     return merger.resolved()
+
+
+class _InferenceMerger(_Merger[InferSettings]):
+    def __init__(self, case: InferCaseSpec, where: str, reserved: Collection[str]) -> None:
+        super().__init__(InferSettings, where)
+        self._parameters: Final = case.parameters
+        self._reserved: Final = {*RUN_TIME_KEYS, *ClusterSpec.model_fields, *reserved}
+        for key in sorted(case.parameters.keys() & (InferSettings.model_fields.keys() | self._reserved)):
+            what = "is a name of the configurations or of the framework's own"
+            self.problems.append(Problem(where, f"parameters.{key}", what, "rename the parameter"))
+        self.add(Layer.of(where, case.configurations), "configurations.")
+
+    def add(self, layer: Layer, prefix: str = "", *, is_vendor: bool = False) -> None:
+        """Merge a layer. A vendor's changes are noted, and values that it repeats are errors."""
+        known = InferSettings.model_fields
+        for key, value in self._read(layer, prefix):
+            if key not in known and not key.startswith(_OPTIONS):
+                hint = nearest(key, known)
+                if not is_vendor:
+                    self.problems.append(Problem(layer.name, f"{prefix}{key}", "unknown setting", hint))
+                    continue
+                what = f"is none of the configurations ({hint}); it goes to the engine as an option"
+                self.notes.append(Note(severity="warning", where=layer.name, key=key, what=what))
+                self.put(layer.name, f"{_OPTIONS}{key}", value)
+                continue
+            old = self.current(key)
+            if is_vendor and type(old) is type(value) and old == value:
+                what = f"overrides nothing: it is {value!r} already"
+                self.problems.append(Problem(layer.name, key, what, "take it out"))
+                continue
+            if is_vendor:
+                what = f"changed from {old!r} to {value!r}"
+                self.notes.append(Note(severity="info", where=layer.name, key=key, what=what))
+            self.put(layer.name, key, value)
+
+    def _read(self, layer: Layer, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Yield (setting, value) for the values that a layer may set, converted to the type of the field."""
+        values = dict(layer.values)
+        if "fp16" in values:
+            fp16 = values.pop("fp16")
+            if not isinstance(fp16, bool):
+                self.problems.append(Problem(layer.name, f"{prefix}fp16", f"must be true or false, found {fp16!r}"))
+            elif "precision" in values:
+                what = "is given beside precision, which has the same meaning"
+                self.problems.append(Problem(layer.name, f"{prefix}fp16", what, "keep one of them"))
+            else:
+                values["precision"] = _FP16[fp16]
+        for key, value in values.items():
+            name = key.removeprefix(_OPTIONS).removeprefix("parameters.")
+            if name in self._parameters and not prefix:
+                what = "is a parameter of the case, which nothing may override"
+                self.problems.append(Problem(layer.name, key, what, "take it out"))
+            elif name in self._reserved and not prefix:
+                what = "is a name that the framework sets itself"
+                self.problems.append(Problem(layer.name, key, what, "rename or remove it"))
+            else:
+                yield key, self.typed(layer.name, key, value, f"{prefix}{key}")
+
+
+def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
+    """Yield a problem if layers of the same name give two precisions, one as an option and one as a setting."""
+    given: dict[str, dict[str, Any]] = {}
+    for layer in over:
+        if not {"fp16", "precision"} <= layer.values.keys():  # both in one layer is a problem already
+            here = {key: value for key, value in layer.values.items() if key in ("fp16", "precision")}
+            given.setdefault(layer.name, {}).update(here)
+    for name, both in given.items():
+        if isinstance(both.get("fp16"), bool) and "precision" in both and both["precision"] != _FP16[both["fp16"]]:
+            what = f"is {str(both['fp16']).lower()}, beside precision {both['precision']}"
+            yield Problem(name, "fp16", what, "keep one of them")

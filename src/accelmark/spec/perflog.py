@@ -51,11 +51,7 @@ class PerfLogWriter:
         self._descriptor = descriptor
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
-        """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now.
-
-        Raises:
-            RunError: the line could not be written, for example because the disk is full.
-        """
+        """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now. Raises RunError."""
         caller = sys._getframe(1)
         fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
         line = memoryview(encode_line(event, fields, _metadata(caller, self.rank, at_ns)).encode() + b"\n")
@@ -84,30 +80,24 @@ def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any
     try:
         text = _ENCODER.encode(record)
     except ValueError:
-        nonfinite = sorted(name for name, item in value.items() if _has_nonfinite(item))
-        cleaned = {name: _finite(item) for name, item in value.items()}
+        cleaned = _finite(value)
+        nonfinite = sorted(name for name, item in value.items() if cleaned[name] != item)
         record["value"] = {**cleaned, "nonfinite": nonfinite}
         text = _ENCODER.encode(record)
     return PERFLOG_PREFIX + text
 
 
-def _has_nonfinite(item: Any) -> bool:
-    if isinstance(item, float):
-        return not math.isfinite(item)
-    if isinstance(item, Mapping):
-        return any(_has_nonfinite(part) for part in item.values())
-    if isinstance(item, list | tuple):
-        return any(_has_nonfinite(part) for part in item)
-    return False
-
-
 def _finite(item: Any) -> Any:
-    if isinstance(item, float):
-        return item if math.isfinite(item) else None
-    if isinstance(item, Mapping):
-        return {name: _finite(part) for name, part in item.items()}
-    if isinstance(item, list | tuple):
-        return [_finite(part) for part in item]
+    """Return ``item`` with null for NaN and infinity; it equals ``item`` if there is none."""
+    match item:
+        case float():
+            return item if math.isfinite(item) else None
+        case Mapping():
+            return {name: _finite(part) for name, part in item.items()}
+        case tuple():
+            return tuple(map(_finite, item))
+        case list():
+            return [_finite(part) for part in item]
     return item
 
 

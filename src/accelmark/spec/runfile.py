@@ -36,12 +36,9 @@ ClusterOrFile = Annotated[
 """A cluster, or the path of a cluster file, as a tagged union for clear error messages."""
 
 
-class RunSpec(Spec):
-    """A list of cases on one cluster."""
+class RunOptions(Spec):
+    """Options of a run that apply to all its cases."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    vendor: str | None = None
-    """null: the cluster's vendor, else the one detected."""
     open: bool = False
     """Allow changes to immutable settings; every result is permanently marked OPEN."""
     strict: bool = False
@@ -56,6 +53,14 @@ class RunSpec(Spec):
     """Level of ``coordinator.log`` in the run directory."""
     retry_lost: int = Field(default=0, ge=0, le=10)
     """How often a lost round (its host or agent is unreachable) is repeated automatically; failed rounds are not."""
+
+
+class RunSpec(RunOptions):
+    """A run file: a list of cases on one cluster."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    vendor: str | None = None
+    """null: the cluster's vendor, else the one detected."""
     cluster: ClusterOrFile = ClusterSpec()
     """A cluster, or the path of a cluster file relative to the run file."""
     cases: tuple[CaseRequest, ...] = Field(min_length=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import subprocess
 import time
@@ -42,10 +42,15 @@ def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LI
     try:
         output = _read(process, name, timeout_s, limit_bytes)
         status = process.wait(timeout=max(0.1, timeout_s))
-    except subprocess.TimeoutExpired:
+    except (TimeoutError, subprocess.TimeoutExpired):
         raise CommandError(f"{name} did not finish within {timeout_s:g} s") from None
     finally:
-        _kill(process)
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     if status != 0:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         raise CommandError(f"{name} {how}")
@@ -53,29 +58,14 @@ def run_command(command: Sequence[str], timeout_s: float, limit_bytes: int = _LI
 
 
 def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit_bytes: int) -> bytes:
-    stream = process.stdout
-    if stream is None:
-        return b""
+    assert process.stdout is not None  # noqa: S101  it was started with a pipe
     deadline = time.monotonic() + timeout_s
     output = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise CommandError(f"{name} did not finish within {timeout_s:g} s")
-            chunk = os.read(stream.fileno(), 65536)
-            if not chunk:
-                return bytes(output)
-            output += chunk
-            if len(output) > limit_bytes:
-                raise CommandError(f"{name} wrote more than {limit_bytes} bytes")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    while select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(process.stdout.fileno(), 65536)
+        if not chunk:
+            return bytes(output)
+        output += chunk
+        if len(output) > limit_bytes:
+            raise CommandError(f"{name} wrote more than {limit_bytes} bytes")
+    raise TimeoutError

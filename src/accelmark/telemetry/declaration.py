@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import Spec, parse
+from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.yaml_file import read_yaml
-
-FieldName = Literal[
-    "index", "name", "uuid", "bus_id", "driver", "power_limit_w", "utilisation", "memory_used_mib", "memory_total_mib",
-    "power_w", "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "ecc_errors",
-]  # fmt: skip
-FIELD_NAMES: Final[frozenset[str]] = frozenset(FieldName.__args__)  # type: ignore[attr-defined]
-
-
-def _compiles(value: str) -> str:
-    try:
-        names = re.compile(value).groupindex
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from error
-    unknown = sorted(set(names) - FIELD_NAMES)
-    if unknown:
-        raise ValueError(f"names the unknown field {unknown[0]!r}; known: {', '.join(sorted(FIELD_NAMES))}")
-    return value
-
-
-Pattern = Annotated[str, AfterValidator(_compiles)]
-"""A regular expression; named groups are fields of a device."""
+from accelmark.telemetry.forms import FieldName, Form, Pattern
 
 
 class Detect(Spec):
@@ -48,64 +25,6 @@ class Detect(Spec):
     """Python modules that read the devices; a missing one is named when the devices cannot be read."""
     always: bool = False
     """Every machine has this device (the CPU)."""
-
-
-class _Form(Spec):
-    version: Pattern | None = None
-    """Must match somewhere in the output; identifies the tool versions that print this form."""
-    source: str
-    """Where this form is documented (a page, a log), and the tool's version."""
-    power_shared: Literal["previous", "next"] | None = None
-    """A device without power is included in the power of the one before or after it (two dies on one card)."""
-
-
-class TableForm(_Form):
-    """Rows below a heading. Whole lines are matched, with runs of blanks collapsed."""
-
-    form: Literal["table"] = "table"
-    header: tuple[Pattern, ...] = Field(min_length=1)
-    """Consecutive heading lines; they match only if the columns are unchanged."""
-    rows: tuple[Pattern, ...] = Field(min_length=1)
-    """The lines of one device."""
-    ignore: tuple[Pattern, ...] = ()
-    """Other lines allowed between devices."""
-    end: Pattern | None = None
-    """The line that ends the table; by default an empty line or one that names processes."""
-
-
-class LinesForm(_Form):
-    """Lines that contain their units, for tools whose heading is unknown."""
-
-    form: Literal["lines"]
-    like: Pattern
-    """Every line that matches this must be a device's line."""
-    line: Pattern
-    """A device's line including units, so that it does not match if columns change."""
-
-
-class CsvForm(_Form):
-    """Comma-separated cells below a line with the column names."""
-
-    form: Literal["csv"]
-    columns: dict[FieldName, str]
-    """Field -> exact name of its column."""
-
-
-class JsonForm(_Form):
-    """JSON with one object per device. Blanks around keys are ignored."""
-
-    form: Literal["json"]
-    devices: str = ""
-    """Path of the list or object of devices, keys joined by ``/``; empty: the document."""
-    device: Pattern | None = None
-    """Matches the key of a device in an object; null for a list."""
-    keys: dict[FieldName, str]
-    """Field -> path of its value within a device."""
-    common: dict[FieldName, str] = Field(default_factory=dict)
-    """Field -> path of its value within the document, the same for all devices."""
-
-
-Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator="form")]
 
 
 class Identify(Spec):
@@ -173,9 +92,8 @@ def telemetry_of(spec: VendorSpec, where: str) -> VendorTelemetry:
     Raises:
         SpecError: something in it is wrong; every problem is named.
     """
-    try:
-        return parse(VendorTelemetry, spec.telemetry, where)
-    except SpecError as error:
-        raise SpecError(
-            Problem(problem.where, f"telemetry.{problem.key}", problem.what, problem.hint) for problem in error.problems
-        ) from error
+    return parse(_Section, {"telemetry": spec.telemetry}, where).telemetry
+
+
+class _Section(Spec):
+    telemetry: VendorTelemetry

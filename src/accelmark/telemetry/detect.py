@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 from collections.abc import Iterable
@@ -9,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find, folders, load_vendor
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.catalog import find, folders, load_vendor
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.telemetry.declaration import Detect, VendorTelemetry, telemetry_of
 from accelmark.telemetry.device import DeviceInfo, SourceError
-from accelmark.telemetry.sources import device_sources
+from accelmark.telemetry.sources import device_sources, first_readable
 
 DEVICES: Final = Path("/dev")
 PCI: Final = Path("/sys/bus/pci/devices")
@@ -106,32 +107,19 @@ def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> st
 def pci_ids(root: Path = PCI) -> frozenset[str]:
     """Return ``vendor:class`` of all PCI devices, as sysfs writes them."""
     found: set[str] = set()
-    if root.is_dir():
-        for device in root.iterdir():
-            try:
-                vendor = (device / "vendor").read_text().strip()
-                found.add(f"{vendor}:{(device / 'class').read_text().strip()}")
-            except OSError:
-                continue
+    for device in root.glob("*"):
+        with contextlib.suppress(OSError):
+            found.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
     return frozenset(found)
 
 
 def _devices(folder: Path, telemetry: VendorTelemetry) -> tuple[tuple[DeviceInfo, ...], str | None]:
-    problems: list[str] = []
     try:
-        sources = device_sources(folder, telemetry)
+        source, devices = first_readable(device_sources(folder, telemetry), lambda source: source.open())
     except SourceError as error:
         return (), str(error)
-    for source in sources:
-        try:
-            return source.open(), None
-        except SourceError as error:
-            problems.append(str(error))
-        except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; shown
-            problems.append(f"{type(source).__name__}.open() raises {type(error).__name__}: {error}")
-        finally:
-            source.close()
-    return (), "; ".join(problems)
+    source.close()
+    return devices, None
 
 
 def _hint(rule: Detect) -> str | None:

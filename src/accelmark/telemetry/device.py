@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, final, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, final, runtime_checkable
 
 
 class SourceError(Exception):
@@ -34,10 +34,6 @@ class DeviceInfo:
         """Device memory in GiB, as ``VendorSpec.chip_of`` takes it."""
         return None if self.memory_total_mib is None else self.memory_total_mib / 1024
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -63,13 +59,6 @@ class DeviceSample:
     """Processes that hold memory on the device."""
     age_s: float = 0.0
     """Seconds from this reading to the line's ``t``."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; ``age_s`` only where it is not zero."""
-        values = asdict(self)
-        if not self.age_s:
-            del values["age_s"]
-        return values
 
 
 @runtime_checkable

@@ -41,10 +41,6 @@ class Energy:
     energy_j: float | None
     """From the counter if available, else from integrated power; None if neither covers the window."""
     method: Literal["counter", "trapezoid"] | None
-    counter_j: float | None = None
-    """Increase of the counter over the window, interpolated at its ends."""
-    integrated_j: float | None = None
-    """Power integrated by the trapezoidal rule, interpolated at the ends of the window."""
     reasons: tuple[EnergyReason, ...] = ()
     """Empty if the energy is reliable."""
 
@@ -72,21 +68,20 @@ def energy(
         tolerance: allowed difference of integrated power from the counter, as a share of the counter.
     """
     if end_s <= start_s:
-        return Energy(None, None, reasons=(EnergyReason.EMPTY_WINDOW,))
+        return Energy(None, None, (EnergyReason.EMPTY_WINDOW,))
     if not power and not counter:
-        return Energy(None, None, reasons=(EnergyReason.NO_POWER,))
-    counter_j, counter_problems = _increase(counter, start_s, end_s) if counter else (None, ())
-    integrated_j, power_problems = _integral(power, start_s, end_s, max_gap_s) if power else (None, ())
-    if counter_j is not None:
+        return Energy(None, None, (EnergyReason.NO_POWER,))
+    integrated_j, reasons = _integral(power, start_s, end_s, max_gap_s) if power else (None, ())
+    went_back = any(after < before for (_, before), (_, after) in itertools.pairwise(counter))
+    problems = (EnergyReason.COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
+    if counter and not problems:  # gaps in the readings of a counter have no effect
+        counter_j = _at(counter, end_s) - _at(counter, start_s)
         differs = integrated_j is not None and abs(integrated_j - counter_j) > tolerance * counter_j
-        doubt = (EnergyReason.COUNTER_DISAGREES,) if differs and not power_problems else ()
-        return Energy(counter_j, "counter", counter_j, integrated_j, doubt)
+        return Energy(counter_j, "counter", (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ())
     if not power:
-        return Energy(None, None, reasons=counter_problems)
-    went_back = tuple(each for each in counter_problems if each is EnergyReason.COUNTER_WENT_BACK)
-    return Energy(
-        integrated_j, None if integrated_j is None else "trapezoid", None, integrated_j, (*power_problems, *went_back)
-    )
+        return Energy(None, None, problems)
+    method: Literal["trapezoid"] | None = None if integrated_j is None else "trapezoid"
+    return Energy(integrated_j, method, (*reasons, *(problems if went_back else ())))
 
 
 def integrate(points: Series, start_s: float, end_s: float) -> float:
@@ -110,19 +105,10 @@ def _integral(
     return integrate(power, start_s, end_s), (EnergyReason.GAP_TOO_LONG,) if too_long else ()
 
 
-def _increase(counter: Series, start_s: float, end_s: float) -> tuple[float | None, tuple[EnergyReason, ...]]:
-    """Return the increase of a counter over the window; gaps inside it have no effect."""
-    if any(after < before for (_, before), (_, after) in itertools.pairwise(counter)):
-        return None, (EnergyReason.COUNTER_WENT_BACK,)
-    if problems := _not_covered(counter, start_s, end_s):
-        return None, problems
-    return _at(counter, end_s) - _at(counter, start_s), ()
-
-
 def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
     problems = {
-        EnergyReason.START_NOT_COVERED: points[0][0] > start_s,
-        EnergyReason.END_NOT_COVERED: points[-1][0] < end_s,
+        EnergyReason.START_NOT_COVERED: bool(points) and points[0][0] > start_s,
+        EnergyReason.END_NOT_COVERED: bool(points) and points[-1][0] < end_s,
     }
     return tuple(reason for reason, holds in problems.items() if holds)
 

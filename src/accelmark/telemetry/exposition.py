@@ -6,7 +6,7 @@ Format: the Prometheus text exposition format 0.0.4.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +34,8 @@ _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
     ("device", "memory_clock_mhz", "device_memory_clock_hertz", 1e6, "gauge", "Clock of the device's memory."),
     ("device", "energy_j", "device_energy_joules_total", 1.0, "counter", "The device's own energy counter."),
     ("device", "ecc_errors", "device_ecc_errors_total", 1.0, "counter", "Uncorrected memory errors."),
+    ("sample", "wall", "sample_timestamp_seconds", 1.0, "gauge", "Unix time of the sample."),
 )
-_TIME: Final = "sample_timestamp_seconds"
 
 
 def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
@@ -47,34 +47,33 @@ def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float)
         recorders: labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``.
         now_s: Unix time.
     """
-    samples = []
+    rows: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = []
     for labels, path in recorders:
         sample = last_sample(path)
-        if sample is not None and _is_number(sample.get("wall")) and now_s - sample["wall"] <= _max_age_s(path):
-            node, round_dir, case = (path.parents[above].name for above in range(3))
-            samples.append(({"node": node, "round": round_dir, "case": case, **labels}, sample))
+        if sample is None or not _is_number(sample.get("wall")) or now_s - sample["wall"] > _max_age_s(path):
+            continue
+        node, round_dir, case = (path.parents[above].name for above in range(3))
+        labels = {"node": node, "round": round_dir, "case": case, **labels}
+        rows += [("sample", labels, sample), ("host", labels, sample["host"])]
+        for device in sample["devices"] if isinstance(sample.get("devices"), list) else ():
+            if isinstance(device, dict):
+                rows.append(("device", {**labels, "device": str(device.get("index", ""))}, device))
     lines: list[str] = []
     for where, field, name, factor, kind, text in _METRICS:
-        found = list(_values(samples, where, field, factor))
+        found = [(labels, row[field]) for place, labels, row in rows if place == where and _is_number(row.get(field))]
         if found:
             lines += [f"# HELP accelmark_{name} {text}", f"# TYPE accelmark_{name} {kind}"]
-            lines += [f"accelmark_{name}{{{labels}}} {value!r}" for labels, value in found]
-    times = [(labels, sample["wall"]) for labels, sample in samples]
-    if times:
-        lines += [f"# HELP accelmark_{_TIME} Unix time of the sample.", f"# TYPE accelmark_{_TIME} gauge"]
-        lines += [f"accelmark_{_TIME}{{{_labels(labels)}}} {float(at)!r}" for labels, at in times]
+            lines += [f"accelmark_{name}{{{_labels(labels)}}} {value * factor!r}" for labels, value in found]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _max_age_s(path: Path) -> float:
     """Return the age in seconds up to which a sample is current, by the interval in the record's header."""
-    interval_s: object = None
     try:
         with path.open("rb") as file:
-            interval_s = json.loads(file.readline(_TAIL_BYTES))["header"]["interval_s"]
+            return max(_INTERVALS * float(json.loads(file.readline(_TAIL_BYTES))["header"]["interval_s"]), _MIN_AGE_S)
     except (OSError, ValueError, TypeError, KeyError):  # no header yet
-        pass
-    return max(_INTERVALS * interval_s, _MIN_AGE_S) if isinstance(interval_s, int | float) else _MIN_AGE_S
+        return _MIN_AGE_S
 
 
 def last_sample(path: Path) -> dict[str, Any] | None:
@@ -91,27 +90,12 @@ def last_sample(path: Path) -> dict[str, Any] | None:
             entry = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(entry, dict):
-            continue
-        if "footer" in entry:
-            return None
-        if isinstance(entry.get("host"), dict):
-            return entry
+        match entry:
+            case {"footer": _}:
+                return None
+            case {"host": {}}:
+                return dict(entry)
     return None
-
-
-def _values(
-    samples: Iterable[tuple[Mapping[str, str], Mapping[str, Any]]], where: str, field: str, factor: float
-) -> Iterator[tuple[str, float]]:
-    for labels, sample in samples:
-        if where == "host":
-            if _is_number(sample["host"].get(field)):
-                yield _labels(labels), sample["host"][field] * factor
-            continue
-        devices = sample.get("devices")
-        for device in devices if isinstance(devices, list) else ():
-            if isinstance(device, dict) and _is_number(device.get(field)):
-                yield _labels({**labels, "device": str(device.get("index", ""))}), device[field] * factor
 
 
 def _is_number(value: object) -> bool:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from accelmark.spec.catalog import folders, framework_device, load_framework, load_launch, load_vendor
 from accelmark.spec.errors import AccelmarkError, RequestError
-from accelmark.spec.inference.engines import engine_specs
+from accelmark.spec.plugins.catalog import (
+    EngineSpec,
+    engine_specs,
+    folders,
+    framework_device,
+    load_framework,
+    load_launch,
+    load_vendor,
+)
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of
@@ -70,31 +79,25 @@ def inventory() -> Inventory:
         *(_on_devices(entry, load_vendor(entry.vendor), spec) for entry in found for spec in frameworks),
         *(_readable(entry) for entry in found),
         *(_known_chip(entry, load_vendor(entry.vendor)) for entry in found if entry.problem is None),
-        _rapl(),
-        _ipmi(),
+        *_host_power(),
     ]
     return Inventory(
         found,
-        tuple(Installed(spec.name, spec.module, _version(spec.module, spec.distributions)) for spec in frameworks),
-        tuple(
-            Installed(name, spec.module, _version(spec.module, spec.distributions))
-            for name, spec in engine_specs().items()
-        ),
+        tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks),
+        tuple(Installed(name, spec.module, _version(spec)) for name, spec in engine_specs().items()),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
         tuple(_vendor_problems()),
     )
 
 
-def _version(module: str, distributions: tuple[str, ...]) -> str | None:
+def _version(spec: FrameworkSpec | EngineSpec) -> str | None:
     """Return the version of the first installed distribution; a search by file would take far longer."""
-    if not _is_there(module):
+    if not _is_there(spec.module):
         return None
-    for name in dict.fromkeys((*distributions, module)):
-        try:
+    for name in dict.fromkeys((*spec.distributions, spec.module)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "of unknown version"
 
 
@@ -111,7 +114,7 @@ def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkS
     except RequestError as error:
         return Support(f"{framework.name} on {entry.vendor}", False, str(error))
     what = f"{framework.name} on {entry.vendor} ({device.device_type})"
-    version = _version(framework.module, framework.distributions)
+    version = _version(framework)
     if version is None:
         requirements = " ".join(f"'{requirement}'" for requirement in framework.requires)
         return Support(what, False, f"{framework.title} is not installed: pip install {requirements}")
@@ -143,24 +146,19 @@ def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Support:
     return Support(what, bool(names), ", ".join(names) or "no devices")
 
 
-def _rapl() -> Support:
+def _host_power() -> Iterator[Support]:
     try:
-        return Support("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)")
+        yield Support("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)")
     except RaplError as error:
-        return Support("power of CPU packages", False, str(error))
-
-
-def _ipmi() -> Support:
+        yield Support("power of CPU packages", False, str(error))
     tool = shutil.which("ipmitool")
     why = f"{tool} (needs access to the management controller)" if tool else "ipmitool is not installed"
-    return Support("power of the whole host", tool is not None, why)
+    yield Support("power of the whole host", tool is not None, why)
 
 
-def _vendor_problems() -> list[str]:
-    problems: list[str] = []
+def _vendor_problems() -> Iterator[str]:
     for name, folder in folders("vendors").items():
         try:
             telemetry_of(load_vendor(name), str(folder.path / "vendor.yaml"))
         except AccelmarkError as error:
-            problems.append(str(error))
-    return problems
+            yield str(error)

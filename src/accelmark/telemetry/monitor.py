@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.detect import default_vendor
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
@@ -66,32 +66,22 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     now = status(log_path)
     if now.running:
         raise RequestError(f"a monitor (process {now.pid}) is already writing to {log_path}; use stop or restart")
+    config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
     try:
         log_path.mkdir(parents=True, exist_ok=True)
         _archive(log_path / RECORD_FILE)
-        config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
-        (log_path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-        with (log_path / _ERRORS).open("wb") as error_file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=error_file,
-                start_new_session=True,
-            )
+        (log_path / _ERRORS).unlink(missing_ok=True)
+        process = _spawn(log_path, config, log_path / _ERRORS)
         entry = {"pid": process.pid, "started": _start_time(process.pid), "vendor": vendor}
         (log_path / PID_FILE).write_text(json.dumps(entry) + "\n")
     except OSError as error:
         raise RunError(f"{log_path} is not writable: {error.strerror}") from error
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while not _num_samples(log_path):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            errors = (log_path / _ERRORS).read_text(errors="replace").strip() or "no error output"
-            (log_path / PID_FILE).unlink(missing_ok=True)
-            raise RunError(f"the monitor did not start: {errors}")
-        time.sleep(0.05)
+    if not _await_first_sample(log_path, process):
+        process.kill()
+        process.wait()
+        errors = (log_path / _ERRORS).read_text(errors="replace").strip() or "no error output"
+        (log_path / PID_FILE).unlink(missing_ok=True)
+        raise RunError(f"the monitor did not start: {errors}")
     # The monitor continues after this process; mark the handle as finished so that its destructor does not warn.
     process.returncode = 0
     return status(log_path)
@@ -106,14 +96,9 @@ def recording(log_path: Path) -> Iterator[None]:
     log_path.mkdir(parents=True, exist_ok=True)
     vendor = default_vendor()
     config = {"vendor": vendor, "vendor_folder": str(find("vendors", vendor).path), "pids": [os.getpid()]}
-    (log_path / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-    with (log_path / "telemetry.log").open("ab") as output:
-        command = [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)]
-        recorder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    recorder = _spawn(log_path, config, log_path / "telemetry.log")
     try:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _num_samples(log_path) and recorder.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _await_first_sample(log_path, recorder)
         yield
     finally:
         recorder.terminate()
@@ -122,6 +107,27 @@ def recording(log_path: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             recorder.kill()
             recorder.wait()
+
+
+def _spawn(log_path: Path, config: Mapping[str, object], output: Path) -> subprocess.Popen[bytes]:
+    (log_path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)]
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=bool(config.get("detached")),
+        )
+
+
+def _await_first_sample(log_path: Path, recorder: subprocess.Popen[bytes]) -> bool:
+    """Wait until a recorder has written a sample; returns whether it has."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not _num_samples(log_path) and recorder.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return _num_samples(log_path) > 0
 
 
 def _archive(record: Path) -> None:
@@ -152,7 +158,6 @@ def stop(log_path: Path) -> bool:
             raise RunError(
                 f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s; use kill -9 {now.pid}"
             )
-        _reap(now.pid)
         time.sleep(0.05)
     (log_path / PID_FILE).unlink(missing_ok=True)
     return True
@@ -166,9 +171,8 @@ def status(log_path: Path) -> MonitorStatus:
     except (OSError, ValueError, KeyError, TypeError):
         return MonitorStatus(False, log_path)
     # A process id is reused; together with the start time it is unique.
-    if started is None or _start_time(pid) != started:
-        return MonitorStatus(False, log_path, None, vendor, _num_samples(log_path))
-    return MonitorStatus(True, log_path, pid, vendor, _num_samples(log_path))
+    running = started is not None and _start_time(pid) == started
+    return MonitorStatus(running, log_path, pid if running else None, vendor, _num_samples(log_path))
 
 
 def _start_time(pid: int) -> str | None:
@@ -186,10 +190,3 @@ def _num_samples(log_path: Path) -> int:
             return sum(line.startswith(b'{"t"') for line in file)
     except OSError:
         return 0
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return

@@ -14,23 +14,20 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
 from accelmark.spec.model import Spec, parse
 from accelmark.telemetry.declaration import read_vendor
-from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
 from accelmark.telemetry.host.processes import foreign_processes, parents
-from accelmark.telemetry.host.sampler import HostSample, HostSampler
+from accelmark.telemetry.host.sampler import HostSampler
 from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.sources import device_sources
 from accelmark.telemetry.sources.poller import Poller, with_age
@@ -39,8 +36,8 @@ CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
 OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
-_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor_logs:MonitorLogs"
-"""Imported by name at run time, since ``compat`` depends on telemetry."""
+_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor:MonitorLogs"
+"""Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
@@ -58,7 +55,7 @@ class RecorderConfig(Spec):
     """Processes of the run; their descendants also belong to it."""
     cpus: tuple[int, ...] = ()
     """Cores that the recorder runs on; empty: the last usable core, from four usable cores on."""
-    detached: bool = Field(default=False)
+    detached: bool = False
     """Continue after the process that started it has ended (``accelmark monitor start``)."""
 
 
@@ -73,34 +70,7 @@ def read_config(node_dir: Path) -> RecorderConfig:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
-    if not isinstance(values, dict):
-        raise SpecError([Problem(str(path), "", "must be an object")])
     return parse(RecorderConfig, values, str(path))
-
-
-class SampleLogs(Protocol):
-    """Logs in another format that the recorder writes besides its record."""
-
-    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
-        """Append a sample; ``t`` is monotonic, ``wall`` Unix time."""
-        ...
-
-    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
-        """Log once why the host's power (``power_w``) or the devices (``devices``) cannot be read."""
-        ...
-
-    def close(self) -> None:
-        """Close the logs."""
-        ...
-
-
-@final
-@dataclass(slots=True)
-class _Note:
-    """An event while recording: written once when it first happens, counted in the footer."""
-
-    t: float
-    count: int = 1
 
 
 @final
@@ -110,42 +80,38 @@ class Recorder:
     Args:
         config: what to record.
         node_dir: the directory to write to.
-        sources: ways to read the devices, best first.
-        problem: why there are no sources, where there are none.
-        script_log: whether the vendor's own script writes the vendor's monitor log.
 
     Raises:
         OSError: ``node_dir`` is not writable.
     """
 
-    def __init__(
-        self, config: RecorderConfig, node_dir: Path, sources: tuple[DeviceSource, ...], problem: str | None,
-        script_log: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: RecorderConfig, node_dir: Path) -> None:
         self._config = config
         self._node_dir = node_dir
+        self._problem: str | None = None
+        sources: tuple[DeviceSource, ...] = ()
+        script_log = False
+        try:
+            _, telemetry = read_vendor(config.vendor_folder)
+            sources = device_sources(config.vendor_folder, telemetry, node_dir)
+            script_log = telemetry.script is not None and len(sources) == 1
+        except (AccelmarkError, SourceError) as error:
+            self._problem = str(error)  # the host is recorded even where the vendor's reader is broken
         self._file = LineFile(node_dir / RECORD_FILE)
-        logs: SampleLogs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
-        self._logs = logs
-        self._problem = problem
+        # A vendor's own script writes the vendor's log itself.
+        self._logs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
         self._poller = Poller(sources)
-        self._host = HostSampler(config.pids)
-        self._ipmi = IpmiPower()
+        self._host = HostSampler(config.pids, power=True)
         self._stopped = False
         # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._held: list[str] | None = []
-        self._notes: dict[str, _Note] = {}
+        self._notes: dict[str, tuple[float, int]] = {}
+        """Event -> when it first happened, and how often."""
         self._num_samples = 0
         self._num_missed = 0
         self._foreign_at = float("-inf")
         self._parent = os.getppid()
-        self._rapl: Rapl | None = None
-        self._rapl_reason: str | None = None
-        try:
-            self._rapl = Rapl()
-        except RaplError as error:
-            self._rapl_reason = str(error)
 
     def stop(self) -> None:
         """Take a last sample, write the footer and stop; safe to call from a signal handler."""
@@ -172,10 +138,9 @@ class Recorder:
 
     def _tick(self, start: float) -> None:
         t, wall = time.monotonic(), time.time()
-        host = self._sample_host(t)
+        host = self._host.sample(t)
         devices = self._sample_devices(t)
-        self._emit(json.dumps({"t": round(t, 4), "wall": round(wall, 4), "host": _rounded(host.to_json()),
-                               "devices": [_rounded(device.to_json()) for device in devices]}))  # fmt: skip
+        self._emit(t=t, wall=wall, host=asdict(host), devices=[_device_values(device) for device in devices])
         self._num_samples += 1
         self._logs.write(t, wall, host, devices)
         if self._held is not None and (self._poller.opened or t - start >= OPEN_TIMEOUT_S):
@@ -183,16 +148,6 @@ class Recorder:
         if self._held is None:
             self._logs.unavailable(wall, self._reasons())
         self._note_foreign_processes(t, devices)
-
-    def _sample_host(self, t: float) -> HostSample:
-        host = self._host.sample(t)
-        energy = None
-        if self._rapl is not None:
-            try:
-                energy = self._rapl.energy_j()
-            except RaplError as error:
-                self._rapl, self._rapl_reason = None, str(error)
-        return replace(host, power_w=self._ipmi.take(), rapl_j=energy)
 
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
@@ -214,10 +169,6 @@ class Recorder:
 
     def _reasons(self) -> dict[str, str]:
         reasons = dict(self._host.reasons)
-        if self._ipmi.reason is not None:
-            reasons["power_w"] = self._ipmi.reason
-        if self._rapl_reason is not None:
-            reasons["rapl_j"] = self._rapl_reason
         problem = self._problem or self._poller.problem
         if problem is None and not self._poller.opened:
             problem = f"the devices were not open within {OPEN_TIMEOUT_S:g} s"
@@ -229,54 +180,60 @@ class Recorder:
         infos = self._poller.infos
         header = {
             "schema_version": 1,
-            "t": round(start, 4),
-            "wall": round(wall, 4),
+            "t": start,
+            "wall": wall,
             "vendor": self._config.vendor,
             "interval_s": self._config.interval_s,
-            "devices": [info.to_json() for info in infos],
+            "devices": [asdict(info) for info in infos],
             "reasons": self._reasons(),
             "pid": os.getpid(),
-            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "cpus": sorted(os.sched_getaffinity(0)),
             "clock": "CLOCK_MONOTONIC",
         }
         held, self._held = self._held or [], None
-        for line in (json.dumps({"header": header}), *held):
-            self._emit(line)
+        self._emit(header=header)
+        for line in held:
+            self._write(line)
         if self._config.detached:
-            _write_sys_info(self._node_dir, infos)
+            try:
+                sysinfo.write(self._node_dir, infos)
+            except OSError as error:
+                print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
 
     def _note(self, what: str) -> None:
-        known = self._notes.get(what)
-        if known is not None:
-            known.count += 1
-            return
         now = time.monotonic()
-        self._notes[what] = _Note(now)
-        self._emit(json.dumps({"note": {"t": round(now, 4), "what": what}}))
+        first, count = self._notes.get(what, (now, 0))
+        self._notes[what] = (first, count + 1)
+        if not count:
+            self._emit(note={"t": now, "what": what})
 
-    def _emit(self, line: str) -> None:
+    def _emit(self, **entry: object) -> None:
+        line = json.dumps(_rounded(entry))
         if self._held is not None:
             self._held.append(line)
-        elif not self._file.write(line) and self._file.num_lost == 1:
+        else:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if not self._file.write(line) and self._file.num_lost == 1:
             print(f"telemetry: {self._file.path} cannot be written: {self._file.last_error}", file=sys.stderr)
 
     def _finish(self, start: float) -> None:
         if self._held is not None:
             self._write_header(start, time.time())
         self._poller.close()
-        self._ipmi.close()
         own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         footer = {
-            "t": round(time.monotonic(), 4),
-            "wall": round(time.time(), 4),
-            "cpu_time_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 4),
+            "t": time.monotonic(),
+            "wall": time.time(),
+            "cpu_time_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
             "samples": self._num_samples,
             "missed": self._num_missed,
             "lost_lines": self._file.num_lost,
             "reasons": self._reasons(),
-            "notes": [{"t": round(note.t, 4), "what": what, "count": note.count} for what, note in self._notes.items()],
+            "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
         }
-        self._emit(json.dumps({"footer": footer}))
+        self._emit(footer=footer)
         self._file.close()
         self._logs.close()
 
@@ -287,15 +244,20 @@ def next_deadline(due: float, interval_s: float, now: float) -> tuple[float, int
     return due + (missed + 1) * interval_s, missed
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
+def _device_values(device: DeviceSample) -> dict[str, Any]:
+    return {name: value for name, value in asdict(device).items() if name != "age_s" or value}
 
 
-def _write_sys_info(node_dir: Path, infos: tuple[DeviceInfo, ...]) -> None:
-    try:
-        sysinfo.write(node_dir, infos)
-    except OSError as error:
-        print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
+def _rounded(value: Any) -> Any:
+    """Return ``value`` with all floats in it rounded."""
+    match value:
+        case float():
+            return round(value, 4)
+        case dict():
+            return {name: _rounded(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_rounded(inner) for inner in value]
+    return value
 
 
 def _lower_priority(cpus: tuple[int, ...]) -> None:
@@ -306,7 +268,7 @@ def _lower_priority(cpus: tuple[int, ...]) -> None:
             os.sched_setaffinity(0, cpus)
         elif len(allowed) >= _PIN_FROM_CPUS:
             os.sched_setaffinity(0, {allowed[-1]})
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         print(f"telemetry: the priority or CPU affinity cannot be set: {error}", file=sys.stderr)
 
 
@@ -322,24 +284,12 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     _lower_priority(config.cpus)
-    sources: tuple[DeviceSource, ...] = ()
-    problem, script_log = None, False
     try:
-        _, telemetry = read_vendor(config.vendor_folder)
-        sources = device_sources(config.vendor_folder, telemetry, node_dir)
-        script_log = telemetry.script is not None and len(sources) == 1
-    except (AccelmarkError, SourceError) as error:
-        problem = str(error)  # the host is recorded even where the vendor's reader is broken
-    try:
-        recorder = Recorder(config, node_dir, sources, problem, script_log)
+        recorder = Recorder(config, node_dir)
     except OSError as error:
         print(f"telemetry: {node_dir} is not writable: {error.strerror}", file=sys.stderr)
         return 1
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        recorder.stop()
-
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda *_: recorder.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     recorder.run()

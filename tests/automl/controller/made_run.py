@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def made_run(folder: Path, config: AutomlConfig | None = None) -> SearchDirector
     )
     beats: list[tuple[float, Event]] = [(float(second), Heartbeat(clock_s=second)) for second in range(86)]
     timed = sorted([*_trial(0, 1.5), *_trial(1, 42.5), *beats], key=lambda one: one[0])
-    with Journal(run.path) as journal:
+    with closing(Journal(run.path)) as journal:
         journal.write(Proposed(individual=Individual(id=0, network=network), searcher="seed"))
         journal.write(Proposed(individual=Individual(id=1, network=network, parent=0), searcher="none"))
         journal.write(session)
@@ -125,6 +126,6 @@ def forge(run: SearchDirectory, change: Callable[[Lines], None]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     events = read_journal(run.path)
     path.unlink()
-    with Journal(run.path) as journal:
+    with closing(Journal(run.path)) as journal:
         for event in events:
             journal.write(event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -13,18 +14,18 @@ from optuna.storages.journal import JournalFileBackend
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import Journal, JournalError, Note, Proposed, SessionEnded, read_journal
+from accelmark.automl.controller.journal import Journal, Note, Proposed, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
-from accelmark.automl.scoring.score import scoreboard
+from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise, verify_search
 from accelmark.automl.search import population
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.automl.workers.thread_pool import ThreadPool
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
+from tests.automl.threads import ThreadPool
 
 
 def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
@@ -107,7 +108,7 @@ def test_an_inserted_network_is_detected_also_where_parents_were_tuned(
     for name in ("automl.json", "network.json"):
         (tmp_path / name).write_text((finished.path / name).read_text())
     forged = 0
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         for event in read_journal(finished.path):
             if isinstance(event, Proposed) and searchers in event.searcher and event.individual.id in tuned:
                 other = event.individual.model_copy(update={"network": with_kernel(event.individual.network, 7)})
@@ -134,7 +135,7 @@ def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDi
 def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_path: Path) -> None:
     for name in ("journal.jsonl", "automl.json", "network.json"):
         (tmp_path / name).write_text((finished.path / name).read_text())
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.write(Note(clock_s=1.0, text="<script>alert(1)</script>"))
     page = write_report(SearchDirectory(tmp_path))[0].read_text()
     assert "<script>alert(1)" not in page
@@ -150,7 +151,7 @@ def test_diverged_trials_are_recorded_and_not_retried(tmp_path: Path) -> None:
     assert summary.trials == {"diverged": 2}
     assert len(summary.failures) == 2
     assert {record.attempt for record in run.state().attempts.values()} == {1}
-    assert list(run.weights.iterdir()) == []
+    assert list((run.path / "weights").iterdir()) == []
     assert "no trial finished" in " ".join(summary.judgement.reasons)
     assert summary.final.score == 0
 
@@ -162,14 +163,14 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(tmp_path: Path
 
     def stop_after_an_epoch(state: object, scheduler: object) -> None:
         if run.state().epochs:
-            run.request_stop()
+            run.stop_mark.touch()
 
     ended = session(run, wanted, stop_after_an_epoch)
     assert (ended.reason, ended.over) == ("asked", False)
     stopped = run.state()
     assert {record.status for record in stopped.trials.values()} == {"cut"}
     assert not stopped.epochs[-1].complete or not stopped.epochs[0].complete
-    run.clear_stop()
+    run.stop_mark.unlink()
     assert session(run, wanted).reason == "time"
     summary = summarise(run)
     assert summary.interruptions == 1
@@ -233,19 +234,19 @@ def test_only_weights_that_may_be_needed_stay_on_disk(tmp_path: Path, monkeypatc
     monkeypatch.setattr(population, "LATEST_PARENTS", 1)
     wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
     run = new_run(tmp_path, wanted)
-    (run.weights).mkdir()
-    (run.weights / "7.part.npz").write_bytes(b"left by a kill")
+    (run.path / "weights").mkdir()
+    (run.path / "weights" / "7.part.npz").write_bytes(b"left by a kill")
     held: list[int] = []
-    session(run, wanted, lambda state, scheduler: held.append(len(list(run.weights.glob("*.npz")))))
+    session(run, wanted, lambda state, scheduler: held.append(len(list((run.path / "weights").glob("*.npz")))))
     state = run.state()
     trials = state.trials
     parents = {one.parent for one in state.individuals if one.status == "pending"}
-    kept = {int(path.stem) for path in run.weights.iterdir()}
+    kept = {int(path.stem) for path in (run.path / "weights").iterdir()}
     assert kept == (parents | {one.id for one in state.population(wanted.seed).parents} | {state.best_individual}) - {
         None
     }
     assert max(held) <= 6 < len(trials)
-    best = scoreboard(state).best_trial_at(state.clock_s)
+    best = Scoreboard(state).best_trial_at(state.clock_s)
     assert best is not None
     assert best.individual == state.best_individual in kept
     had_weights = [record.parent is not None and trials[record.parent].ended_s for record in trials.values()]
@@ -261,14 +262,14 @@ def test_a_search_is_held_by_one_controller_at_a_time(finished: SearchDirectory)
 
 
 def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_path: Path) -> None:
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.write(Note(clock_s=1.0, text="whole"))
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b'{"event":"note","clo')
     assert len(read_journal(tmp_path)) == 1
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.write(Note(clock_s=2.0, text="after"))
     assert [event.event for event in read_journal(tmp_path)] == ["note", "note"]
     path.write_bytes(b"nonsense\n" + path.read_bytes())
-    with pytest.raises(JournalError, match="line 1"):
+    with pytest.raises(RunError, match="line 1"):
         read_journal(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,16 @@ from accelmark.automl.controller.journal import (
     EpochEvent,
     Event,
     Journal,
-    JournalError,
     Proposed,
+    SearchState,
     SessionBegan,
     TrialEvent,
     Valued,
     read_journal,
 )
-from accelmark.automl.controller.state import SearchState
-from accelmark.automl.scoring.score import scoreboard
-from accelmark.automl.search.population import Individual, Population
+from accelmark.automl.scoring.score import Scoreboard
+from accelmark.automl.search.population import Individual
+from accelmark.spec.errors import RunError
 from tests.automl.images import tiny_network
 from tests.automl.test_score import FULL, epoch, trial
 
@@ -28,8 +29,8 @@ def begun() -> list[Event]:
     session = SessionBegan(
         at="2026-11-21T00:00:00+00:00", clock_s=0.0, host="h", pid=1, experiment="e", dataset_fingerprint="f", workers=1
     )
-    family = Population.started(tiny_network(), 0).individuals
-    return [*(Proposed(individual=one, searcher="seed") for one in family), session]
+    seed = Individual(id=0, network=tiny_network())
+    return [Proposed(individual=seed, searcher="seed"), session]
 
 
 def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEvent:
@@ -44,13 +45,13 @@ def test_a_lost_first_attempt_counts_time_and_no_operations() -> None:
         tried(13.0, 63.0, attempt=2),
         EpochEvent(epoch=epoch(0, 13.0, 63.0, 0.8, attempt=2)),
     ]
-    board = scoreboard(SearchState.of(events))
+    board = Scoreboard(SearchState.of(events))
     final = board.final()
     assert (board.started_s, board.ended_s) == (0.0, 63.0)
     assert final.operations == FULL
     assert final.score == pytest.approx(FULL / 63)
     assert board.at(10.0).operations == 0
-    assert [point.time_s for point in board.series(30.0)] == [30.0, 60.0, 63.0]
+    assert [point.time_h * 3600 for point in board.series(30.0)] == pytest.approx([30.0, 60.0, 63.0])
 
 
 def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
@@ -61,7 +62,7 @@ def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
         tried(20.0, 52.0, trial=1, status="diverged"),
         EpochEvent(epoch=epoch(1, 20.0, 50.0, 0.1)),
     ]
-    board = scoreboard(SearchState.of(events))
+    board = Scoreboard(SearchState.of(events))
     assert board.ended_s == 50.0
     assert board.final().score == pytest.approx(FULL / 50)
     assert board.final().search_error == pytest.approx(0.2)
@@ -73,8 +74,9 @@ def test_a_run_without_successful_trials_has_a_duration_and_no_score() -> None:
         tried(0.0, 21.0, status="diverged"),
         EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),
     ]
-    points = scoreboard(SearchState.of(events)).series(15.0)
-    assert [(point.time_s, point.score) for point in points] == [(15.0, 0.0), (20.0, 0.0)]
+    points = Scoreboard(SearchState.of(events)).series(15.0)
+    assert [point.time_h * 3600 for point in points] == pytest.approx([15.0, 20.0])
+    assert [point.score for point in points] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_run_without_successful_trials_has_a_duration_and_no_score() -> None:
 )
 def test_an_event_about_an_unknown_trial_or_network_is_refused_with_its_line(stray: Event, message: str) -> None:
     events = [*begun(), tried(0.0, 1.0), stray]
-    with pytest.raises(JournalError, match=f"line 4 .*{message}"):
+    with pytest.raises(RunError, match=f"line 4 .*{message}"):
         SearchState.of(events)
 
 
@@ -105,12 +107,12 @@ def test_an_event_about_an_unknown_trial_or_network_is_refused_with_its_line(str
     ],
 )
 def test_an_impossible_figure_is_refused_with_its_line(tmp_path: Path, was: str, forged: str, message: str) -> None:
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.write(tried(0.0, 2.0, held_out_accuracy=0.25))
         journal.write(EpochEvent(epoch=epoch(0, 0.0, 1.0, 0.5)))
     path = tmp_path / "journal.jsonl"
     assert len(read_journal(tmp_path)) == 2
     assert was in path.read_text()
     path.write_text(path.read_text().replace(was, forged))
-    with pytest.raises(JournalError, match=f"line [12] is not a valid event: .*{message}"):
+    with pytest.raises(RunError, match=f"line [12] is not a valid event: .*{message}"):
         read_journal(tmp_path)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.automl.model.counting import MODES, Mode, count
-from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, random_morph
+from accelmark.automl.model.morphs import MORPH_KINDS, MorphChoices, MorphKind
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import resnet50, small
 from accelmark.automl.trial.module import GraphModule
@@ -34,7 +34,7 @@ def test_every_kind_of_morph_is_counted_as_executed(mode: Mode, kind: MorphKind)
     generator = np.random.default_rng(11)
     network = small((3, 16, 16), 4, filters=(4, 8, 8))
     for _ in range(3):
-        _, network = random_morph(network, generator, kinds=[kind])
+        _, network = MorphChoices(network).draw(generator, [kind])
         counted = count(network, mode)
         assert (counted.matrix_forward, counted.matrix_backward) == measured(network)
 
@@ -47,7 +47,7 @@ def test_resnet50_is_counted_as_executed(mode: Mode) -> None:
 
 
 def test_the_parameters_counted_are_those_of_the_module() -> None:
-    _, network = random_morph(resnet50(classes=5, side=33), np.random.default_rng(0), kinds=["concat-skip"])
+    _, network = MorphChoices(resnet50(classes=5, side=33)).draw(np.random.default_rng(0), ["concat-skip"])
     with torch.device("meta"):
         module = GraphModule(network)
     assert count(network, "accelmark").parameters == sum(value.numel() for value in module.parameters())

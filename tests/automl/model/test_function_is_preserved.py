@@ -13,7 +13,6 @@ from accelmark.automl.model.morphs import (
     MorphError,
     MorphKind,
     apply_morph,
-    random_morph,
     with_dropout,
     with_kernel,
 )
@@ -55,7 +54,7 @@ def test_one_morph_of_each_kind_preserves_the_function_when_evaluating_and_train
     for morph in MorphChoices(QUIET).of(kind):
         named = morph.model_copy(update={"label": "m1", "seed": 5})
         child_network = apply_morph(QUIET, named)
-        statistics = {named.at: channel_statistics(parent, images, named.at)}
+        statistics = channel_statistics(parent, images, named.at)
         weights = carry_weights(QUIET, child_network, named, to_weights(parent), statistics)
         with torch.no_grad():
             child = built(child_network, weights).eval()
@@ -73,7 +72,7 @@ def test_a_sequence_of_random_morphs_preserves_the_function(seed: int) -> None:
     images = images_for(network)
     expected, weights = module(images), to_weights(module)
     for _ in range(8):
-        morph, child = random_morph(network, generator)
+        morph, child = MorphChoices(network).draw(generator)
         weights = carry_weights(network, child, morph, weights)
         network = parse_network(child.to_json())
     assert not find_problems(network)
@@ -85,7 +84,7 @@ def test_a_sequence_of_random_morphs_preserves_the_function(seed: int) -> None:
 def test_resnet50_computes_the_same_function_after_a_morph(kind: MorphKind) -> None:
     network = resnet50(classes=4, side=33)
     module = trained_module(network).eval()
-    morph, child = random_morph(network, np.random.default_rng(3), kinds=[kind])
+    morph, child = MorphChoices(network).draw(np.random.default_rng(3), [kind])
     images = torch.randn(1, 3, 33, 33)
     weights = carry_weights(network, child, morph, to_weights(module))
     with torch.no_grad():
@@ -115,7 +114,7 @@ def test_copies_made_by_widening_learn_different_things() -> None:
 
 def test_skips_and_deepened_blocks_get_gradients() -> None:
     for kind in ("deepen", "add-skip", "concat-skip"):
-        morph, child_network = random_morph(QUIET, np.random.default_rng(0), kinds=[kind])
+        morph, child_network = MorphChoices(QUIET).draw(np.random.default_rng(0), [kind])
         weights = carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET)))
         child = built(child_network, weights)
         child(images_for(QUIET)).square().sum().backward()
@@ -124,7 +123,7 @@ def test_skips_and_deepened_blocks_get_gradients() -> None:
 
 
 def test_the_same_seed_draws_the_same_morphs() -> None:
-    one = [random_morph(seed_network("resnet50"), np.random.default_rng(9))[0] for _ in range(2)]
+    one = [MorphChoices(seed_network("resnet50")).draw(np.random.default_rng(9))[0] for _ in range(2)]
     assert one[0] == one[1]
     assert Morph.model_validate_json(one[0].model_dump_json()) == one[0]
 

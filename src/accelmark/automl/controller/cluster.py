@@ -8,16 +8,17 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
-from accelmark.run.launchers.host import HostError
+from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.deliver import deliver
 from accelmark.run.launchers.ssh.options import Options
@@ -36,11 +37,14 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
     match cluster:
         case LocalCluster():
-            with own_token():
+            with _token_required(_token()):
                 yield None
         case AddressCluster(address=address):
             _check_port(address)
-            with _existing_token():
+            # Unlike ``ray start``, a client does not use this machine's token by default.
+            file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+            exists = os.environ.get("RAY_AUTH_TOKEN") or file.is_file()
+            with _token_required() if exists and "RAY_AUTH_MODE" not in os.environ else nullcontext():
                 yield address
         case SshCluster():
             with ssh_cluster(cluster) as address:
@@ -54,35 +58,17 @@ def _token() -> str:
 
 
 @contextmanager
-def own_token() -> Iterator[str]:
-    """Require an access token in clusters that are started in this context; it is not written to a file."""
-    with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}):
-        yield _token()
-
-
-@contextmanager
-def _existing_token() -> Iterator[None]:
-    """Use this machine's Ray token, if there is one; unlike ``ray start``, a client does not do so by default."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
-    exists = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
-    use = exists and "RAY_AUTH_MODE" not in os.environ
-    with _environment({"RAY_AUTH_MODE": "token"} if use else {}):
-        yield
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def _token_required(token: str | None = None) -> Iterator[None]:
+    """Make Ray require an access token: this one, which is not written to a file; for None this machine's own."""
+    values = {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": token} if token else {})
     former = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
         for name, value in former.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value is not None else {})
 
 
 def _check_port(address: str) -> None:
@@ -110,30 +96,22 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     address = f"{head_ip}:{cluster.port}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="ssh cluster", daemon=True)
-    nodes: list[_Node] = []
+    nodes = AsyncExitStack()
 
     def call(coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-    async def start(node: _Node, request: Mapping[str, object]) -> None:
-        nodes.append(node)
-        await node.start(request)
-
     thread.start()
-    with ExitStack() as stack:
-        token = stack.enter_context(own_token())
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True))
+    with _token_required(token := _token()), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
         try:
-            head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
-            call(start(_Node("this machine", cluster), head))
+            call(nodes.enter_async_context(_ray_node(cluster, None, head)))
             for host in cluster.hosts:
-                user, _, name = host.rpartition("@")
-                spec = HostSpec(address=name, user=user or None)
-                call(start(_Node(host, cluster, spec), {"role": "node", "address": address, "token": token}))
+                node = {"role": "node", "address": address, "token": token}
+                call(nodes.enter_async_context(_ray_node(cluster, host, node)))
             yield address
         finally:
-            for node in reversed(nodes):
-                call(node.end())
+            call(nodes.aclose())
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -150,49 +128,51 @@ def _route_address(host: str) -> str:
         raise RunError(f"{name}: there is no route to this host ({error}); give cluster.head_address") from error
 
 
-class _Node:
-    """A ``ray_node`` on a host, or without one on this machine."""
+@asynccontextmanager
+async def _ray_node(cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> AsyncIterator[None]:
+    """Run ``ray_node`` on a host, or for None on this machine, until the context ends; its exit ends Ray.
 
-    def __init__(self, name: str, cluster: SshCluster, host: HostSpec | None = None) -> None:
-        self._name: Final = name
-        self._python: Final = cluster.python
-        self._work: Final = PurePosixPath(cluster.work_directory)
-        options = Options(work_directory=cluster.work_directory, ssh_config=cluster.ssh_config)
-        self._connection: Final = None if host is None else SshConnection(host, options)
-        self._process: Any = None
-
-    async def start(self, request: Mapping[str, object]) -> None:
-        """Start Ray; raises RunError where it does not run in time."""
+    Raises:
+        RunError: Ray does not run in time.
+    """
+    failed = f"{host or 'this machine'}: Ray cannot be started"
+    async with AsyncExitStack() as stack:
         try:
-            self._process = await self._open()
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            line = await asyncio.wait_for(self._process.stdout.readline(), _START_S)
+            if host is None:
+                process: Any = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", _MODULE, stdin=PIPE, stdout=PIPE, stderr=PIPE
+                )
+            else:
+                process = await _open(cluster, host, stack)
+            stack.push_async_callback(_end, process)
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
         except HostError as error:
-            raise RunError(f"{self._name}: Ray cannot be started: {error.what}") from error
+            raise RunError(f"{failed}: {error.what}") from error
         except TimeoutError as error:
-            raise RunError(f"{self._name}: Ray cannot be started: no answer within {_START_S:g} s") from error
+            raise RunError(f"{failed}: no answer within {_START_S:g} s") from error
         if line.strip() != b"up":
-            errors = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-            raise RunError(f"{self._name}: Ray cannot be started: {errors[-1] if errors else 'no error output'}")
+            errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+            raise RunError(f"{failed}: {errors[-1] if errors else 'no error output'}")
+        yield
 
-    async def _open(self) -> Any:
-        if self._connection is None:
-            pipe = asyncio.subprocess.PIPE
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", _MODULE, stdin=pipe, stdout=pipe, stderr=pipe
-            )
-        code = self._work / "code" / wheel().directory
-        await deliver(self._connection, self._python, wheel(), code)
-        return await self._connection.open(["env", f"PYTHONPATH={code}", self._python, "-m", _MODULE])
 
-    async def end(self) -> None:
-        """Close the input of ``ray_node`` and wait until it has ended Ray."""
-        if self._process is not None:
-            with suppress(OSError, TimeoutError):
-                self._process.stdin.write_eof()
-                await asyncio.wait_for(self._process.wait(), _END_S)
-            if self._connection is None and self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
-        if self._connection is not None:
-            await self._connection.close()
+async def _open(cluster: SshCluster, host: str, stack: AsyncExitStack) -> Any:
+    """Deliver AccelMark to a host and start ``ray_node`` there; the stack closes the connection."""
+    user, _, name = host.rpartition("@")
+    options = Options(work_directory=cluster.work_directory, ssh_config=cluster.ssh_config)
+    connection = SshConnection(HostSpec(address=name, user=user or None), options)
+    stack.push_async_callback(connection.close)
+    code = PurePosixPath(cluster.work_directory) / "code" / wheel().directory
+    await deliver(connection, cluster.python, code)
+    return await connection.open(["env", f"PYTHONPATH={code}", cluster.python, "-m", _MODULE])
+
+
+async def _end(process: Any) -> None:
+    """Close the input of ``ray_node`` and wait until it has ended Ray; kill it where it does not on this machine."""
+    with suppress(OSError, TimeoutError):
+        process.stdin.write_eof()
+        await asyncio.wait_for(process.wait(), _END_S)
+    if isinstance(process, asyncio.subprocess.Process) and process.returncode is None:
+        process.kill()
+        await process.wait()

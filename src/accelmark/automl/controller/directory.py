@@ -12,15 +12,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller.journal import CONFIG_FILE, JOURNAL_FILE, NETWORK_FILE, read_journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import CONFIG_FILE, JOURNAL_FILE, NETWORK_FILE, SearchState, read_journal
 from accelmark.automl.dataset import read_weights
 from accelmark.automl.model.network import Network, load_network
 from accelmark.automl.model.weights import Array, Weights
 from accelmark.run.record.directory import default_path, holder_of, lock_directory
 from accelmark.spec.errors import RequestError, RunError
-
-_STOP: Final = "stop"
 
 
 class SearchDirectory:
@@ -44,9 +41,9 @@ class SearchDirectory:
         return self.path.resolve().name
 
     @property
-    def weights(self) -> Path:
-        """Directory of trained weights."""
-        return self.path / "weights"
+    def stop_mark(self) -> Path:
+        """File whose existence asks the running controller to stop."""
+        return self.path / "stop"
 
     def telemetry(self, session: int) -> Path:
         """Return the directory of a session's telemetry; sessions are numbered from 1."""
@@ -66,18 +63,6 @@ class SearchDirectory:
     def state(self) -> SearchState:
         """Return the state that the journal gives; the initial state where there is none yet."""
         return SearchState.of(read_journal(self.path)) if (self.path / JOURNAL_FILE).exists() else SearchState()
-
-    def request_stop(self) -> None:
-        """Ask the running controller to stop."""
-        (self.path / _STOP).touch()
-
-    def stop_requested(self) -> bool:
-        """Return whether a stop was requested."""
-        return (self.path / _STOP).exists()
-
-    def clear_stop(self) -> None:
-        """Remove the request to stop."""
-        (self.path / _STOP).unlink(missing_ok=True)
 
     def is_running(self) -> bool:
         """Return whether a controller has locked the search."""
@@ -100,26 +85,25 @@ def find_search(name: str, root: Path) -> SearchDirectory:
 
 
 class WeightStore:
-    """Trained weights, one .npz file per individual."""
+    """Trained weights of a search, one .npz file per individual."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory: Final = directory
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, search: SearchDirectory) -> None:
+        self._folder: Final = search.path / "weights"
+        self._folder.mkdir(exist_ok=True)
 
     def save(self, individual: int, weights: Weights) -> None:
         """Write an individual's weights; a killed process leaves no incomplete file under their name."""
-        target = self._directory / f"{individual}.npz"
-        part = target.with_suffix(".part.npz")
+        part = self._folder / f"{individual}.part.npz"
         np.savez(part, **weights)  # type: ignore[arg-type]
-        part.replace(target)
+        part.replace(self._folder / f"{individual}.npz")
 
     def load(self, individual: int) -> dict[str, Array] | None:
         """Return an individual's weights; None where it has none."""
-        path = self._directory / f"{individual}.npz"
+        path = self._folder / f"{individual}.npz"
         return read_weights(path) if path.is_file() else None
 
-    def keep_only(self, individuals: Collection[int]) -> None:
+    def keep_only(self, individuals: Collection[int | None]) -> None:
         """Remove all other weights, and incomplete files of killed processes."""
-        for path in self._directory.glob("*.npz"):
+        for path in self._folder.glob("*.npz"):
             if not path.stem.isdecimal() or int(path.stem) not in individuals:
                 path.unlink(missing_ok=True)

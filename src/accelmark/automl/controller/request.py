@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig, LocalCluster, check_capacity
 from accelmark.automl.dataset import Dataset, open_dataset, read_weights
@@ -14,34 +14,27 @@ from accelmark.automl.model.seeds import SEEDS, seed_network
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import Hyperparameters
 from accelmark.compat.aiperf import is_aiperf, read_aiperf
-from accelmark.spec.catalog import load_vendor
-from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.model import parse
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.detect import default_vendor
 
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
-    """A configuration, the form of its file, and the parts of it that have no effect, each with the reason."""
+def load_config(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
+    """Read a configuration, AIPerf's or ours; relative paths are relative to the file.
 
-    config: AutomlConfig
-    form: Literal["accelmark", "aiperf"]
-    unused: tuple[str, ...]
+    Returns:
+        The configuration, and the parts of an AIPerf file that have no effect, each with the reason.
 
-
-def load_config(path: Path) -> LoadedConfig:
-    """Read a configuration, AIPerf's or ours; relative paths are relative to the file. Raises SpecError."""
-    try:
+    Raises:
+        SpecError: with all problems.
+    """
+    with suppress(OSError, UnicodeDecodeError):  # read_yaml reports these
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SpecError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
-    if is_aiperf(text):
-        aiperf, unused = read_aiperf(text, str(path))
-        return LoadedConfig(aiperf, "aiperf", unused)
+        if is_aiperf(text):
+            return read_aiperf(text, str(path))
     config = parse(AutomlConfig, read_yaml(path), str(path))
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
@@ -51,17 +44,13 @@ def load_config(path: Path) -> LoadedConfig:
         changes[section] = given.model_copy(update=absolute)
     if config.network not in SEEDS and (path.parent / config.network).is_file():
         changes["network"] = str((path.parent / config.network).resolve())
-    return LoadedConfig(config.model_copy(update=changes), "accelmark", ())
+    return config.model_copy(update=changes), ()
 
 
-def resolve_network(config: AutomlConfig) -> Network:
-    """Return the configured seed network, by name or file; raises SpecError."""
-    if config.network in SEEDS:
-        return seed_network(config.network)
-    path = Path(config.network)
-    if path.suffix == ".json" or path.exists():
-        return load_network(path)
-    raise SpecError([Problem("network", "", f"no seed is called {config.network!r}", nearest(config.network, SEEDS))])
+def resolve_network(network: str) -> Network:
+    """Return a seed network by name, or the network in a file; raises RequestError."""
+    path = Path(network)
+    return load_network(path) if network not in SEEDS and (path.suffix or path.exists()) else seed_network(network)
 
 
 def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
@@ -76,10 +65,8 @@ def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
         ("dropout", rates, "has neither dropout nor a dense layer to put it before", "null"),
     ):
         if values and len({plain.model_copy(update=value).applied_to(network).digest for value in values}) == 1:
-            raise RequestError(
-                f"tuning.{name}: network {network.name!r} {reason}, so no value changes it:"
-                f" write tuning.{name}: {instead}"
-            )
+            what = f"network {network.name!r} {reason}, so no value changes it"
+            raise RequestError(f"tuning.{name}: {what}: write tuning.{name}: {instead}")
 
 
 def check_batches(config: AutomlConfig, images: int) -> None:
@@ -94,19 +81,15 @@ def check_batches(config: AutomlConfig, images: int) -> None:
             raise RequestError(f"{key}: a batch of {batch} is larger than the training split of {images} images")
 
 
-def _check_weights(config: AutomlConfig, network: Network) -> None:
+def _check_weights(path: Path, network: Network) -> None:
     """Raise DataError where the initial weights cannot be read or do not fit the seed network."""
-    path = config.search.initial_weights
-    if path is None:
-        return
-    weights = read_weights(path)
-    expected = weight_shapes(network)
+    weights, expected = read_weights(path), weight_shapes(network)
+    what = f"{path}: is not of network {network.name!r}"
     if differing := sorted(set(expected) ^ set(weights)):
-        raise DataError(f"{path}: is not of network {network.name!r}: weights differ: {differing[:6]}")
+        raise DataError(f"{what}: weights differ: {differing[:6]}")
     for name, shape in expected.items():
         if weights[name].shape != shape:
-            found = f"{name} has shape {weights[name].shape}, expected {shape}"
-            raise DataError(f"{path}: is not of network {network.name!r}: {found}")
+            raise DataError(f"{what}: {name} has shape {weights[name].shape}, expected {shape}")
 
 
 def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool = False) -> Dataset | None:
@@ -117,8 +100,8 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
     """
     if config.schedule.tuning_round is not None:
         _check_hyperparameters(config, network)
-    if not seed_trained:
-        _check_weights(config, network)
+    if config.search.initial_weights is not None and not seed_trained:
+        _check_weights(config.search.initial_weights, network)
     if not isinstance(config.cluster, LocalCluster):
         return None
     dataset = open_dataset(config.dataset, network)
@@ -126,9 +109,9 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
     return dataset
 
 
-def dry_run(config: AutomlConfig, network: Network) -> tuple[Dataset | None, tuple[str, ...]]:
-    """Check the request without starting it; return the data, and the checks that need a start."""
-    dataset = check_request(config, network)
+def check_without_start(config: AutomlConfig) -> tuple[Dataset | None, list[str]]:
+    """Check the request; return the data, and the checks that need a start."""
+    dataset = check_request(config, resolve_network(config.network))
     unchecked: list[str] = []
     if dataset is None:
         unchecked.append("the cluster: whether it can be reached, has the data, and can run all concurrent trials")
@@ -138,4 +121,4 @@ def dry_run(config: AutomlConfig, network: Network) -> tuple[Dataset | None, tup
         check_capacity(config, cores=os.cpu_count() or 1, accelerators=0)
     if config.tuning.storage is not None and config.schedule.tuning_round is not None:
         unchecked.append("the study: whether its storage can be opened (which would write to it) and is of this search")
-    return dataset, tuple(unchecked)
+    return dataset, unchecked

@@ -5,23 +5,23 @@ Unit costs in both: add, multiply, compare 1; multiply-accumulate 2; divide, squ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.layers import Shape
-from accelmark.automl.model.network import INPUT, Network, Node, infer_shapes
+from accelmark.automl.model.layers import Layer, Shape, parameter_shapes
+from accelmark.automl.model.network import INPUT, Network, infer_shapes
 
 Mode = Literal["aiperf-v1", "accelmark"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-UPDATE_PER_PARAMETER: Final = 4
+_UPDATE_PER_PARAMETER: Final = 4
 """Momentum: multiply, add; step: multiply, subtract."""
 _AIPERF_BATCH_NORM_BACKWARD: Final = 36
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operations:
     """Operations for one image, except ``update``, which is for one optimizer step.
 
@@ -35,14 +35,14 @@ class Operations:
     parameters          trainable parameters
     """
 
-    forward: int = 0
-    evaluation: int = 0
-    backward: int = 0
-    update: int = 0
-    matrix_forward: int = 0
-    matrix_backward: int = 0
-    update_in_backward: int = 0
-    parameters: int = 0
+    forward: int
+    evaluation: int
+    backward: int
+    update: int
+    matrix_forward: int
+    matrix_backward: int
+    update_in_backward: int
+    parameters: int
 
     @property
     def matrix(self) -> int:
@@ -68,131 +68,96 @@ class NetworkCount(Operations):
 
     def forward_by_kind(self) -> dict[str, int]:
         """Forward operations per kind of layer."""
-        parts: dict[str, int] = {}
+        parts: Counter[str] = Counter()
         for layer in self.layers:
-            parts[layer.kind] = parts.get(layer.kind, 0) + layer.forward
-        return parts
+            parts[layer.kind] += layer.forward
+        return dict(parts)
 
 
 def count(network: Network, mode: Mode) -> NetworkCount:
     """Count every layer of a network; raises NetworkError where it cannot be built."""
     shapes = infer_shapes(network)
-    readers: dict[str, int] = {}
+    readers = Counter(source for node in network.nodes for source in node.inputs)
+    trained = {INPUT: False}
+    counted: list[LayerCount] = []
     for node in network.nodes:
-        for source in node.inputs:
-            readers[source] = readers.get(source, 0) + 1
-    formulas = _aiperf_v1 if mode == "aiperf-v1" else _accelmark
-    trained: dict[str, bool] = {INPUT: False}
-    layers: list[LayerCount] = []
-    for node in network.nodes:
-        behind = any(trained[source] for source in node.inputs)
-        shape = shapes[node.inputs[0]], shapes[node.name]
-        values = formulas(node, *shape, input_gradient=behind, readers=readers.get(node.name, 0))
-        layers.append(LayerCount(name=node.name, kind=node.layer.kind, **values))
-        trained[node.name] = behind or layers[-1].parameters > 0
-    totals = {field.name: sum(getattr(one, field.name) for one in layers) for field in fields(Operations)}
-    return NetworkCount(mode=mode, network=network.name, layers=tuple(layers), **totals)
+        layer, source, result = node.layer, shapes[node.inputs[0]], shapes[node.name]
+        input_gradient = any(trained[name] for name in node.inputs)
+        arrays = parameter_shapes(layer, source[0])
+        parameters = sum(prod(shape) for name, shape in arrays.items() if not name.startswith("running_"))
+        weights = prod(arrays["weight"]) if isinstance(layer, layers.Convolution | layers.Dense) else 0
+        matrix = 2 * prod(result[1:]) * weights
+        matrix_backward = (2 if input_gradient else 1) * matrix
+        update = update_in_backward = 0
+        if mode == "aiperf-v1":
+            forward, backward, update_in_backward = _aiperf_v1(layer, source, result, matrix, matrix_backward, weights)
+            evaluation, backward = forward, backward + update_in_backward
+        else:
+            forward, evaluation, backward = _accelmark(layer, source, result, len(node.inputs))
+            if not input_gradient and not matrix:  # only a batch norm before the first weights has gradients, its own
+                backward = 5 * prod(result) if isinstance(layer, layers.BatchNorm) else 0
+            if input_gradient or parameters:
+                backward += max(readers[node.name] - 1, 0) * prod(result)
+            forward, evaluation, backward = forward + matrix, evaluation + matrix, backward + matrix_backward
+            update = _UPDATE_PER_PARAMETER * parameters
+        values = (forward, evaluation, backward, update, matrix, matrix_backward, update_in_backward, parameters)
+        counted.append(LayerCount(*values, name=node.name, kind=layer.kind))
+        trained[node.name] = input_gradient or parameters > 0
+    totals = (sum(getattr(one, field.name) for one in counted) for field in fields(Operations))
+    return NetworkCount(*totals, mode=mode, network=network.name, layers=tuple(counted))
 
 
-def _matrix(node: Node, source: Shape, result: Shape) -> tuple[int, int]:
-    """Return multiply-accumulate operations of the forward pass, and weights without biases."""
-    match node.layer:
-        case layers.Convolution(kernel=kernel, filters=filters):
-            weights = kernel**2 * source[0] * filters
-            return 2 * result[1] * result[2] * weights, weights
-        case layers.Dense(units=units):
-            return 2 * source[0] * units, source[0] * units
-    return 0, 0
+def _aiperf_v1(
+    layer: Layer, source: Shape, result: Shape, matrix: int, matrix_backward: int, weights: int
+) -> tuple[int, int, int]:
+    """Return forward, backward and update per image by AIPerf's table exactly, including its undercounts.
 
-
-def _parameters(node: Node, result: Shape, weights: int) -> int:
-    match node.layer:
-        case layers.Convolution(bias=bias) | layers.Dense(bias=bias):
-            return weights + (result[0] if bias else 0)
-        case layers.BatchNorm():
-            return 2 * result[0]
-    return 0
-
-
-def _aiperf_v1(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
-    """Count by AIPerf's table exactly, including its undercounts.
-
-    Layers that the table lacks: average pooling costs k^2 + 3 per output value, flatten and dropout cost 0.
+    Layers that the table lacks: average pooling costs k^2 + 3 per output value, flatten and dropout cost 0. The sum of
+    gradients of a tensor that several layers read is not counted.
     """
-    del readers  # AIPerf does not count the sum of gradients of a tensor that several layers read
-    matrix, weights = _matrix(node, source, result)
-    forward, values, layer = matrix, prod(result), node.layer
-    matrix_backward = (2 if input_gradient else 1) * matrix
-    backward, update = matrix_backward, 0
+    values = prod(result)
     match layer:
         case layers.Convolution():
-            update = 2 * weights
+            return matrix, matrix_backward, 2 * weights
         case layers.Dense():
-            backward, update = 2 * matrix, 2 * (source[0] + 1) * layer.units
+            return matrix, 2 * matrix, 2 * (source[0] + 1) * layer.units
         case layers.BatchNorm():
-            forward, backward = 7 * values, _AIPERF_BATCH_NORM_BACKWARD
+            return 7 * values, _AIPERF_BATCH_NORM_BACKWARD, 0
         case layers.ReLU() | layers.Add():
-            forward = values
+            return values, 0, 0
         case layers.MaxPool():
-            forward = prod(source) * layer.kernel**2 // layer.stride**2
+            return prod(source) * layer.kernel**2 // layer.stride**2, 0, 0
         case layers.AveragePool():
-            forward = values * (layer.kernel**2 - 1 + 4)
+            return values * (layer.kernel**2 - 1 + 4), 0, 0
         case layers.GlobalPool():
-            forward = (source[1] * source[2] - 1 + 4) * source[0]
+            return (source[1] * source[2] - 1 + 4) * source[0], 0, 0
         case layers.Softmax():
-            forward = (8 + 1 + 4) * source[0] - 1
-    return {
-        "forward": forward,
-        "evaluation": forward,
-        "backward": backward + update,
-        "matrix_forward": matrix,
-        "matrix_backward": matrix_backward,
-        "update_in_backward": update,
-        "parameters": _parameters(node, result, weights),
-    }
+            return (8 + 1 + 4) * source[0] - 1, 0, 0
+    return 0, 0, 0
 
 
-def _accelmark(node: Node, source: Shape, result: Shape, *, input_gradient: bool, readers: int) -> Mapping[str, Any]:
-    """Count by AIPerf's table with omissions added and double counts removed.
-
-    ``input_gradient``: a layer before this one has weights. ``readers``: number of inputs that read the output.
-    """
-    matrix, weights = _matrix(node, source, result)
-    parameters, layer, values = _parameters(node, result, weights), node.layer, prod(result)
-    forward = backward = 0
-    evaluation: int | None = None
+def _accelmark(layer: Layer, source: Shape, result: Shape, num_inputs: int) -> tuple[int, int, int]:
+    """Return forward, evaluation and backward without matrix work: AIPerf's table with its errors corrected."""
+    values = prod(result)
     match layer:
-        case layers.Convolution(bias=True) | layers.Dense(bias=True):
-            forward = backward = values
+        case layers.Convolution(bias=True) | layers.Dense(bias=True) | layers.ReLU():
+            return values, values, values
         case layers.BatchNorm():
             # Training: mean 1, variance 3, normalize 2, scale and shift 2. Backward: normalized value again 2,
             # gradients of shift 1, of scale 2, of the input 4.
-            forward, evaluation, backward = 8 * values, 2 * values, 9 * values
-        case layers.ReLU():
-            forward = backward = values
+            return 8 * values, 2 * values, 9 * values
+        case layers.Dropout():
+            return (2 * values, 0, values) if layer.rate > 0 else (0, 0, 0)
         case layers.Add():
-            forward = (len(node.inputs) - 1) * values
+            forward, backward = (num_inputs - 1) * values, 0
         case layers.MaxPool():
             forward, backward = (layer.kernel**2 - 1) * values, values
         case layers.AveragePool():
             forward, backward = (layer.kernel**2 - 1 + 4) * values, (layer.kernel**2 + 4) * values
         case layers.GlobalPool():
             forward, backward = (source[1] * source[2] - 1 + 4) * source[0], 4 * source[0]
-        case layers.Dropout():
-            forward, evaluation, backward = (2 * values, 0, values) if layer.rate > 0 else (0, 0, 0)
         case layers.Softmax():
             forward, backward = 15 * source[0] - 2, source[0]
-    if not input_gradient and not matrix:  # before the first weighted layer only a batch norm has gradients, its own
-        backward = 5 * values if isinstance(layer, layers.BatchNorm) else 0
-    if input_gradient or parameters:
-        backward += max(readers - 1, 0) * values
-    matrix_backward = (2 if input_gradient else 1) * matrix
-    return {
-        "forward": forward + matrix,
-        "evaluation": (forward if evaluation is None else evaluation) + matrix,
-        "backward": backward + matrix_backward,
-        "update": UPDATE_PER_PARAMETER * parameters,
-        "matrix_forward": matrix,
-        "matrix_backward": matrix_backward,
-        "parameters": parameters,
-    }
+        case _:
+            return 0, 0, 0
+    return forward, forward, backward

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from accelmark.spec.model import Spec
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
 Padding = Annotated[int, Field(ge=0, le=1_000)]
@@ -17,13 +19,13 @@ Shape = tuple[int, ...]
 """(channels, height, width) of a feature map, (features,) of a vector; without the batch axis."""
 
 
-class LayerModel(BaseModel):
-    """Base of all layers: frozen, unknown keys are errors."""
+class StrictSpec(Spec):
+    """Base of layers, nodes and networks; values of another type are errors instead of being converted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
-class Convolution(LayerModel):
+class Convolution(StrictSpec):
     """Square 2-d convolution; ``padding`` is in pixels per side."""
 
     kind: Literal["convolution"] = "convolution"
@@ -34,32 +36,32 @@ class Convolution(LayerModel):
     bias: bool = False
 
 
-class BatchNorm(LayerModel):
+class BatchNorm(StrictSpec):
     """Batch normalization over channels, with learned scale and shift."""
 
     kind: Literal["batch_norm"] = "batch_norm"
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
 
-class ReLU(LayerModel):
+class ReLU(StrictSpec):
     """max(x, 0)."""
 
     kind: Literal["relu"] = "relu"
 
 
-class Add(LayerModel):
+class Add(StrictSpec):
     """Element-wise sum of two or more tensors of the same shape."""
 
     kind: Literal["add"] = "add"
 
 
-class Concat(LayerModel):
+class Concat(StrictSpec):
     """Concatenation of two or more tensors along the channels."""
 
     kind: Literal["concat"] = "concat"
 
 
-class MaxPool(LayerModel):
+class MaxPool(StrictSpec):
     """Maximum of each window; padding is never the maximum."""
 
     kind: Literal["max_pool"] = "max_pool"
@@ -68,7 +70,7 @@ class MaxPool(LayerModel):
     padding: Padding = 0
 
 
-class AveragePool(LayerModel):
+class AveragePool(StrictSpec):
     """Mean of each window; padding counts as zero."""
 
     kind: Literal["average_pool"] = "average_pool"
@@ -77,13 +79,13 @@ class AveragePool(LayerModel):
     padding: Padding = 0
 
 
-class GlobalPool(LayerModel):
+class GlobalPool(StrictSpec):
     """Mean of each channel: (channels, height, width) -> (channels,)."""
 
     kind: Literal["global_pool"] = "global_pool"
 
 
-class Dense(LayerModel):
+class Dense(StrictSpec):
     """Fully connected layer over a flat input."""
 
     kind: Literal["dense"] = "dense"
@@ -91,20 +93,20 @@ class Dense(LayerModel):
     bias: bool = True
 
 
-class Dropout(LayerModel):
+class Dropout(StrictSpec):
     """Zeroes a fraction ``rate`` of its input during training."""
 
     kind: Literal["dropout"] = "dropout"
     rate: Annotated[float, Field(ge=0, lt=1)]
 
 
-class Softmax(LayerModel):
+class Softmax(StrictSpec):
     """Class scores -> probabilities; the last layer of every network."""
 
     kind: Literal["softmax"] = "softmax"
 
 
-class Flatten(LayerModel):
+class Flatten(StrictSpec):
     """(channels, height, width) -> (channels x height x width,), channel by channel."""
 
     kind: Literal["flatten"] = "flatten"
@@ -117,6 +119,23 @@ Layer = Annotated[
 ]  # fmt: skip
 
 
+BATCH_NORM_ARRAYS: Final = ("weight", "bias", "running_mean", "running_var")
+
+
+def parameter_shapes(layer: Layer, channels: int) -> dict[str, Shape]:
+    """Return the shapes of a layer's weight, bias and running statistics by name, for this number of input channels."""
+    match layer:
+        case BatchNorm():
+            return dict.fromkeys(BATCH_NORM_ARRAYS, (channels,))
+        case Convolution(filters=out, kernel=kernel):
+            weight: Shape = (out, channels, kernel, kernel)
+        case Dense(units=out):
+            weight = (out, channels)
+        case _:
+            return {}
+    return {"weight": weight} | ({"bias": (out,)} if layer.bias else {})
+
+
 class LayerError(ValueError):
     """A layer that does not accept its inputs."""
 
@@ -127,42 +146,37 @@ def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
     Raises:
         LayerError: the layer does not accept them; the message says why.
     """
+    found = ", ".join(map(str, sources))
     if isinstance(layer, Add | Concat):
-        return _merged_shape(layer, sources)
+        if len(sources) < 2:
+            raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
+        if isinstance(layer, Add) and len(set(sources)) > 1:
+            raise LayerError(f"an add needs equal shapes, not {found}")
+        if len({source[1:] for source in sources}) > 1:
+            raise LayerError(f"a concat needs equal height and width, not {found}")
+        channels = (source[0] for source in sources)
+        return sources[0] if isinstance(layer, Add) else (sum(channels), *sources[0][1:])
     if len(sources) != 1:
         raise LayerError(f"a {layer.kind} reads one input, not {len(sources)}")
     source = sources[0]
-    if isinstance(layer, BatchNorm | ReLU | Dropout):
-        return source
-    if isinstance(layer, Flatten):
-        return (prod(source),)
-    if isinstance(layer, Dense | Softmax):
-        if len(source) != 1:
-            raise LayerError(f"a {layer.kind} reads a flat input, not shape {source}; flatten or pool it first")
-        return (layer.units,) if isinstance(layer, Dense) else source
+    match layer:
+        case BatchNorm() | ReLU() | Dropout():
+            return source
+        case Flatten():
+            return (prod(source),)
+        case Dense() | Softmax():
+            if len(source) != 1:
+                raise LayerError(f"a {layer.kind} reads a flat input, not shape {found}; flatten or pool it first")
+            return (layer.units,) if isinstance(layer, Dense) else source
     if len(source) != 3:
-        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {source}")
-    return source[:1] if isinstance(layer, GlobalPool) else _windowed_shape(layer, *source)
-
-
-def _windowed_shape(layer: Convolution | MaxPool | AveragePool, channels: int, height: int, width: int) -> Shape:
-    if isinstance(layer, MaxPool | AveragePool) and 2 * layer.padding > layer.kernel:
-        raise LayerError(f"padding {layer.padding} is more than half of the {layer.kernel}-pixel window")
-    rows, columns = ((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in (height, width))
-    if rows < 1 or columns < 1:
-        window = f"{layer.kernel}x{layer.kernel}"
-        raise LayerError(f"a window of {window} does not fit into {height}x{width} with padding {layer.padding}")
-    return (layer.filters if isinstance(layer, Convolution) else channels, rows, columns)
-
-
-def _merged_shape(layer: Add | Concat, sources: Sequence[Shape]) -> Shape:
-    if len(sources) < 2:
-        raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
-    first, found = sources[0], ", ".join(map(str, sources))
-    if isinstance(layer, Add):
-        if any(source != first for source in sources):
-            raise LayerError(f"an add needs equal shapes, not {found}")
-        return first
-    if any(source[1:] != first[1:] for source in sources):
-        raise LayerError(f"a concat needs equal height and width, not {found}")
-    return (sum(source[0] for source in sources), *first[1:])
+        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {found}")
+    if isinstance(layer, GlobalPool):
+        return source[:1]
+    kernel, padding = layer.kernel, layer.padding
+    if not isinstance(layer, Convolution) and 2 * padding > kernel:
+        raise LayerError(f"padding {padding} is more than half of the {kernel}-pixel window")
+    sides = [(side + 2 * padding - kernel) // layer.stride + 1 for side in source[1:]]
+    if min(sides) < 1:
+        window, image = f"{kernel}x{kernel}", f"{source[1]}x{source[2]}"
+        raise LayerError(f"a window of {window} does not fit into {image} with padding {padding}")
+    return (layer.filters if isinstance(layer, Convolution) else source[0], *sides)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import combinations, count
 from typing import Annotated, Final, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from accelmark.automl.model import layers
-from accelmark.automl.model.counting import count
-from accelmark.automl.model.network import (
-    INPUT,
-    Network,
-    NetworkError,
-    Node,
-    find_problems,
-    infer_shapes,
-    main_chain,
-)
+from accelmark.automl.model import counting, layers
+from accelmark.automl.model.network import INPUT, Network, NetworkError, Node, find_problems, infer_shapes, main_chain
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.model import Spec
 
 MorphKind = Literal["deepen", "widen", "add-skip", "concat-skip", "kernel-grow"]
 MORPH_KINDS: Final[tuple[MorphKind, ...]] = get_args(MorphKind)
@@ -32,7 +25,7 @@ class MorphError(AccelmarkError):
     """A morph that the network does not allow."""
 
 
-class Morph(BaseModel):
+class Morph(Spec):
     """One change of a network.
 
     at     the node it starts from: the ReLU after which to deepen or from which a skip leaves, or the convolution to
@@ -42,8 +35,6 @@ class Morph(BaseModel):
     label  prefix of the names of inserted nodes
     seed   of all random choices: which filters are copied, how weights are split, initial weights of new layers
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: MorphKind
     at: str
@@ -63,168 +54,103 @@ def apply_morph(network: Network, morph: Morph) -> Network:
     Raises:
         MorphError: the network does not allow this morph.
     """
-    if morph.at not in network.by_name:
-        raise MorphError(f"{morph}: there is no node {morph.at!r}")
-    change = {
-        "deepen": _deepen, "widen": _widen, "kernel-grow": _grow_kernel, "add-skip": _add_skip,
-        "concat-skip": _concat_skip,
-    }[morph.kind]  # fmt: skip
-    child = change(network, morph)
+    if morph.model_copy(update={"label": "", "seed": 0}) not in MorphChoices(network, _UNBOUNDED).of(morph.kind):
+        raise MorphError(f"{network.name!r} does not allow {morph}")
+    child = _morphed(network, morph)
     if problems := find_problems(child):
         raise MorphError(f"{morph} does not fit: {NetworkError(problems)}")
     return child
 
 
-def _convolution_at(network: Network, morph: Morph) -> layers.Convolution:
-    layer = network.by_name[morph.at].layer
-    if not isinstance(layer, layers.Convolution):
-        raise MorphError(f"{morph}: {morph.at!r} is a {layer.kind}, not a convolution")
-    return layer
+def _morphed(network: Network, morph: Morph) -> Network:
+    """Return the network after a morph that it allows."""
+    at, label, size = morph.at, morph.label, morph.size
+    if morph.kind == "widen":
+        group = channel_groups(network)[at]
+        return network.with_layers({n: network.convolutions[n].model_copy(update={"filters": size}) for n in group})
+    if morph.kind == "kernel-grow":
+        old = network.convolutions[at]
+        changes = {"kernel": size, "padding": old.padding + (size - old.kernel) // 2}
+        return network.with_layers({at: old.model_copy(update=changes)})
+    shapes = infer_shapes(network)
+    if morph.kind == "deepen":
+        convolution = layers.Convolution(filters=shapes[at][0], kernel=size, padding=size // 2)
+        added = _chain(label, at, conv=convolution, bn=layers.BatchNorm(), relu=layers.ReLU())
+        return network.inserted_after(at, added)
+    to = morph.to or ""
+    start, end, stride = shapes[at], shapes[to], _skip_stride(shapes[at], shapes[to]) or 1
+    if morph.kind == "add-skip":
+        resized = {} if start == end else {"conv": layers.Convolution(filters=end[0], kernel=1, stride=stride)}
+        branch = _chain(label, at, **resized, bn=layers.BatchNorm())
+        merged = [Node(name=f"{label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))]
+    else:
+        resized = {"conv": layers.Convolution(filters=start[0], kernel=1, stride=stride)} if stride > 1 else {}
+        branch = _chain(label, at, **resized)
+        joined = (to, branch[-1].name if branch else at)
+        merged = [Node(name=f"{label}_concat", layer=layers.Concat(), inputs=joined)]
+        fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
+        merged += _chain(label, merged[0].name, fuse=fuse, relu=layers.ReLU())
+    return network.inserted_after(to, [*branch, *merged])
 
 
-def _chain(morph: Morph, source: str, *layers: tuple[str, layers.Layer]) -> tuple[Node, ...]:
-    """Return new nodes named after the morph, each reading the one before it and the first one ``source``."""
-    names = [f"{morph.label}_{suffix}" for suffix, _ in layers]
-    sources = [source, *names]
-    return tuple(
-        Node(name=name, layer=layer, inputs=(before,))
-        for name, before, (_, layer) in zip(names, sources, layers, strict=False)
-    )
+def _chain(label: str, source: str, **added: layers.Layer) -> list[Node]:
+    """Return new nodes, each reading the one before it and the first one ``source``."""
+    nodes: list[Node] = []
+    for suffix, layer in added.items():
+        nodes.append(Node(name=f"{label}_{suffix}", layer=layer, inputs=(source,)))
+        source = nodes[-1].name
+    return nodes
 
 
-def _deepen(network: Network, morph: Morph) -> Network:
-    if not isinstance(network.by_name[morph.at].layer, layers.ReLU) or morph.size % 2 == 0:
-        raise MorphError(f"{morph}: deepening needs a ReLU and an odd kernel")
-    channels = infer_shapes(network)[morph.at][0]
-    convolution = layers.Convolution(filters=channels, kernel=morph.size, padding=morph.size // 2)
-    added = _chain(morph, morph.at, ("conv", convolution), ("bn", layers.BatchNorm()), ("relu", layers.ReLU()))
-    return network.inserted_after(morph.at, added, reads=added[-1].name)
-
-
-def _widen(network: Network, morph: Morph) -> Network:
-    layer = _convolution_at(network, morph)
-    if morph.size <= layer.filters:
-        raise MorphError(f"{morph}: the convolution has {layer.filters} filters already")
-    members = {name: network.by_name[name].layer for name in channel_group(network, morph.at)}
-    return network.with_layers({name: one.model_copy(update={"filters": morph.size}) for name, one in members.items()})
-
-
-def _grow_kernel(network: Network, morph: Morph) -> Network:
-    layer = _convolution_at(network, morph)
-    extra = morph.size - layer.kernel
-    if extra <= 0 or extra % 2:
-        raise MorphError(f"{morph}: a kernel of {layer.kernel} grows by even steps")
-    changed = layer.model_copy(update={"kernel": morph.size, "padding": layer.padding + extra // 2})
-    return network.with_layers({morph.at: changed})
-
-
-def skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
+def _skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
     """Return the stride of a 1x1 convolution from ``start``'s height and width to ``end``'s; None: there is none."""
-    if len(start) != 3 or len(end) != 3:
-        return None
     stride = -(-start[1] // end[1])
     fits = all((side - 1) // stride + 1 == wanted for side, wanted in zip(start[1:], end[1:], strict=True))
     return stride if fits else None
 
 
-def _skip_ends(network: Network, morph: Morph) -> tuple[str, layers.Shape, layers.Shape, int]:
-    if morph.to is None or morph.to not in network.by_name:
-        raise MorphError(f"{morph}: there is no node {morph.to!r} to skip to")
-    if network.position[morph.at] >= network.position[morph.to]:
-        raise MorphError(f"{morph}: a skip must go forward")
-    shapes = infer_shapes(network)
-    start, end = shapes[morph.at], shapes[morph.to]
-    stride = skip_stride(start, end)
-    if stride is None:
-        raise MorphError(f"{morph}: no stride takes shape {start} to {end}")
-    return morph.to, start, end, stride
-
-
-def _add_skip(network: Network, morph: Morph) -> Network:
-    to, start, end, stride = _skip_ends(network, morph)
-    convolution = [] if start == end else [("conv", layers.Convolution(filters=end[0], kernel=1, stride=stride))]
-    branch = _chain(morph, morph.at, *convolution, ("bn", layers.BatchNorm()))
-    total = Node(name=f"{morph.label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))
-    return network.inserted_after(to, (*branch, total), reads=total.name)
-
-
-def _concat_skip(network: Network, morph: Morph) -> Network:
-    to, start, end, stride = _skip_ends(network, morph)
-    if not isinstance(network.by_name[to].layer, layers.ReLU):
-        raise MorphError(f"{morph}: a concat skip must join after a ReLU")
-    convolution = [("conv", layers.Convolution(filters=start[0], kernel=1, stride=stride))] if stride > 1 else []
-    branch = _chain(morph, morph.at, *convolution)
-    joined = Node(
-        name=f"{morph.label}_concat", layer=layers.Concat(), inputs=(to, branch[-1].name if branch else morph.at)
-    )
-    fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
-    fused = _chain(morph, joined.name, ("fuse", fuse), ("relu", layers.ReLU()))
-    return network.inserted_after(to, (*branch, joined, *fused), reads=fused[-1].name)
-
-
-def _makes_channels(network: Network, name: str) -> bool:
-    """Return whether a node has its own number of output channels instead of its input's."""
-    return name == INPUT or isinstance(
-        network.by_name[name].layer, layers.Convolution | layers.Dense | layers.Concat | layers.Flatten
-    )
-
-
-def channel_leaders(network: Network) -> Mapping[str, str]:
-    """Return for every node and the image one representative of all nodes that must have as many channels."""
-    leader: dict[str, str] = {INPUT: INPUT}
-
-    def find(node: str) -> str:
-        while leader[node] != node:
-            node = leader[node]
-        return node
-
+def channel_groups(network: Network) -> dict[str, list[str]]:
+    """Return for every node and the image the nodes that determine its channels; all of them make equally many."""
+    groups = {INPUT: [INPUT]}
     for node in network.nodes:
-        if _makes_channels(network, node.name):
-            leader[node.name] = node.name
+        if isinstance(node.layer, layers.Convolution | layers.Dense | layers.Concat | layers.Flatten):
+            groups[node.name] = [node.name]
             continue
-        leader[node.name] = find(node.inputs[0])
-        if isinstance(node.layer, layers.Add):
-            for source in node.inputs[1:]:
-                leader[find(source)] = find(node.inputs[0])
-    return {name: find(name) for name in leader}
+        group = groups[node.name] = groups[node.inputs[0]]
+        for other in (groups[source] for source in node.inputs[1:]):  # of an add
+            if other is not group:
+                group += other
+                groups |= {name: group for name, members in groups.items() if members is other}
+    return groups
 
 
-def channel_group(network: Network, name: str, leaders: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the convolutions that must have as many filters as ``name``: those that are added to it.
-
-    Raises:
-        MorphError: one of the group cannot be widened: the image, a concat, a dense layer or a flatten.
-    """
-    groups = leaders or channel_leaders(network)
-    members = [other for other in groups if groups[other] == groups[name] and _makes_channels(network, other)]
-    for member in members:
-        if member == INPUT or not isinstance(network.by_name[member].layer, layers.Convolution):
-            raise MorphError(f"{name!r} cannot be widened: it is added to {member!r}, whose channels are fixed")
-    return tuple(members)
+_Bound = Annotated[int, Field(strict=True, ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class MorphLimits:
+class MorphLimits(Spec):
     """Upper bounds on networks; None: unbounded.
 
     ``max_parameters`` and ``max_forward_operations`` (multiply-accumulates of one image, two operations each) are of
     the whole network.
     """
 
-    max_filters: int = 4096
-    max_kernel: int = 7
-    max_nodes: int = 1000
-    max_parameters: int | None = None
-    max_forward_operations: int | None = None
+    max_filters: _Bound = 4096
+    max_kernel: _Bound = 7
+    max_nodes: _Bound = 1000
+    max_parameters: _Bound | None = None
+    max_forward_operations: _Bound | None = None
 
     def allow(self, network: Network) -> bool:
         """Return whether the whole network is within the bounds."""
         if self.max_parameters is None and self.max_forward_operations is None:
             return True
-        counted = count(network, "accelmark")
+        counted = counting.count(network, "accelmark")
         return (self.max_parameters is None or counted.parameters <= self.max_parameters) and (
             self.max_forward_operations is None or counted.matrix_forward <= self.max_forward_operations
         )
+
+
+_UNBOUNDED: Final = MorphLimits(max_filters=10**9, max_kernel=10**9, max_nodes=10**9)
 
 
 class MorphChoices:
@@ -233,8 +159,6 @@ class MorphChoices:
     def __init__(self, network: Network, limits: MorphLimits | None = None) -> None:
         self.network: Final = network
         self.limits: Final = limits or MorphLimits()
-        self._shapes = infer_shapes(network)
-        self._main = main_chain(network)
         self._found: dict[MorphKind, tuple[Morph, ...]] = {}
 
     def of(self, kind: MorphKind) -> tuple[Morph, ...]:
@@ -243,7 +167,7 @@ class MorphChoices:
             self._found[kind] = tuple(self._find(kind))
         return self._found[kind]
 
-    def draw(self, generator: np.random.Generator, kinds: Iterable[MorphKind]) -> tuple[Morph, Network]:
+    def draw(self, generator: np.random.Generator, kinds: Iterable[MorphKind] = MORPH_KINDS) -> tuple[Morph, Network]:
         """Draw a kind uniformly, then one of its morphs uniformly; return it with the network that it makes.
 
         Raises:
@@ -254,83 +178,47 @@ class MorphChoices:
             if not remaining:
                 break
             kind = remaining[int(generator.integers(len(remaining)))]
-            if not self.of(kind):
+            if not (choices := self.of(kind)):
                 remaining.remove(kind)
                 continue
-            chosen = self.of(kind)[int(generator.integers(len(self.of(kind))))]
+            chosen = choices[int(generator.integers(len(choices)))]
             seed = int(generator.integers(2**31))
             morph = chosen.model_copy(update={"label": _unused_label(self.network), "seed": seed})
-            try:
-                child = apply_morph(self.network, morph)
-            except MorphError:
-                continue
+            child = _morphed(self.network, morph)
             if self.limits.allow(child):
                 return morph, child
         raise MorphError(f"{self.network.name!r} allows no further morph within the limits")
 
     def _find(self, kind: MorphKind) -> Iterator[Morph]:
-        if kind == "widen":
-            return self._widenings()
-        convolutions, limit = self._convolutions(), self.limits.max_kernel
-        if kind == "kernel-grow":
-            grown = ((name, layer.kernel + 2) for name, layer in convolutions if layer.kernel % 2)
-            return (Morph(kind=kind, at=name, size=size) for name, size in grown if size <= limit)
-        if len(self.network.nodes) >= self.limits.max_nodes:
-            return iter(())
-        if kind == "deepen":
-            return (Morph(kind=kind, at=name, size=_DEEPEN_KERNEL) for name in self._relus())
-        return self._skips(kind)
-
-    def _convolutions(self) -> Iterator[tuple[str, layers.Convolution]]:
-        for name in self._main:
-            if isinstance(layer := self.network.by_name[name].layer, layers.Convolution):
-                yield name, layer
-
-    def _relus(self) -> list[str]:
-        nodes = self.network.by_name
-        return [
-            name for name in self._main if isinstance(nodes[name].layer, layers.ReLU) and len(self._shapes[name]) == 3
-        ]
-
-    def _widenings(self) -> Iterator[Morph]:
-        leaders = channel_leaders(self.network)
-        for name, layer in self._convolutions():
-            if 2 * layer.filters <= self.limits.max_filters:
-                try:
-                    channel_group(self.network, name, leaders)
-                except MorphError:
-                    continue
-                yield Morph(kind="widen", at=name, size=2 * layer.filters)
-
-    def _skips(self, kind: MorphKind) -> Iterator[Morph]:
-        relus, shapes = self._relus(), self._shapes
-        fits: dict[tuple[layers.Shape, layers.Shape], bool] = {}
-        for index, start in enumerate(relus):
-            for end in relus[index + 1 :]:
-                pair = (shapes[start], shapes[end])
-                if pair not in fits:
-                    fits[pair] = skip_stride(*pair) is not None
-                if fits[pair]:
-                    yield Morph(kind=kind, at=start, to=end)
-
-
-def random_morph(
-    network: Network,
-    generator: np.random.Generator,
-    *,
-    kinds: Iterable[MorphKind] = MORPH_KINDS,
-    limits: MorphLimits | None = None,
-) -> tuple[Morph, Network]:
-    """Draw one morph (see :meth:`MorphChoices.draw`); return it with the network that it makes."""
-    return MorphChoices(network, limits).draw(generator, kinds)
+        network, shapes, limits = self.network, infer_shapes(self.network), self.limits
+        chain = main_chain(network)
+        convolutions = [(name, network.convolutions[name]) for name in chain if name in network.convolutions]
+        relus = [name for name in chain if network.by_name[name].layer.kind == "relu" and len(shapes[name]) == 3]
+        match kind:
+            case "widen":
+                groups = channel_groups(network)
+                for name, layer in convolutions:
+                    # The channels of the image, concats, dense and flatten layers are fixed.
+                    if 2 * layer.filters <= limits.max_filters and network.convolutions.keys() >= set(groups[name]):
+                        yield Morph(kind=kind, at=name, size=2 * layer.filters)
+            case "kernel-grow":
+                for name, layer in convolutions:
+                    if layer.kernel % 2 and layer.kernel + 2 <= limits.max_kernel:
+                        yield Morph(kind=kind, at=name, size=layer.kernel + 2)
+            case _ if len(network.nodes) >= limits.max_nodes:
+                return
+            case "deepen":
+                yield from (Morph(kind=kind, at=name, size=_DEEPEN_KERNEL) for name in relus)
+            case _:
+                stride = cache(_skip_stride)
+                for start, end in combinations(relus, 2):
+                    if stride(shapes[start], shapes[end]) is not None:
+                        yield Morph(kind=kind, at=start, to=end)
 
 
 def _unused_label(network: Network) -> str:
     used = {name.partition("_")[0] for name in network.by_name}
-    number = 1
-    while f"m{number}" in used:
-        number += 1
-    return f"m{number}"
+    return next(label for label in map("m{}".format, count(1)) if label not in used)
 
 
 def with_kernel(network: Network, kernel: int) -> Network:
@@ -338,16 +226,13 @@ def with_kernel(network: Network, kernel: int) -> Network:
 
     A convolution is spatial if its kernel is above 1 and its padding ``kernel // 2``; no shape changes.
     """
-    changes: dict[str, layers.Layer] = {}
-    for node in network.nodes:
-        layer = node.layer
-        if not isinstance(layer, layers.Convolution) or layer.kernel == 1 or INPUT in node.inputs:
-            continue
-        if layer.padding == layer.kernel // 2:
-            changes[node.name] = layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
-    changed = network.with_layers(changes)
-    infer_shapes(changed)
-    return changed
+    spatial = {
+        node.name: node.layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
+        for node in network.nodes
+        if isinstance(node.layer, layers.Convolution) and node.layer.kernel > 1 and INPUT not in node.inputs
+        if node.layer.padding == node.layer.kernel // 2
+    }
+    return network.with_layers(spatial)
 
 
 def with_dropout(network: Network, rate: float) -> Network:
@@ -355,11 +240,10 @@ def with_dropout(network: Network, rate: float) -> Network:
     dropouts = [node.name for node in network.nodes if isinstance(node.layer, layers.Dropout)]
     if dropouts:
         return network.with_layers(dict.fromkeys(dropouts, layers.Dropout(rate=rate)))
-    last = next((node for node in reversed(network.nodes) if isinstance(node.layer, layers.Dense)), None)
-    nodes: list[Node] = []
-    for node in network.nodes:
-        if node is last:
-            nodes.append(Node(name="searched_dropout", layer=layers.Dropout(rate=rate), inputs=node.inputs))
-            node = node.model_copy(update={"inputs": ("searched_dropout",)})
-        nodes.append(node)
+    nodes = list(network.nodes)
+    dense = next((index for index, node in reversed([*enumerate(nodes)]) if isinstance(node.layer, layers.Dense)), None)
+    if dense is not None:
+        dropout = Node(name="searched_dropout", layer=layers.Dropout(rate=rate), inputs=nodes[dense].inputs)
+        nodes[dense] = nodes[dense].model_copy(update={"inputs": (dropout.name,)})
+        nodes.insert(dense, dropout)
     return network.with_nodes(nodes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.network import INPUT, Network, Node, infer_shapes
+from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.spec.errors import RequestError, nearest
 
 _RESNET50_STAGES: Final = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
@@ -14,41 +14,43 @@ _RESNET50_STAGES: Final = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
 
 
 class _Builder:
+    """Appends nodes to a network."""
+
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
     def put(self, name: str, layer: layers.Layer, *inputs: str) -> str:
-        self.nodes.append(Node(name=name, layer=layer, inputs=inputs))
+        self.nodes.append(Node(name=name, layer=layer, inputs=inputs or (self.nodes[-1].name,)))
         return name
 
-    def conv_bn(self, name: str, convolution: layers.Convolution, source: str, *, relu: bool = True) -> str:
-        last = self.put(f"{name}_bn", layers.BatchNorm(), self.put(f"{name}_conv", convolution, source))
-        return self.put(f"{name}_relu", layers.ReLU(), last) if relu else last
+    def conv_bn(self, name: str, source: str, *, relu: bool = True, **convolution: int) -> str:
+        self.put(f"{name}_conv", layers.Convolution.model_validate(convolution), source)
+        last = self.put(f"{name}_bn", layers.BatchNorm())
+        return self.put(f"{name}_relu", layers.ReLU()) if relu else last
 
-    def classifier(self, last: str, name: str, input_shape: tuple[int, int, int], classes: int) -> Network:
-        self.put("softmax", layers.Softmax(), self.put("dense", layers.Dense(units=classes), last))
-        network = Network(name=name, input_shape=input_shape, classes=classes, nodes=tuple(self.nodes))
-        infer_shapes(network)
-        return network
+    def network(self, name: str, input_shape: tuple[int, int, int], classes: int) -> Network:
+        self.put("dense", layers.Dense(units=classes))
+        self.put("softmax", layers.Softmax())
+        return Network(name=name, input_shape=input_shape, classes=classes, nodes=tuple(self.nodes))
 
 
 def resnet50(classes: int = 1000, side: int = 224) -> Network:
     """ResNet-50 version 1 (He et al. 2015): the stride is in the first 1x1 convolutions of a stage."""
     build = _Builder()
-    last = build.conv_bn("stem", layers.Convolution(filters=64, kernel=7, stride=2, padding=3), INPUT)
-    last = build.put("stem_pool", layers.MaxPool(kernel=3, stride=2, padding=1), last)
+    build.conv_bn("stem", INPUT, filters=64, kernel=7, stride=2, padding=3)
+    last = build.put("stem_pool", layers.MaxPool(kernel=3, stride=2, padding=1))
     for stage, (blocks, filters, stride) in enumerate(_RESNET50_STAGES, start=2):
         for block in range(1, blocks + 1):
             name, step = f"s{stage}b{block}", stride if block == 1 else 1
-            inner = build.conv_bn(f"{name}_1", layers.Convolution(filters=filters, kernel=1, stride=step), last)
-            inner = build.conv_bn(f"{name}_2", layers.Convolution(filters=filters, kernel=3, padding=1), inner)
-            inner = build.conv_bn(f"{name}_3", layers.Convolution(filters=4 * filters, kernel=1), inner, relu=False)
-            shortcut = last
+            inner = build.conv_bn(f"{name}_1", last, filters=filters, kernel=1, stride=step)
+            inner = build.conv_bn(f"{name}_2", inner, filters=filters, kernel=3, padding=1)
+            inner = build.conv_bn(f"{name}_3", inner, filters=4 * filters, kernel=1, relu=False)
             if block == 1:
-                convolution = layers.Convolution(filters=4 * filters, kernel=1, stride=step)
-                shortcut = build.conv_bn(f"{name}_0", convolution, last, relu=False)
-            last = build.put(f"{name}_relu", layers.ReLU(), build.put(f"{name}_add", layers.Add(), inner, shortcut))
-    return build.classifier(build.put("pool", layers.GlobalPool(), last), "resnet50", (3, side, side), classes)
+                last = build.conv_bn(f"{name}_0", last, filters=4 * filters, kernel=1, stride=step, relu=False)
+            build.put(f"{name}_add", layers.Add(), inner, last)
+            last = build.put(f"{name}_relu", layers.ReLU())
+    build.put("pool", layers.GlobalPool())
+    return build.network("resnet50", (3, side, side), classes)
 
 
 def small(
@@ -63,10 +65,11 @@ def small(
     build = _Builder()
     last = INPUT
     for index, width in enumerate(filters, start=1):
-        last = build.conv_bn(f"c{index}", layers.Convolution(filters=width, kernel=3, padding=1), last)
-        last = build.put(f"c{index}_pool", layers.MaxPool(kernel=2, stride=2), last)
-    last = build.put("drop", layers.Dropout(rate=dropout), build.put("pool", layers.GlobalPool(), last))
-    return build.classifier(last, name, input_shape, classes)
+        build.conv_bn(f"c{index}", last, filters=width, kernel=3, padding=1)
+        last = build.put(f"c{index}_pool", layers.MaxPool(kernel=2, stride=2))
+    build.put("pool", layers.GlobalPool())
+    build.put("drop", layers.Dropout(rate=dropout))
+    return build.network(name, input_shape, classes)
 
 
 SEEDS: Final[Mapping[str, Callable[[], Network]]] = {

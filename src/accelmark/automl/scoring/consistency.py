@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.dataset import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
-from accelmark.automl.scoring.rules import violation
 from accelmark.automl.search.schedule import EarlyStop
-from accelmark.results.schema import Finding
+
+Check = tuple[bool, str, str, str]
+"""Whether a fact agrees with a rule, the rule's name, what is expected, and the fact."""
 
 _SLACK_S: Final = 0.5
 _REPORT_DELAY_S: Final = 15.0
@@ -33,17 +35,16 @@ _COUNT_SLACK: Final = 1e-6
 """Rounding error of an accuracy times its number of images: correct predictions are summed in double precision."""
 
 
-def contradictions(config: AutomlConfig, events: Sequence[journal.Event], state: SearchState) -> Iterator[Finding]:
-    """Yield every contradiction of a journal."""
+def consistency_checks(config: AutomlConfig, events: Sequence[journal.Event], state: SearchState) -> Iterator[Check]:
+    """Check everything that a journal records more than once, or that follows from the configuration."""
     epochs: dict[tuple[int, int], list[EpochRecord]] = {key: [] for key in state.attempts}
     for epoch in state.epochs:
         epochs[epoch.trial, epoch.attempt].append(epoch)
     yield from _sessions(config, state)
     yield from _bounds(config, state)
-    yield from broken_lineage(events, state)
+    yield from lineage(events, state)
     splits = {session.splits for session in state.sessions if session.splits is not None}
-    if len(splits) > 1:
-        yield violation("data", "equal splits in all sessions", "the sessions have different splits")
+    yield len(splits) <= 1, "data", "equal splits in all sessions", "the sessions have different splits"
     known = splits.pop() if len(splits) == 1 else None
     if known is not None:
         yield from _splits(config, state, known)
@@ -58,128 +59,111 @@ def contradictions(config: AutomlConfig, events: Sequence[journal.Event], state:
     yield from _overlaps(state.attempts.values())
 
 
-def _sessions(config: AutomlConfig, state: SearchState) -> Iterator[Finding]:
-    if not state.sessions:
-        yield violation("request", "at least one session", "no session of this run began")
+def _sessions(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
+    name, workers = config.dataset.name, config.schedule.concurrency
+    yield bool(state.sessions), "request", "at least one session", "no session of this run began"
     for number, session in enumerate(state.sessions, start=1):
-        name, identity, splits = config.dataset.name, session.dataset_identity, session.splits
-        if identity is not None and name != "imagenet" and identity != name:
-            yield violation("request", f"data set {name}", f"session {number} used {identity}")
-        whole = identity == "imagenet" and splits is not None and config.dataset.limit is None
-        sizes = splits and (splits.training + splits.validation, splits.held_out)
-        if whole and sizes != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
-            yield violation("data", "the number of images of imagenet", f"session {number} had {sizes} images")
-        if session.workers != config.schedule.concurrency:
-            actual = f"session {number} had {session.workers} workers"
-            yield violation("request", f"{config.schedule.concurrency} workers", actual)
-    if len({session.dataset_fingerprint for session in state.sessions}) > 1:
-        yield violation("data", "equal data in all sessions", "the sessions used different data")
+        identity, splits, which = session.dataset_identity, session.splits, f"session {number}"
+        known = identity in (None, name) or name == "imagenet"
+        yield known, "request", f"data set {name}", f"{which} used {identity}"
+        if identity == "imagenet" and splits is not None and config.dataset.limit is None:
+            sizes = splits.training + splits.validation, splits.held_out
+            whole = sizes == (IMAGENET_TRAINING, IMAGENET_HELD_OUT)
+            yield whole, "data", "the number of images of imagenet", f"{which} had {sizes} images"
+        yield session.workers == workers, "request", f"{workers} workers", f"{which} had {session.workers} workers"
+    fingerprints = {session.dataset_fingerprint for session in state.sessions}
+    yield len(fingerprints) <= 1, "data", "equal data in all sessions", "the sessions used different data"
 
 
-def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Finding]:
+def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
     schedule, trials = config.schedule, state.trials
-    if schedule.max_trials is not None and len(trials) > schedule.max_trials:
-        yield violation("request", f"at most {schedule.max_trials} trials", f"{len(trials)} trials were started")
-    if sorted(trials) != list(range(len(trials))):
-        yield violation("request", "trials 0, 1, 2 ...", "trials are not numbered consecutively")
+    allowed = schedule.max_trials is None or len(trials) <= schedule.max_trials
+    yield allowed, "request", f"at most {schedule.max_trials} trials", f"{len(trials)} trials were started"
+    in_order = sorted(trials) == list(range(len(trials)))
+    yield in_order, "request", "trials 0, 1, 2 ...", "trials are not numbered consecutively"
     most = schedule.max_attempts + state.interruptions
     for trial, attempt in state.attempts:
-        if attempt > most:
-            yield violation("request", f"at most {most} attempts", f"trial {trial} has attempt {attempt}")
-    last_s = max((epoch.ended_s for epoch in state.epochs), default=0.0)
-    if schedule.max_duration is not None and last_s > schedule.max_duration + _END_SLACK_S:
-        expected = f"end after {schedule.max_duration:.1f} s"
-        yield violation("request", expected, f"the last epoch ended at {last_s:.1f} s")
+        yield attempt <= most, "request", f"at most {most} attempts", f"trial {trial} has attempt {attempt}"
+    end_s, last_s = schedule.max_duration or inf, max((epoch.ended_s for epoch in state.epochs), default=0.0)
+    in_time = last_s <= end_s + _END_SLACK_S
+    yield in_time, "request", f"end after {end_s:.1f} s", f"the last epoch ended at {last_s:.1f} s"
 
 
-def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Finding]:
+def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Check]:
     """Compare a trial with the schedule and training settings."""
-    schedule, training, hyper = config.schedule.schedule, config.training, record.hyperparameters
-    batches = {training.batch_size, *(config.tuning.batch_size if record.tuned else ())}
-    planned = schedule.round_of(record.trial), schedule.epochs_of(record.trial), schedule.tunes(record.trial)
+    schedule, training, hyper = config.schedule, config.training, record.hyperparameters
     trial = f"trial {record.trial}"
     for name, wanted, actual in (
-        ("round", planned[0], record.round),
-        ("planned epochs", planned[1], record.epochs_planned),
-        ("tuned", planned[2], record.tuned),
+        ("round", schedule.round_of(record.trial), record.round),
+        ("planned epochs", schedule.epochs_of(record.trial), record.epochs_planned),
+        ("tuned", schedule.tunes(record.trial), record.tuned),
         ("precision", training.precision, record.precision),
         ("ranks", training.devices_per_trial, record.ranks),
         ("learning rate", training.learning_rate, hyper.learning_rate if not record.tuned else None),
     ):
-        if actual not in (None, wanted):
-            yield violation("request", f"{name} {wanted}", f"{trial}: {name} {actual}")
-    if hyper.batch_size not in batches:
-        expected = f"batch {' or '.join(map(str, sorted(batches)))}"
-        yield violation("request", expected, f"{trial}: batch {hyper.batch_size}")
-    if record.worker >= schedule.concurrency:
-        yield violation("request", f"{schedule.concurrency} workers", f"{trial}: ran on worker {record.worker}")
+        yield actual in (None, wanted), "request", f"{name} {wanted}", f"{trial}: {name} {actual}"
+    batches = sorted({training.batch_size, *(config.tuning.batch_size if record.tuned else ())})
+    expected = f"batch {' or '.join(map(str, batches))}"
+    yield hyper.batch_size in batches, "request", expected, f"{trial}: batch {hyper.batch_size}"
+    expected, actual = f"{schedule.concurrency} workers", f"{trial}: ran on worker {record.worker}"
+    yield record.worker < schedule.concurrency, "request", expected, actual
     trial = f"{trial}, attempt {record.attempt}"
-    if [epoch.epoch for epoch in epochs] != list(range(1, len(epochs) + 1)):
-        yield violation("request", "epochs 1, 2, 3 ...", f"{trial}: epochs are not numbered consecutively")
-    if any(not epoch.complete for epoch in epochs[:-1]):
-        yield violation("request", "a cut epoch is the last one", f"{trial}: an epoch follows one that was cut")
-    expected = f"{record.epochs_planned} epochs"
-    if len(epochs) > record.epochs_planned:
-        yield violation("request", expected, f"{trial}: {len(epochs)} epochs")
+    in_order = [epoch.epoch for epoch in epochs] == list(range(1, len(epochs) + 1))
+    yield in_order, "request", "epochs 1, 2, 3 ...", f"{trial}: epochs are not numbered consecutively"
+    whole = all(epoch.complete for epoch in epochs[:-1])
+    yield whole, "request", "a cut epoch is the last one", f"{trial}: an epoch follows one that was cut"
+    planned = record.epochs_planned
+    yield len(epochs) <= planned, "request", f"{planned} epochs", f"{trial}: {len(epochs)} epochs"
     if record.status == "finished":
-        enough = len(epochs) >= record.epochs_planned or _stopped_early(config, record, epochs)
-        if not epochs or not epochs[-1].complete or not enough:
-            yield violation("request", f"{expected} or an early stop", f"{trial}: finished after {len(epochs)} epochs")
+        enough = len(epochs) >= planned or _stopped_early(config, record, epochs)
+        done, actual = bool(epochs) and epochs[-1].complete and enough, f"{trial}: finished after {len(epochs)} epochs"
+        yield done, "request", f"{planned} epochs or an early stop", actual
 
 
 def _stopped_early(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> bool:
     """Return whether the early stop, evaluated again, ends the trial with its last epoch."""
     stop = EarlyStop.for_round(record.round)
     losses = [epoch.validation_loss for epoch in epochs]
-    return config.schedule.early_stop and [loss is not None and stop.should_stop(loss) for loss in losses][-1:] == [
-        True
-    ]
+    stopped = [loss is not None and stop.should_stop(loss) for loss in losses]
+    return config.schedule.early_stop and stopped[-1:] == [True]
 
 
 def _counts(
     config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord], state: SearchState
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """Count a trial's network and images again."""
     trial, network = f"trial {record.trial}", state.individuals[record.individual].network
     if find_problems(network):
-        yield violation("network", "a network that can be built", f"{trial}: its network cannot be built")
+        yield False, "network", "a network that can be built", f"{trial}: its network cannot be built"
         return
-    trained = sum(epoch.trained_images for epoch in epochs)
-    if record.status not in FAILURES and record.trained_images not in (None, trained):
-        actual = f"{trial}: the driver trained {record.trained_images} images"
-        yield violation("data", f"{trained} images, the sum of its epochs", actual)
+    trained, driver = sum(epoch.trained_images for epoch in epochs), record.trained_images
+    equal = record.status in FAILURES or driver in (None, trained)
+    yield equal, "data", f"{trained} images, the sum of its epochs", f"{trial}: the driver trained {driver} images"
     for epoch in epochs:
         most = epoch.steps * record.hyperparameters.batch_size
-        if most < epoch.trained_images:
-            actual = f"{trial}, epoch {epoch.epoch}: trained {epoch.trained_images} images, more than its steps hold"
-            yield violation("data", f"at most {most} images in {epoch.steps} steps", actual)
+        actual = f"{trial}, epoch {epoch.epoch}: trained {epoch.trained_images} images, more than its steps hold"
+        yield epoch.trained_images <= most, "data", f"at most {most} images in {epoch.steps} steps", actual
     if state.trials[record.trial].attempt == record.attempt:
-        counted = count(network, config.counting)
-        if record.cost != OperationCost.of(counted):
-            yield violation("operations", "the operations of its network", f"{trial}: other operations are recorded")
-        if record.flops_per_image not in (None, counted.matrix):
-            actual = f"{trial}: the driver counted {record.flops_per_image:.0f} FLOPs per image"
-            yield violation("operations", f"{counted.matrix} FLOPs per image", actual)
+        counted, flops = count(network, config.counting), record.flops_per_image
+        equal = record.cost == OperationCost.of(counted)
+        yield equal, "operations", "the operations of its network", f"{trial}: other operations are recorded"
+        actual = f"{trial}: the driver counted {flops or 0:.0f} FLOPs per image"
+        yield flops in (None, counted.matrix), "operations", f"{counted.matrix} FLOPs per image", actual
 
 
-def _splits(config: AutomlConfig, state: SearchState, splits: Splits) -> Iterator[Finding]:
-    given = splits.training + splits.validation
+def _splits(config: AutomlConfig, state: SearchState, splits: Splits) -> Iterator[Check]:
+    given, limit = splits.training + splits.validation, config.dataset.limit
     share = round(given * config.dataset.validation_share)
-    if splits.validation != share:
-        actual = f"{splits.validation} of {given} images are the validation split"
-        yield violation("data", f"{share} validation images, the configured share", actual)
-    limit = config.dataset.limit
-    if limit is not None and max(given, splits.held_out) > limit:
-        yield violation("data", f"at most {limit} images", f"the splits have {given} and {splits.held_out} images")
+    actual = f"{splits.validation} of {given} images are the validation split"
+    yield splits.validation == share, "data", f"{share} validation images, the configured share", actual
+    within = limit is None or max(given, splits.held_out) <= limit
+    yield within, "data", f"at most {limit} images", f"the splits have {given} and {splits.held_out} images"
     for one in state.individuals:
-        if one.network.classes != splits.classes:
-            actual = f"network {one.id} has {one.network.classes} classes"
-            yield violation("data", f"{splits.classes} classes, as the data", actual)
+        fits, actual = one.network.classes == splits.classes, f"network {one.id} has {one.network.classes} classes"
+        yield fits, "data", f"{splits.classes} classes, as the data", actual
 
 
-def _work(
-    config: AutomlConfig, record: TrialRecord, epochs: Iterable[EpochRecord], splits: Splits
-) -> Iterator[Finding]:
+def _work(config: AutomlConfig, record: TrialRecord, epochs: Iterable[EpochRecord], splits: Splits) -> Iterator[Check]:
     """Compare images, steps and accuracies with the splits.
 
     A complete epoch trains on every full global batch once and evaluates the whole validation split; a part of an
@@ -188,59 +172,54 @@ def _work(
     ranks = record.ranks or config.training.devices_per_trial
     batch = max(1, min(record.hyperparameters.batch_size, splits.training) // ranks) * ranks
     steps = splits.training // batch
-    if record.status == "finished" and (record.precision is None or record.trained_images is None):
-        actual = f"trial {record.trial} finished without the driver's record"
-        yield violation("data", "precision and images as the driver recorded them", actual)
+    recorded = record.status != "finished" or None not in (record.precision, record.trained_images)
+    actual = f"trial {record.trial} finished without the driver's record"
+    yield recorded, "data", "precision and images as the driver recorded them", actual
     for epoch in epochs:
-        where = f"trial {record.trial}, epoch {epoch.epoch}"
-        if epoch.trained_images > splits.training:
-            actual = f"{where}: trained {epoch.trained_images} images"
-            yield violation("data", f"at most {splits.training} images, the training split", actual)
-        if epoch.trained_images != epoch.steps * batch:
-            actual = f"{where}: trained {epoch.trained_images} images"
-            yield violation("data", f"{epoch.steps} steps of {batch} images", actual)
-        if epoch.steps > steps or (epoch.complete and epoch.steps != steps):
-            yield violation("data", f"{steps} steps per epoch", f"{where}: {epoch.steps} steps")
-        whole = splits.validation if epoch.complete else 0
-        if epoch.evaluated_images != whole:
-            actual = f"{where}: evaluated {epoch.evaluated_images} images"
-            yield violation("data", f"{whole} validation images", actual)
-        if not epoch.complete and epoch.validation_accuracy is not None:
-            actual = f"{where}: has a validation accuracy, but was cut"
-            yield violation("data", "no evaluation of a cut epoch", actual)
+        where, trained = f"trial {record.trial}, epoch {epoch.epoch}", epoch.trained_images
+        actual = f"{where}: trained {trained} images"
+        yield trained <= splits.training, "data", f"at most {splits.training} images, the training split", actual
+        yield trained == epoch.steps * batch, "data", f"{epoch.steps} steps of {batch} images", actual
+        right = epoch.steps == steps or (epoch.steps < steps and not epoch.complete)
+        yield right, "data", f"{steps} steps per epoch", f"{where}: {epoch.steps} steps"
+        whole, evaluated = splits.validation if epoch.complete else 0, epoch.evaluated_images
+        yield evaluated == whole, "data", f"{whole} validation images", f"{where}: evaluated {evaluated} images"
+        right = epoch.complete or epoch.validation_accuracy is None
+        yield right, "data", "no evaluation of a cut epoch", f"{where}: has a validation accuracy, but was cut"
         yield from _accuracy(f"{where}: validation", epoch.validation_accuracy, splits.validation)
     yield from _accuracy(f"trial {record.trial}: held-out", record.held_out_accuracy, splits.held_out)
 
 
-def _accuracy(where: str, accuracy: float | None, images: int) -> Iterator[Finding]:
-    if accuracy is not None and abs(accuracy * images - round(accuracy * images)) > _COUNT_SLACK:
-        yield violation("data", f"a multiple of 1/{images}", f"{where} accuracy {accuracy:.8f}")
+def _accuracy(where: str, accuracy: float | None, images: int) -> Iterator[Check]:
+    if accuracy is not None:
+        whole = abs(accuracy * images - round(accuracy * images)) <= _COUNT_SLACK
+        yield whole, "data", f"a multiple of 1/{images}", f"{where} accuracy {accuracy:.8f}"
 
 
-def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Finding]:
-    trial = f"trial {record.trial}"
+def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Check]:
+    trial, began_s = f"trial {record.trial}", record.started_s - _SLACK_S
     for epoch in epochs:
         where, length_s = f"{trial}, epoch {epoch.epoch}", epoch.ended_s - epoch.begun_s
-        if length_s < 0 or epoch.begun_s < record.started_s - _SLACK_S:
-            yield violation("clock", "trial start <= epoch start <= epoch end", f"{where}: its times are not in order")
+        in_order = length_s >= 0 and epoch.begun_s >= began_s
+        yield in_order, "clock", "trial start <= epoch start <= epoch end", f"{where}: its times are not in order"
         worked_s = epoch.training_s + epoch.evaluating_s
-        if worked_s > length_s + _SLACK_S:
-            yield violation("clock", f"at most {length_s:.1f} s of work", f"{where}: worked {worked_s:.1f} s")
+        possible = worked_s <= length_s + _SLACK_S
+        yield possible, "clock", f"at most {length_s:.1f} s of work", f"{where}: worked {worked_s:.1f} s"
     for one, other in pairwise(epochs):
-        if other.begun_s < one.ended_s - _SLACK_S:
-            yield violation("clock", "consecutive epochs", f"{trial}: epochs {one.epoch} and {other.epoch} overlap")
+        apart = other.begun_s >= one.ended_s - _SLACK_S
+        yield apart, "clock", "consecutive epochs", f"{trial}: epochs {one.epoch} and {other.epoch} overlap"
     if record.status in FAILURES or record.ended_s is None or not epochs:
         return
-    if record.ended_s < epochs[-1].ended_s + record.held_out_s - _SLACK_S:
-        expected = "an end after the last epoch and the held-out evaluation"
-        yield violation("clock", expected, f"{trial} ended at {record.ended_s:.1f} s, before them")
-    trained_s = sum(epoch.training_s for epoch in epochs)
-    if record.computing_s is not None and record.computing_s > trained_s * _COMPUTING + _SLACK_S:
-        actual = f"{trial}: the driver computed for {record.computing_s:.1f} s"
-        yield violation("clock", f"at most the {trained_s:.1f} s of training", actual)
+    expected = "an end after the last epoch and the held-out evaluation"
+    after = record.ended_s >= epochs[-1].ended_s + record.held_out_s - _SLACK_S
+    yield after, "clock", expected, f"{trial} ended at {record.ended_s:.1f} s, before them"
+    trained_s, computed_s = sum(epoch.training_s for epoch in epochs), record.computing_s or 0.0
+    possible = computed_s <= trained_s * _COMPUTING + _SLACK_S
+    actual = f"{trial}: the driver computed for {computed_s:.1f} s"
+    yield possible, "clock", f"at most the {trained_s:.1f} s of training", actual
 
 
-def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Finding]:
+def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
     """Compare every time with the controller's clock in the events before and after it.
 
     The journal is written in order, so the time of an event is between the heartbeats around it. A worker measures
@@ -249,38 +228,40 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Finding]
     clock_s = latest_s = 0.0
     started: set[tuple[int, int]] = set()
     for event, bound_s in zip(events, _upper_bounds(events), strict=True):
+        time_s: float | None = None
         match event:
-            case journal.SessionBegan():
-                if abs(event.clock_s - latest_s) > _SLACK_S:
-                    actual = f"a session began at {event.clock_s:.1f} s"
-                    yield violation("clock", f"{latest_s:.1f} s, where the run's clock stopped", actual)
-                clock_s, latest_s = event.clock_s, max(latest_s, event.clock_s)
-            case journal.Heartbeat() | journal.Note() | journal.SessionEnded():
-                clock_s = max(clock_s, event.clock_s)
-                latest_s = max(latest_s, event.clock_s)
+            case journal.SessionBegan(clock_s=clock_s):
+                expected = f"{latest_s:.1f} s, where the run's clock stopped"
+                right = abs(clock_s - latest_s) <= _SLACK_S
+                yield right, "clock", expected, f"a session began at {clock_s:.1f} s"
+                time_s = clock_s
+            case (
+                journal.Heartbeat(clock_s=time_s) | journal.Note(clock_s=time_s) | journal.SessionEnded(clock_s=time_s)
+            ):
+                clock_s = max(clock_s, time_s)
             case journal.TrialEvent(trial=record):
-                where = f"trial {record.trial}, attempt {record.attempt}"
-                if (record.trial, record.attempt) not in started:
-                    started.add((record.trial, record.attempt))
-                    yield from _outside(f"{where}: its start", record.started_s, clock_s, bound_s)
+                where, key = f"trial {record.trial}, attempt {record.attempt}", (record.trial, record.attempt)
+                time_s = record.started_s if record.ended_s is None else record.ended_s
+                if key not in started:
+                    started.add(key)
+                    yield _between(f"{where}: its start", record.started_s, clock_s, bound_s)
                     clock_s = max(clock_s, record.started_s)
                 elif record.ended_s is not None:
                     drift_s = _CLOCK_DRIFT * (record.ended_s - record.started_s)
                     # The duration of a failed trial may be unknown.
                     earliest_s = 0.0 if record.status in FAILURES else clock_s - delay_s - drift_s
-                    yield from _outside(f"{where}: its end", record.ended_s, earliest_s, bound_s + drift_s)
-                latest_s = max(latest_s, record.started_s if record.ended_s is None else record.ended_s)
+                    yield _between(f"{where}: its end", record.ended_s, earliest_s, bound_s + drift_s)
             case journal.EpochEvent(epoch=epoch):
-                drift_s = _CLOCK_DRIFT * epoch.ended_s
+                time_s, drift_s = epoch.ended_s, _CLOCK_DRIFT * epoch.ended_s
                 where = f"trial {epoch.trial}, epoch {epoch.epoch}: its end"
-                yield from _outside(where, epoch.ended_s, clock_s - delay_s - drift_s, bound_s + drift_s)
-                latest_s = max(latest_s, epoch.ended_s)
+                yield _between(where, time_s, clock_s - delay_s - drift_s, bound_s + drift_s)
+        latest_s = max(latest_s, time_s or 0.0)
 
 
-def _outside(what: str, time_s: float, earliest_s: float, latest_s: float) -> Iterator[Finding]:
-    if not earliest_s - _SLACK_S <= time_s <= latest_s + _SLACK_S:
-        expected = f"between {earliest_s:.1f} and {latest_s:.1f} s, by the heartbeats around it"
-        yield violation("clock", expected, f"{what} is at {time_s:.1f} s")
+def _between(what: str, time_s: float, earliest_s: float, latest_s: float) -> Check:
+    expected = f"between {earliest_s:.1f} and {latest_s:.1f} s, by the heartbeats around it"
+    right = earliest_s - _SLACK_S <= time_s <= latest_s + _SLACK_S
+    return right, "clock", expected, f"{what} is at {time_s:.1f} s"
 
 
 def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
@@ -290,12 +271,12 @@ def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
     began, notes and ends have the time at which they are written.
     """
     bounds: list[float] = []
-    first_s = second_s = float("inf")
+    first_s = second_s = inf
     for event in reversed(events):
         bounds.append(max(first_s, second_s))
         match event:
             case journal.SessionBegan():
-                first_s = second_s = float("inf")
+                first_s = second_s = inf
             case journal.SessionEnded():
                 first_s = second_s = event.clock_s
             case journal.Heartbeat() | journal.Note():
@@ -303,19 +284,17 @@ def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
     return bounds[::-1]
 
 
-def _overlaps(records: Iterable[TrialRecord]) -> Iterator[Finding]:
-    """Find trials that ran on one worker at the same time, which would count its devices twice."""
-    by_worker: dict[int, list[TrialRecord]] = {}
-    for record in sorted(records, key=lambda record: record.started_s):
-        by_worker.setdefault(record.worker, []).append(record)
-    for worker, ran in by_worker.items():
-        for one, other in pairwise(ran):
-            if one.ended_s is not None and other.started_s < one.ended_s - _SLACK_S:
-                actual = f"trials {one.trial} and {other.trial} ran on worker {worker} at the same time"
-                yield violation("clock", "one trial at a time per worker", actual)
+def _overlaps(records: Iterable[TrialRecord]) -> Iterator[Check]:
+    """Check that no worker ran two trials at the same time, which would count its devices twice."""
+    ran = sorted(records, key=lambda record: (record.worker, record.started_s))
+    for one, other in pairwise(ran):
+        if one.worker == other.worker:
+            apart = one.ended_s is None or other.started_s >= one.ended_s - _SLACK_S
+            actual = f"trials {one.trial} and {other.trial} ran on worker {one.worker} at the same time"
+            yield apart, "clock", "one trial at a time per worker", actual
 
 
-def broken_lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Finding]:
+def lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Check]:
     """Rebuild every network from its parent's morphs and from hyperparameters that were written into it.
 
     A child may be proposed before its parent's hyperparameters are written, so it may derive from any earlier form of
@@ -325,19 +304,14 @@ def broken_lineage(events: Iterable[journal.Event], state: SearchState) -> Itera
     tuned: dict[int, list[Hyperparameters]] = {}
     for record in state.attempts.values():
         tuned.setdefault(record.individual, []).append(record.hyperparameters)
-    for event in events:
-        if not isinstance(event, journal.Proposed):
-            continue
-        one = event.individual
-        earlier = forms.setdefault(one.id, [])
+    for one in (event.individual for event in events if isinstance(event, journal.Proposed)):
+        earlier, actual = forms.setdefault(one.id, []), f"network {one.id} is another network"
         if earlier:
-            if all(hyper.applied_to(earlier[-1]) != one.network for hyper in tuned.get(one.id, [])):
-                expected = "its previous form with the hyperparameters of its trial"
-                yield violation("network", expected, f"network {one.id} is another network")
-        elif one.parent is not None and all(
-            _morphed(parent, one.morphs) != one.network for parent in forms.get(one.parent, [])
-        ):
-            yield violation("network", "its parent with its morphs applied", f"network {one.id} is another network")
+            follows = any(hyper.applied_to(earlier[-1]) == one.network for hyper in tuned.get(one.id, []))
+            yield follows, "network", "its previous form with the hyperparameters of its trial", actual
+        elif one.parent is not None:
+            follows = any(_morphed(parent, one.morphs) == one.network for parent in forms.get(one.parent, []))
+            yield follows, "network", "its parent with its morphs applied", actual
         earlier.append(one.network)
 
 

@@ -1,4 +1,4 @@
-"""Score, error and regulated score as pure functions of the recorded epochs.
+"""Score, error and regulated score of a search at any time of its clock.
 
 Score = operations / seconds from the first attempt's start to the last recorded epoch of any attempt; operations are
 those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -ln(Error) x Score.
@@ -6,45 +6,11 @@ those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import log
-from typing import Final, final
 
-from accelmark.automl.controller.state import SearchState
-from accelmark.automl.records import FAILURES, EpochRecord, TrialRecord
-from accelmark.results.rounds.search import SearchUtilisation
-
-SAMPLE_S: Final = 360.0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ScorePoint:
-    """The figures of a run at one time of its clock.
-
-    score                   operations per second since the first attempt's start
-    error                   of the best network so far on the held-out split; None before the first evaluation on it
-    search_error            1 - the best of all validation accuracies: optimistic, disclosed
-    regulated_score         -ln(error) x score; None without an error, or with an error of 0
-    regulated_search_score  the same with ``search_error``: what AIPerf reports
-    """
-
-    time_s: float
-    operations: float
-    score: float
-    error: float | None
-    search_error: float | None
-
-    @property
-    def regulated_score(self) -> float | None:
-        """The score regulated by the held-out error."""
-        return regulated(self.score, self.error)
-
-    @property
-    def regulated_search_score(self) -> float | None:
-        """The score regulated by the search error."""
-        return regulated(self.score, self.search_error)
+from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.records import TrialRecord
+from accelmark.results.rounds.search import SearchPoint, SearchUtilisation
 
 
 def regulated(score: float, error: float | None) -> float | None:
@@ -52,31 +18,20 @@ def regulated(score: float, error: float | None) -> float | None:
     return None if error is None or error <= 0 else -log(error) * score
 
 
-@final
-@dataclass(frozen=True, slots=True)
 class Scoreboard:
-    """The records of one run.
+    """The scored records of a search.
 
-    trials           the latest attempt of each trial
-    epochs           those that are scored
-    failed_attempts  all attempts without a result: time, but no operations
-    failed_epochs    their epochs
+    trials     the latest attempt of each trial
+    epochs     those of attempts that gave a result or are running
+    started_s  start of the first attempt of any trial
+    ended_s    end of the last recorded epoch (or part of one) of any attempt
     """
 
-    trials: Mapping[int, TrialRecord]
-    epochs: Sequence[EpochRecord]
-    failed_attempts: Sequence[TrialRecord] = ()
-    failed_epochs: Sequence[EpochRecord] = ()
-
-    @property
-    def started_s(self) -> float:
-        """Start of the first attempt of any trial."""
-        return min((one.started_s for one in (*self.trials.values(), *self.failed_attempts)), default=0.0)
-
-    @property
-    def ended_s(self) -> float:
-        """End of the last recorded epoch (or part of one) of any attempt."""
-        return max((epoch.ended_s for epoch in (*self.epochs, *self.failed_epochs)), default=self.started_s)
+    def __init__(self, state: SearchState) -> None:
+        self.trials = state.trials
+        self.epochs = state.useful_epochs()
+        self.started_s = min((record.started_s for record in state.attempts.values()), default=0.0)
+        self.ended_s = max((epoch.ended_s for epoch in state.epochs), default=self.started_s)
 
     def operations_until(self, time_s: float) -> float:
         """Return the operations until ``time_s``; an epoch under way counts by its share of time."""
@@ -106,63 +61,54 @@ class Scoreboard:
             for trial in self.trials.values()
             if trial.held_out_accuracy is not None and trial.ended_s is not None and trial.ended_s <= time_s
         ]
-        return max(ended, key=lambda trial: (self.best_validation(trial.trial), -trial.trial), default=None)
+        return max(ended, key=lambda trial: (self.best_validation(trial.trial) or 0.0, -trial.trial), default=None)
 
-    def best_validation(self, trial: int) -> float:
-        """Return a trial's best validation accuracy; 0 where it has none."""
-        return max((epoch.validation_accuracy or 0.0 for epoch in self.epochs if epoch.trial == trial), default=0.0)
+    def best_validation(self, trial: int) -> float | None:
+        """Return a trial's best validation accuracy."""
+        reached = [epoch.validation_accuracy for epoch in self.epochs if epoch.trial == trial]
+        return max((accuracy for accuracy in reached if accuracy is not None), default=None)
 
-    def at(self, time_s: float, errors_at_s: float | None = None) -> ScorePoint:
+    def at(self, time_s: float, errors_at_s: float | None = None) -> SearchPoint:
         """Return all figures at ``time_s``; the held-out error at ``errors_at_s`` where that is given."""
-        elapsed = time_s - self.started_s
-        operations = self.operations_until(time_s)
-        score = operations / elapsed if elapsed > 0 else 0.0
+        elapsed_s, operations = time_s - self.started_s, self.operations_until(time_s)
+        score = operations / elapsed_s if elapsed_s > 0 else 0.0
         error = self.held_out_error_at(time_s if errors_at_s is None else errors_at_s)
-        return ScorePoint(time_s, operations, score, error, self.search_error_at(time_s))
+        search_error = self.search_error_at(time_s)
+        return SearchPoint(
+            time_h=elapsed_s / 3600,
+            operations=operations,
+            score=score,
+            error=error,
+            search_error=search_error,
+            regulated_score=regulated(score, error),
+            regulated_search_score=regulated(score, search_error),
+        )
 
-    def final(self) -> ScorePoint:
+    def final(self) -> SearchPoint:
         """Return the figures of the whole run: the score ends with the last epoch, held-out evaluations may follow."""
         last = max([self.ended_s, *(trial.ended_s or 0.0 for trial in self.trials.values())])
         return self.at(self.ended_s, last)
 
-    def series(self, step_s: float = SAMPLE_S) -> tuple[ScorePoint, ...]:
+    def series(self, step_s: float) -> tuple[SearchPoint, ...]:
         """Return the figures every ``step_s`` and at the end."""
-        length = self.ended_s - self.started_s
-        if length <= 0:
+        length_s = self.ended_s - self.started_s
+        if length_s <= 0:
             return ()
-        times = [self.started_s + step_s * number for number in range(1, int(length / step_s) + 1)]
+        times = [self.started_s + step_s * number for number in range(1, int(length_s / step_s) + 1)]
         return (*(self.at(time) for time in times if self.ended_s - time > 1e-9), self.final())
-
-
-def scoreboard(state: SearchState) -> Scoreboard:
-    """Return the records for the figures; work of failed attempts is time without operations."""
-    failed = {key: record for key, record in state.attempts.items() if record.status in FAILURES}
-    return Scoreboard(
-        trials=state.trials,
-        epochs=state.useful_epochs(),
-        failed_attempts=list(failed.values()),
-        failed_epochs=[epoch for epoch in state.epochs if (epoch.trial, epoch.attempt) in failed],
-    )
 
 
 def utilisation(state: SearchState) -> SearchUtilisation:
     """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included."""
-    records = list(state.attempts.values())
-    ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in state.epochs)]
-    return time_used(records, state.epochs, workers=state.workers, until_s=max(ends, default=0.0))
-
-
-def time_used(
-    trials: Iterable[TrialRecord], epochs: Iterable[EpochRecord], *, workers: int, until_s: float
-) -> SearchUtilisation:
-    """Return the use of the workers' time from the first trial's start to ``until_s``."""
-    known, done = list(trials), list(epochs)
-    available_s = workers * (until_s - min((trial.started_s for trial in known), default=until_s))
-    training_s = sum(epoch.training_s for epoch in done)
-    evaluating_s = sum(epoch.evaluating_s for epoch in done) + sum(trial.held_out_s for trial in known)
+    records, epochs = list(state.attempts.values()), state.epochs
+    ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in epochs)]
+    started_s = min((record.started_s for record in records), default=0.0)
+    available_s = state.workers * (max(ends, default=0.0) - started_s)
+    training_s = sum(epoch.training_s for epoch in epochs)
+    evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
     worked_s = training_s + evaluating_s
     return SearchUtilisation(
-        workers=workers,
+        workers=state.workers,
         available_s=available_s,
         training_s=training_s,
         evaluating_s=evaluating_s,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
+from accelmark.spec.model import Spec
 
 IndividualStatus = Literal["pending", "observed", "lost"]
 
@@ -16,14 +18,14 @@ BEST_PARENTS: Final = 16
 LATEST_PARENTS: Final = 20
 
 
-class Individual(BaseModel):
+class Individual(Spec):
     """A proposed network.
 
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
     individual to whose network the ``morphs`` were applied in order; the seed has none.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     id: int
     network: Network
@@ -33,52 +35,35 @@ class Individual(BaseModel):
     value: float | None = None
 
     @property
-    def worth(self) -> float:
-        """The value of an observed individual."""
-        if self.value is None:
-            raise ValueError(f"individual {self.id} has no value yet")
-        return self.value
+    def rank(self) -> tuple[float, int]:
+        """Key of an order by value, where of equal individuals the earlier one is better."""
+        return self.value or 0.0, -self.id
 
 
-class Population(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Population:
     """Every individual of one search, by id."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=False)
 
     seed: int
     individuals: list[Individual]
 
-    @staticmethod
-    def started(seed_network: Network, seed: int) -> Population:
-        """Return a population of the seed network alone."""
-        return Population(seed=seed, individuals=[Individual(id=0, network=seed_network)])
-
-    def copied(self) -> Population:
-        """Return a copy that another thread may add to."""
-        return Population.model_construct(seed=self.seed, individuals=list(self.individuals))
-
     @property
-    def observed(self) -> tuple[Individual, ...]:
+    def observed(self) -> list[Individual]:
         """Individuals with a value."""
-        return tuple(one for one in self.individuals if one.status == "observed")
+        return [one for one in self.individuals if one.status == "observed"]
 
     @property
-    def pending(self) -> tuple[Individual, ...]:
+    def pending(self) -> list[Individual]:
         """Individuals that wait for a trial or are in training."""
-        return tuple(one for one in self.individuals if one.status == "pending")
+        return [one for one in self.individuals if one.status == "pending"]
 
     @property
-    def parents(self) -> tuple[Individual, ...]:
+    def parents(self) -> list[Individual]:
         """Individuals that may have children: the best and the latest observed; only their weights are kept."""
         observed = self.observed
-        best = sorted(observed, key=lambda one: (one.worth, -one.id))[-BEST_PARENTS:]
+        best = sorted(observed, key=lambda one: one.rank)[-BEST_PARENTS:]
         chosen = {one.id for one in (*best, *observed[-LATEST_PARENTS:])}
-        return tuple(one for one in observed if one.id in chosen)
-
-    @property
-    def best(self) -> Individual | None:
-        """The individual with the highest value, the earlier one of equals."""
-        return max(self.observed, key=lambda one: (one.worth, -one.id), default=None)
+        return [one for one in observed if one.id in chosen]
 
     def generator(self) -> np.random.Generator:
         """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
@@ -88,25 +73,3 @@ class Population(BaseModel):
         """Append a pending individual and return it."""
         self.individuals.append(Individual(id=len(self.individuals), network=network, parent=parent, morphs=morphs))
         return self.individuals[-1]
-
-    def set(self, individual: int, status: IndividualStatus, value: float | None) -> None:
-        """Set the status and value of an individual."""
-        old = self.individuals[individual]
-        self.individuals[individual] = old.model_copy(update={"status": status, "value": value})
-
-
-class Searcher(Protocol):
-    """Proposes the next network; stateless except for caches."""
-
-    @property
-    def name(self) -> str:
-        """Name in configurations."""
-        ...
-
-    def propose(self, population: Population) -> Individual:
-        """Add the next network to the population and return it; equal populations give equal proposals.
-
-        Raises:
-            MorphError: no network may have a further child.
-        """
-        ...

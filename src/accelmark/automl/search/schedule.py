@@ -3,62 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple
 
+from accelmark.automl.config import ScheduleConfig
 from accelmark.automl.records import RETRIED, TrialStatus
 
-AIPERF_ROUND_EPOCHS: Final = (15, 30, 45, 60)
-AIPERF_TUNING_ROUND: Final = 4
+_LOOKAHEAD: Final = 0.125
+"""Networks to prepare in advance, as a share of the concurrent trials (at least one)."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How a search is scheduled.
-
-    concurrency   trials at a time (AIPerf's trialConcurrency)
-    max_trials    trials to start, retries not counted; None: unbounded
-    max_s         seconds on the run's clock after which running trials are cut; None: unbounded
-    round_epochs  epochs of a trial of the first, second ... round; the last entry is for all later rounds
-    tuning_round  first round in which hyperparameters are searched; None: never
-    max_attempts  attempts of a trial that fails
-    lookahead     networks to prepare in advance, as a share of ``concurrency`` (at least one)
-    """
-
-    concurrency: int
-    max_trials: int | None = None
-    max_s: float | None = None
-    round_epochs: tuple[int, ...] = AIPERF_ROUND_EPOCHS
-    tuning_round: int | None = AIPERF_TUNING_ROUND
-    max_attempts: int = 2
-    lookahead: float = 0.125
-
-    def round_of(self, trial: int) -> int:
-        """Return the round of a trial (numbered from 0); a round is ``concurrency`` trials."""
-        return trial // self.concurrency + 1
-
-    def epochs_of(self, trial: int) -> int:
-        """Return the epochs of a trial."""
-        return self.round_epochs[min(self.round_of(trial), len(self.round_epochs)) - 1]
-
-    def tunes(self, trial: int) -> bool:
-        """Return whether the trial's hyperparameters are searched."""
-        return self.tuning_round is not None and self.round_of(trial) >= self.tuning_round
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A trial that starts now."""
 
     trial: int
     individual: int
     round: int
-    epochs: int
-    attempt: int
+    epochs_planned: int
     tuned: bool
+    attempt: int = 1
 
 
 StopReason = Literal["trials", "time", "asked", "exhausted"]
@@ -68,7 +32,7 @@ StopReason = Literal["trials", "time", "asked", "exhausted"]
 class Scheduler:
     """Ready networks, running trials and retries. Times are seconds on the run's clock."""
 
-    schedule: Schedule
+    schedule: ScheduleConfig
     ready: deque[int] = field(default_factory=deque)
     running: dict[int, Assignment] = field(default_factory=dict)
     retries: deque[Assignment] = field(default_factory=deque)
@@ -77,15 +41,15 @@ class Scheduler:
     asked_to_stop: bool = False
     exhausted: bool = False
 
-    def wanted(self, in_preparation: int = 0) -> int:
+    def wanted(self) -> int:
         """Return how many more networks to prepare."""
+        schedule = self.schedule
         if self.asked_to_stop or self.exhausted:
             return 0
-        spare = max(1, ceil(self.schedule.concurrency * self.schedule.lookahead))
-        target = self.schedule.concurrency - len(self.running) + spare
-        if self.schedule.max_trials is not None:
-            target = min(target, self.schedule.max_trials - self.started_trials)
-        return max(0, target - len(self.ready) - in_preparation)
+        target = schedule.concurrency - len(self.running) + max(1, ceil(schedule.concurrency * _LOOKAHEAD))
+        if schedule.max_trials is not None:
+            target = min(target, schedule.max_trials - self.started_trials)
+        return max(0, target - len(self.ready))
 
     def offer(self, individual: int) -> None:
         """Add a prepared network."""
@@ -93,21 +57,15 @@ class Scheduler:
 
     def start(self, now_s: float) -> Assignment | None:
         """Return the trial that starts now; None where none may start or no network is ready."""
-        if self.must_cut(now_s) or len(self.running) >= self.schedule.concurrency:
+        schedule, trial = self.schedule, self.started_trials
+        if self.must_cut(now_s) or len(self.running) >= schedule.concurrency:
             return None
         if self.retries:
             assignment = self.retries.popleft()
         elif self.ready and not self._all_started():
-            trial, schedule = self.started_trials, self.schedule
+            planned = schedule.round_of(trial), schedule.epochs_of(trial), schedule.tunes(trial)
+            assignment = Assignment(trial, self.ready.popleft(), *planned)
             self.started_trials += 1
-            assignment = Assignment(
-                trial,
-                self.ready.popleft(),
-                schedule.round_of(trial),
-                schedule.epochs_of(trial),
-                1,
-                schedule.tunes(trial),
-            )
         else:
             return None
         self.running[assignment.trial] = assignment
@@ -119,14 +77,14 @@ class Scheduler:
         self.finished_trials += status == "finished"
         if status not in RETRIED or self.must_cut(now_s) or old.attempt >= self.schedule.max_attempts:
             return False
-        self.retries.append(replace(old, attempt=old.attempt + 1))
+        self.retries.append(old._replace(attempt=old.attempt + 1))
         return True
 
     def stop_reason(self, now_s: float) -> StopReason | None:
         """Return why no further trial will start, or None."""
         if self.asked_to_stop:
             return "asked"
-        if self.schedule.max_s is not None and now_s >= self.schedule.max_s:
+        if self.remaining_s(now_s) == 0:
             return "time"
         if self.retries:
             return None
@@ -144,7 +102,8 @@ class Scheduler:
 
     def remaining_s(self, now_s: float) -> float | None:
         """Return the remaining seconds; None where unbounded."""
-        return None if self.schedule.max_s is None else max(0.0, self.schedule.max_s - now_s)
+        limit_s = self.schedule.max_duration
+        return None if limit_s is None else max(0.0, limit_s - now_s)
 
     def _all_started(self) -> bool:
         return self.schedule.max_trials is not None and self.started_trials >= self.schedule.max_trials
@@ -166,8 +125,6 @@ class EarlyStop:
 
     def should_stop(self, validation_loss: float) -> bool:
         """Take the validation loss of one epoch and return whether the trial ends."""
-        if validation_loss < self.best - self.min_delta:
-            self.best, self.waited = validation_loss, 0
-        else:
-            self.waited += 1
+        improved = validation_loss < self.best - self.min_delta
+        self.best, self.waited = (validation_loss, 0) if improved else (self.best, self.waited + 1)
         return self.waited >= self.patience

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from accelmark.automl.config import AutomlConfig, TrainingConfig, TuningConfig
 from accelmark.automl.model.network import Network
@@ -30,15 +30,13 @@ def within_limits(config: AutomlConfig, network: Network, proposed: Hyperparamet
 
     Where the proposed kernel breaks a limit, the next smaller searched kernel is taken, else the network's own.
     """
-    if proposed.kernel is not None:
-        smaller = {kernel for kernel in config.tuning.kernel if kernel <= proposed.kernel}
-        for kernel in sorted(smaller, reverse=True):
-            taken = proposed.model_copy(update={"kernel": kernel})
-            executed = taken.applied_to(network)
-            if config.search.limits.allow(executed):
-                return taken, executed
-        proposed = proposed.model_copy(update={"kernel": None})
-    return proposed, proposed.applied_to(network)
+    for kernel in sorted({one for one in config.tuning.kernel if one <= (proposed.kernel or 0)}, reverse=True):
+        taken = proposed.model_copy(update={"kernel": kernel})
+        executed = taken.applied_to(network)
+        if config.search.allow(executed):
+            return taken, executed
+    taken = proposed.model_copy(update={"kernel": None})
+    return taken, taken.applied_to(network)
 
 
 class Tuner:
@@ -54,16 +52,15 @@ class Tuner:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._tuning: Final = tuning
         self._defaults: Final = training.hyperparameters
         self._run: Final = run
         self._open: dict[int, Trial] = {}
-        name = f"accelmark-{tuning.study or run}"
+        self._space: Final = _space(tuning)
         try:
             self._storage: Final = _storage(tuning.storage, directory)
             self._study = optuna.create_study(
                 storage=self._storage,
-                study_name=name,
+                study_name=f"accelmark-{tuning.study or run}",
                 direction="maximize",
                 load_if_exists=True,
                 sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, constant_liar=True),
@@ -73,26 +70,10 @@ class Tuner:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise StudyError(f"the study's storage {where} cannot be opened: {reason}") from error
         try:
-            self._check_experiment(name, experiment)
-            self._check_space(name)
+            self._check_study(experiment)
         except StudyError:
             self.close()
             raise
-
-    @property
-    def distributions(self) -> dict[str, BaseDistribution]:
-        """The searched space."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution
-
-        space: dict[str, BaseDistribution] = {}
-        for name in ("kernel", "batch_size"):
-            if values := getattr(self._tuning, name):
-                space[name] = CategoricalDistribution(values)
-        for name in ("learning_rate", "dropout"):
-            if bounds := getattr(self._tuning, name):
-                low, high = bounds
-                space[name] = FloatDistribution(low, high, log=name == "learning_rate")
-        return space
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -102,11 +83,10 @@ class Tuner:
     def ask(self, trial: int) -> Hyperparameters:
         """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
         try:
-            asked = self._study.ask(self.distributions)
+            asked = self._study.ask(self._space)
         except ValueError as error:  # another run has used another space since this one opened the study
-            raise StudyError(
-                f"another run searches another space in study {self._study.study_name!r}: {error}"
-            ) from error
+            study = self._study.study_name
+            raise StudyError(f"another run searches another space in study {study!r}: {error}") from error
         asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self._defaults.model_copy(update=dict(asked.params))
@@ -132,17 +112,14 @@ class Tuner:
             return
         self._study.tell(asked, state=TrialState.FAIL)
         if None not in params.values() and state != TrialState.FAIL:
-            space = dict(asked.distributions)
-            known = create_trial(
-                state=state, value=value, params=params, distributions=space, user_attrs={_RUN: self._run}
-            )
-            self._study.add_trial(known)
+            facts: dict[str, Any] = {"distributions": asked.distributions, "user_attrs": {_RUN: self._run}}
+            self._study.add_trial(create_trial(state=state, value=value, params=params, **facts))
 
     def abandon_running(self) -> int:
         """Mark trials that this run left open when it was killed as failed; return how many."""
         from optuna.trial import TrialState
 
-        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        running = (trial for trial in self.trials if trial.state == TrialState.RUNNING)
         left = [trial for trial in running if trial.user_attrs.get(_RUN) == self._run]
         for trial in left:
             self._study.tell(trial.number, state=TrialState.FAIL)
@@ -156,29 +133,38 @@ class Tuner:
             self._storage.remove_session()
             self._storage.engine.dispose()
 
-    def _check_experiment(self, name: str, experiment: str) -> None:
+    def _check_study(self, experiment: str) -> None:
+        """Raise StudyError where the study is of another experiment or searches another space."""
+        from optuna.distributions import check_distribution_compatibility
+
+        study = f"study {self._study.study_name!r}"
         owner = self._study.user_attrs.get(_EXPERIMENT)
         if owner is None:
             self._study.set_user_attr(_EXPERIMENT, experiment)
         elif owner != experiment:
-            raise StudyError(
-                f"study {name!r} is of another experiment ({owner}; this is {experiment}): choose another tuning.study"
-            )
-
-    def _check_space(self, name: str) -> None:
-        from optuna.distributions import check_distribution_compatibility
-
-        known = self.distributions
+            another = f"is of another experiment ({owner}; this is {experiment})"
+            raise StudyError(f"{study} {another}: choose another tuning.study")
         for trial in self.trials:
-            if trial.params and set(trial.distributions) != set(known):
-                searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(known)}"
-                raise StudyError(f"study {name!r} {searched}: it is of another experiment")
+            if trial.params and set(trial.distributions) != set(self._space):
+                searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(self._space)}"
+                raise StudyError(f"{study} {searched}: it is of another experiment")
             for key, distribution in trial.distributions.items():
                 try:
-                    check_distribution_compatibility(distribution, known[key])
+                    check_distribution_compatibility(distribution, self._space[key])
                 except ValueError as error:
-                    searched = f"searched {key} in {distribution}, tuning.{key} is {known[key]}"
-                    raise StudyError(f"study {name!r} {searched}: choose another tuning.study") from error
+                    searched = f"searched {key} in {distribution}, tuning.{key} is {self._space[key]}"
+                    raise StudyError(f"{study} {searched}: choose another tuning.study") from error
+
+
+def _space(tuning: TuningConfig) -> dict[str, BaseDistribution]:
+    """Return the searched space."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
+    ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
+    space: dict[str, BaseDistribution] = {name: CategoricalDistribution(each) for name, each in lists.items() if each}
+    floats = {name: FloatDistribution(*each, log=name == "learning_rate") for name, each in ranges.items() if each}
+    return space | floats
 
 
 def _storage(url: str | None, directory: Path) -> BaseStorage:

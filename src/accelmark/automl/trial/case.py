@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, final
+from pathlib import Path
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -11,16 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from accelmark.automl.dataset import Dataset
+from accelmark.automl.messages import TrainedWeights, TrialListener, TrialOrder
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
 from accelmark.automl.records import WeightMode
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
-from accelmark.automl.workers.messages import TrialListener, TrialOrder
 from accelmark.datasets.images import Images
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 from accelmark.frameworks.pytorch.data.batches import Shares
+from accelmark.spec.settings import TrainSettings
 
 _CALIBRATION_IMAGES: Final = 256
 
@@ -32,11 +34,7 @@ class ImageBatches:
     def __init__(self, images: Images, batch_size: int, place: Place, *, train: bool) -> None:
         self._images, self._place, self._train = images, place, train
         self._shares = Shares(len(images), batch_size, place, train=train)
-
-    @property
-    def num_samples(self) -> int:
-        """Images of one epoch over all ranks; training omits an incomplete last global batch."""
-        return self._shares.num_samples
+        self.num_samples = self._shares.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield raw images (uint8) and labels; the order depends on seed and epoch, augmentation also on the rank."""
@@ -56,51 +54,49 @@ class TrialCase(TrainCase):
     """
 
     def __init__(
-        self, *args: Any, order: TrialOrder, dataset: Dataset, weights: Weights | None, listener: TrialListener
+        self,
+        settings: TrainSettings,
+        data_dirs: Mapping[str, Path],
+        place: Place,
+        *,
+        order: TrialOrder,
+        dataset: Dataset,
+        weights: TrainedWeights,
+        listener: TrialListener,
     ) -> None:
-        super().__init__(*args)
+        super().__init__(settings, data_dirs, place)
         self._order: Final = order
         self._data: Final = dataset
         self._weights: Final = weights
         self._listener: Final = listener
         self.started_from: WeightMode = "from-scratch"
         self.module: GraphModule | None = None
-        self._mean, self._deviation = (
-            torch.tensor(values, device=self.place.device).view(1, -1, 1, 1)
-            for values in (dataset.mean, dataset.deviation)
-        )
-
-    @property
-    def graph(self) -> GraphModule:
-        """The trained network without wrappers."""
-        if self.module is None:
-            raise ValueError("build_model was not called yet")
-        return self.module
+        """The trained network without wrappers, once it is built."""
+        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (dataset.mean, dataset.deviation))
+        self._mean, self._deviation = mean.to(place.device), deviation.to(place.device)
 
     def build_model(self) -> nn.Module:
-        """Build the network, with its parent's weights where there are any."""
-        self.module = GraphModule(self._order.network)
-        if self._weights is not None and self._order.parent_network is not None:
-            load_weights(self.module, self._inherited(self._order.parent_network, self._weights))
-            self.started_from = "carried"
-        return self.module
-
-    def _inherited(self, network: Network, weights: Weights) -> dict[str, Array]:
-        """Carry the parent's weights through the order's morphs; deepening uses the statistics of training images."""
-        carried = dict(weights)
-        for morph in self._order.morphs:
-            statistics = None
-            if morph.kind == "deepen":
-                module = GraphModule(network)
-                load_weights(module, carried)
-                indices = np.arange(min(_CALIBRATION_IMAGES, len(self._data.training)))
-                images = torch.from_numpy(self._data.training.batch(indices, None))
-                mean, deviation = self._mean.cpu(), self._deviation.cpu()
-                statistics = {morph.at: channel_statistics(module, (images / 255 - mean) / deviation, morph.at)}
+        """Build the network, with its parent's weights where there are any, carried through the order's morphs."""
+        order, network, carried = self._order, self._order.parent_network, self._weights
+        self.module = GraphModule(order.network)
+        if network is None or carried is None:
+            return self.module
+        for morph in order.morphs:
+            statistics = self._statistics(network, carried, morph.at) if morph.kind == "deepen" else None
             child = apply_morph(network, morph)
             carried = carry_weights(network, child, morph, carried, statistics)
             network = child
-        return fitted_weights(self._order.network, carried)
+        load_weights(self.module, fitted_weights(order.network, carried))
+        self.started_from = "carried"
+        return self.module
+
+    def _statistics(self, network: Network, weights: Weights, at: str) -> tuple[Array, Array]:
+        """Return mean and variance of the output of node ``at`` for training images."""
+        module = GraphModule(network)
+        load_weights(module, weights)
+        indices = np.arange(min(_CALIBRATION_IMAGES, len(self._data.training)))
+        images = torch.from_numpy(self._data.training.batch(indices, None))
+        return channel_statistics(module, self._scaled(images), at)
 
     def train_batches(self) -> ImageBatches:
         """Return this rank's share of the training images."""
@@ -148,7 +144,8 @@ class TrialCase(TrainCase):
         return float(count(self._order.network, "accelmark").matrix)
 
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        images = batch["images"]
-        device = images.device
-        scores: Tensor = model((images.float() / 255 - self._mean.to(device)) / self._deviation.to(device))
+        scores: Tensor = model(self._scaled(batch["images"]))
         return scores
+
+    def _scaled(self, images: Tensor) -> Tensor:
+        return (images.float() / 255 - self._mean.to(images.device)) / self._deviation.to(images.device)

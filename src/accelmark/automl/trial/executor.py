@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Mapping
@@ -15,27 +16,29 @@ import torch.distributed as dist
 
 from accelmark.automl.config import TrainingConfig
 from accelmark.automl.dataset import Dataset
+from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.seeds import small
-from accelmark.automl.records import EpochReport, Hyperparameters
+from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
+from accelmark.automl.search.schedule import EarlyStop
 from accelmark.automl.trial.case import TrialCase
-from accelmark.automl.trial.module import load_weights
-from accelmark.automl.trial.reports import TrialReports
-from accelmark.automl.workers.messages import TrainedWeights, TrialEnd, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.trial.module import load_weights, to_weights
 from accelmark.datasets.images import ArrayImages
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
-from accelmark.spec.events import EndReason, Event, Started
-from accelmark.spec.job import FolderRef, JobSpec
+from accelmark.spec.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.model import Spec
+from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import EndSettings, EvaluateSettings, OptimizerSettings, ScheduleSettings, TrainSettings
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.ends import End
 from accelmark.train.loop.rank import record_peak_memory, run_training
 
 _EVALUATION_BATCH: Final = 512
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
-_STATUS: Final[Mapping[EndReason, TrialEnd]] = {
+_STATUS: Final[Mapping[EndReason, TrialStatus]] = {
     "max_epochs": "finished",
     "early_stop": "finished",
     "cancelled": "cut",
@@ -95,11 +98,11 @@ def trial_settings(order: TrialOrder, *, images: int, world_size: int, threads: 
 def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
     """Return the driver's job; network and digest replace the case's folder and its hash."""
     network, kind = order.network, place.device_type
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     return JobSpec(
         key=CaseKey(model="trial", framework="pytorch", hardware=kind, nproc=place.ranks.world_size),
         round=1,
-        case=FolderRef(name=network.name, path=here, package="accelmark.automl.trial", sha256=network.digest),
+        case=FolderRef(name=network.name, path=folder, package="accelmark.automl.trial", sha256=network.digest),
         case_version=1,
         vendor=kind,
         device_type=kind,
@@ -111,95 +114,139 @@ def _job(order: TrialOrder, work: TrainJob, place: RankContext) -> JobSpec:
     )
 
 
+def run_trial(
+    data: Dataset, place: RankContext, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
+) -> TrialEnded:
+    """Run a trial as one rank; a trial that fails is reported in its result."""
+    world = place.ranks.world_size
+    settings = trial_settings(order, images=len(data.training), world_size=world, threads=place.threads)
+    work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
+    return _Trial(data, place, order, weights, listener, work).run()
+
+
 @final
-class _TrialStop:
-    """Requests the end of a trial when its listener does or its time is up; polled by the driver after each step."""
+@dataclass
+class _Trial:
+    """One trial: receives the driver's events, reports epochs, and requests its end.
 
-    interruptible = False
+    Everything that it decides on, except a stop that is requested, is equal on all ranks.
+    """
 
-    def __init__(self, listener: TrialListener, deadline: float | None) -> None:
-        self._listener: Final = listener
-        self._deadline: Final = deadline
+    data: Dataset
+    place: RankContext
+    order: TrialOrder
+    weights: TrainedWeights
+    listener: TrialListener
+    work: TrainJob
+    began: float = field(default_factory=time.monotonic)
+    since: float = 0.0
+    """Start of the epoch."""
+    interruptible: bool = False
+    backend: PyTorchBackend | None = None
+    case: TrialCase | None = None
+    started: Started | None = None
+    best: TrainedWeights = None
+    best_accuracy: float = -1.0
+    epoch: int = 1
+    images: int = 0
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.since = self.began
+        self.early_stop = EarlyStop.for_round(self.order.round) if self.order.early_stop else None
+
+    def run(self) -> TrialEnded:
+        account = Account(process_start=self.began, job=self.work)
+        training = run_training(self.work, self._open, self, account, self, self)
+        end, backend = training.end, training.backend
+        record_peak_memory(account, backend)
+        finished = account.finished(end)
+        if finished.global_steps > self.steps:  # a part of an epoch
+            self._report(finished, in_step=training.in_step)
+        status = _STATUS.get(end.reason, "crashed")
+        outcome: dict[str, Any] = {"status": status, "reason": end.message or end.reason}
+        if status in _USEFUL:
+            outcome |= {"reason": ""} | self._held_out()
+        if backend is not None:
+            backend.close(together=training.in_step)
+        return TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
+
+    def _open(self) -> PyTorchBackend:
+        job = _job(self.order, self.work, self.place)
+        in_process = InProcess(self._make_case, self.place.control)
+        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, in_process)
+        return self.backend
+
+    def _make_case(self, *args: Any) -> TrialCase:
+        self.case = TrialCase(*args, order=self.order, dataset=self.data, weights=self.weights, listener=self.listener)
+        return self.case
 
     @property
     def requested(self) -> str | None:
-        """The reason to stop."""
-        if self._listener.should_stop():
+        """The reason to stop; polled by the driver after each step."""
+        if self.listener.should_stop():
             return "the search"
-        return "the end of its time" if self._deadline is not None and time.monotonic() >= self._deadline else None
+        limit_s = self.order.limit_s
+        return "the end of its time" if limit_s is not None and time.monotonic() >= self.began + limit_s else None
 
+    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
+        """Receive an event of the driver."""
+        if event == Event.TRAIN_START:
+            self.since = time.monotonic()
+        elif isinstance(value, Started):
+            self.started = value
+        elif isinstance(value, StepWindow):
+            self.losses += [math.nan if loss is None else loss for loss in value.losses]
 
-class TorchExecutor:
-    """Trains trials one after another as one rank."""
+    def evaluated(self, evaluation: Evaluation) -> End | None:
+        """Report the epoch that this evaluation closes, keep its weights if they are the best, and decide on an end."""
+        self._report(evaluation)
+        accuracy, loss = evaluation.metrics["accuracy"], evaluation.metrics["loss"]
+        if loss is None or not math.isfinite(loss):
+            return End("nonfinite_loss", f"the validation loss of epoch {self.epoch - 1} is {loss}")
+        module = self.case.module if self.case is not None else None
+        if module is not None and accuracy is not None and accuracy > self.best_accuracy:
+            self.best_accuracy, self.best = accuracy, to_weights(module)
+        ends = self.early_stop is not None and self.early_stop.should_stop(loss)
+        self.since = time.monotonic()
+        return End("early_stop") if ends else None
 
-    def __init__(self, dataset: Dataset, place: RankContext) -> None:
-        self._data: Final = dataset
-        self._place: Final = place
-
-    def run(
-        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
-    ) -> tuple[TrialResult, TrainedWeights]:
-        """Run a trial; a trial that fails is reported in its result."""
-        return _Trial(order, weights, listener, self._data, self._place).run()
-
-
-class _Trial:
-    def __init__(
-        self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener, dataset: Dataset, place: RankContext
-    ) -> None:
-        self._began: Final = time.monotonic()
-        self._order: Final = order
-        self._listener: Final = listener
-        self._place: Final = place
-        self._data: Final = dataset
-        self._weights: Final = weights
-        self._reports: Final = TrialReports(order, listener, began=self._began)
-        world = place.ranks.world_size
-        settings = trial_settings(order, images=len(dataset.training), world_size=world, threads=place.threads)
-        self._work: Final = TrainJob(
-            unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings
+    def _report(self, event: Evaluation | Finished, *, in_step: bool = True) -> None:
+        """Report an epoch that an evaluation closes, or the part of one that was trained before the end."""
+        now = time.monotonic()
+        evaluation = event if isinstance(event, Evaluation) else None
+        metrics: Mapping[str, float | None] = evaluation.metrics if evaluation else {}
+        evaluating_s = evaluation.duration_s if evaluation else 0.0
+        train_loss = sum(self.losses) / len(self.losses) if self.losses else math.nan
+        if in_step and self.backend is not None:
+            (train_loss,) = self.backend.mean([train_loss])
+        report = EpochReport(
+            epoch=self.epoch,
+            begun_s=self.since - self.began,
+            ended_s=now - self.began,
+            trained_images=event.num_trained_samples - self.images,
+            evaluated_images=round(metrics.get("count") or 0),
+            steps=event.global_steps - self.steps,
+            training_s=max(0.0, now - self.since - evaluating_s),
+            evaluating_s=evaluating_s,
+            train_loss=_finite(train_loss),
+            validation_loss=_finite(metrics.get("loss")),
+            validation_accuracy=metrics.get("accuracy"),
+            complete=evaluation is not None,
         )
-        self._backend: PyTorchBackend | None = None
-
-    def run(self) -> tuple[TrialResult, TrainedWeights]:
-        reports = self._reports
-        account = Account(process_start=self._began, job=self._work)
-        deadline = None if self._order.limit_s is None else self._began + self._order.limit_s
-        stop = _TrialStop(self._listener, deadline)
-        carried = run_training(self._work, self._open, reports, account, stop, reports)
-        record_peak_memory(account, carried.backend)
-        reports.event(Event.FINISHED, account.finished(carried.end))
-        reports.close(in_step=carried.in_step)
-        status = _STATUS.get(carried.end.reason, "crashed")
-        outcome: dict[str, Any] = {"status": status, "reason": carried.end.message or carried.end.reason}
-        if status in _USEFUL:
-            outcome |= {"reason": ""} | self._held_out()
-        if carried.backend is not None:
-            carried.backend.close(together=carried.in_step)
-        return self._result(outcome), reports.best_weights if outcome["status"] in _USEFUL else None
-
-    def _open(self) -> PyTorchBackend:
-        in_process = InProcess(self._make_case, self._place.control)
-        job = _job(self._order, self._work, self._place)
-        self._backend = PyTorchBackend(job, self._work, self._place.ranks, self._reports, in_process)
-        self._reports.mean = self._backend.mean
-        return self._backend
-
-    def _make_case(self, *args: Any) -> TrialCase:
-        self._reports.case = TrialCase(
-            *args, order=self._order, dataset=self._data, weights=self._weights, listener=self._listener
-        )
-        return self._reports.case
+        self.images, self.steps = event.num_trained_samples, event.global_steps
+        self.epoch, self.losses, self.since = self.epoch + 1, [], now
+        self.listener.epoch(report)
 
     def _held_out(self) -> dict[str, Any]:
         """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""
-        case, backend, best = self._reports.case, self._backend, self._reports.best_weights
-        began = time.monotonic()
-        if case is None or backend is None or best is None:
+        case, backend, began = self.case, self.backend, time.monotonic()
+        if case is None or case.module is None or backend is None or self.best is None:
             return {}
         outcome: dict[str, Any] = {}
         try:
-            load_weights(case.graph, best)
+            load_weights(case.module, self.best)
             outcome["held_out_accuracy"] = backend.evaluate_on(case.held_out_batches())["accuracy"]
         except Exception as error:  # noqa: BLE001 - any failure is recorded; the worker goes on
             reason, message = backend.explain(error)
@@ -207,21 +254,29 @@ class _Trial:
             outcome["reason"] = f"evaluating the held-out split: {message}"
         return outcome | {"held_out_s": time.monotonic() - began}
 
-    def _result(self, outcome: Mapping[str, Any]) -> TrialResult:
-        case, started, finished = self._reports.case, self._reports.started, self._reports.finished
+    def _result(self, outcome: Mapping[str, Any], finished: Finished) -> TrialResult:
+        case, started = self.case, self.started
         facts: dict[str, Any] = {}
         if case is not None:
-            facts["weights"] = case.started_from
-            facts["executed"] = case.graph.network.digest if case.module is not None else None
+            executed = case.module.network.digest if case.module is not None else None
+            facts |= {"weights": case.started_from, "executed": executed}
         if started is not None:
             facts |= {"precision": _used_precision(started), "device": started.device_name}
-        if finished is not None:
-            facts["trained_images"] = finished.num_trained_samples
-            facts["flops_per_image"] = finished.flops_per_sample
-            facts["computing_s"] = finished.pure_training_computing_time
-            facts["peak_memory_mib"] = finished.peak_device_memory_mib
-        ranks, seconds = self._place.ranks.world_size, time.monotonic() - self._began
-        return TrialResult(**outcome, **facts, host=platform.node(), ranks=ranks, seconds=seconds)
+        return TrialResult(
+            **outcome,
+            **facts,
+            trained_images=finished.num_trained_samples,
+            flops_per_image=finished.flops_per_sample,
+            computing_s=finished.pure_training_computing_time,
+            peak_memory_mib=finished.peak_device_memory_mib,
+            host=platform.node(),
+            ranks=self.place.ranks.world_size,
+            seconds=time.monotonic() - self.began,
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _used_precision(started: Started) -> str:
@@ -233,17 +288,6 @@ def _used_precision(started: Started) -> str:
     return started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
 
 
-class _NoListener:
-    def progress(self, images: int) -> None:
-        pass
-
-    def epoch(self, report: EpochReport) -> None:
-        pass
-
-    def should_stop(self) -> bool:
-        return False
-
-
 def warm_up(place: RankContext) -> None:
     """Train a tiny network, so that one-time initialization is not part of a trial."""
     size, classes = 8, 2
@@ -253,13 +297,10 @@ def warm_up(place: RankContext) -> None:
     order = TrialOrder(
         round=1,
         network=small((1, size, size), classes, filters=(2,), name="warm-up"),
-        parent_network=None,
-        morphs=(),
         hyperparameters=Hyperparameters(batch_size=number, learning_rate=0.1),
         training=TrainingConfig(precision="bf16"),
         epochs=1,
         early_stop=False,
         seed=0,
-        limit_s=None,
     )
-    TorchExecutor(dataset, place).run(order, None, _NoListener())
+    run_trial(dataset, place, order, None, TrialListener())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from copy import deepcopy
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -12,8 +15,6 @@ from torch import Tensor, nn
 from accelmark.automl.model import layers
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.weights import Array, Weights
-
-_COUNTER: Final = "num_batches_tracked"
 
 
 class _Apply(nn.Module):
@@ -27,13 +28,6 @@ class _Apply(nn.Module):
         return self.function(*sources)
 
 
-def _sum(*sources: Tensor) -> Tensor:
-    total = sources[0]
-    for source in sources[1:]:
-        total = total + source
-    return total
-
-
 def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
     match layer:
         case layers.Convolution(filters=filters, kernel=kernel):
@@ -43,7 +37,7 @@ def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
         case layers.ReLU():
             return nn.ReLU()
         case layers.Add():
-            return _Apply(_sum)
+            return _Apply(lambda *sources: reduce(operator.add, sources))
         case layers.Concat():
             return _Apply(lambda *sources: torch.cat(sources, dim=1))
         case layers.MaxPool():
@@ -80,37 +74,24 @@ class GraphModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return class scores (batch, classes) of images (batch, channels, height, width)."""
-        return self.observe(images, None)
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Return class probabilities (batch, classes)."""
-        probabilities: Tensor = self.layers[self.network.output](self(images))
-        return probabilities
-
-    def observe(self, images: Tensor, observer: Callable[[str, Tensor], None] | None) -> Tensor:
-        """Return class scores; pass every node's output to ``observer``."""
         values: dict[str, Tensor] = {INPUT: images}
-        result = images
         for node in self.network.nodes[:-1]:
-            result = self.layers[node.name](*[values[source] for source in node.inputs])
-            values[node.name] = result
-            for source in node.inputs:
+            values[node.name] = self.layers[node.name](*[values[source] for source in node.inputs])
+            for source in set(node.inputs):
                 if self._last_use[source] == node.name:
-                    values.pop(source, None)
-            if observer is not None:
-                observer(node.name, result)
-        return result
+                    del values[source]
+        return values[self.network.nodes[-1].inputs[0]]
 
     def named_arrays(self) -> dict[str, Tensor]:
         """Return parameters and running statistics by ``<node>.<name>``."""
-        state = self.state_dict().items()
-        return {key.removeprefix("layers."): value for key, value in state if not key.endswith(_COUNTER)}
+        state = self.layers.state_dict().items()
+        return {key: value for key, value in state if not key.endswith("num_batches_tracked")}
 
 
 def to_weights(module: GraphModule) -> dict[str, Array]:
     """Copy parameters and running statistics into float32 arrays."""
-    state = module.named_arrays().items()
-    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in state}
+    arrays = module.named_arrays().items()
+    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in arrays}
 
 
 def load_weights(module: GraphModule, weights: Weights) -> None:
@@ -127,19 +108,10 @@ def load_weights(module: GraphModule, weights: Weights) -> None:
 
 def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:
     """Return mean and biased variance per channel of a node's output in training mode; the module is left unchanged."""
-    kept = {key: value.clone() for key, value in module.state_dict().items()}
-    was_training = module.training
-    found: list[tuple[Array, Array]] = []
-
-    def observer(node: str, value: Tensor) -> None:
-        if node == name:
-            axes = tuple(axis for axis in range(value.dim()) if axis != 1)
-            variance, mean = torch.var_mean(value.float(), dim=axes, correction=0)
-            found.append((mean.cpu().numpy(), variance.cpu().numpy()))
-
-    module.train()
+    copied, outputs = deepcopy(module).train(), list[Tensor]()
+    copied.layers[name].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
     with torch.no_grad():
-        module.observe(images, observer)
-        module.load_state_dict(kept)
-    module.train(was_training)
-    return found[0]
+        copied(images)
+    axes = tuple(axis for axis in range(outputs[0].dim()) if axis != 1)
+    variance, mean = torch.var_mean(outputs[0].float(), dim=axes, correction=0)
+    return mean.cpu().numpy(), variance.cpu().numpy()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
-from accelmark.compat.flagperf.parse import Parsed, parse_file
-from accelmark.compat.flagperf.settings import settings_of
+from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, parse_file
 from accelmark.compat.flagperf.site import cluster_of, run_of, take
-from accelmark.compat.flagperf.values import Given, Values
 from accelmark.spec.errors import Problem, SpecError
+from accelmark.spec.layers import Layer, nest, resolve
 
 _SCALE: Final = re.compile(r"config_[^/]+x[1-9][0-9]*x[1-9][0-9]*")
 _EVERY_SCALE: Final = "config_common"
+_NUMBERS: Final[dict[str, str]] = TABLES["numbers"]
+_PRECISIONS: Final[dict[str, str]] = TABLES["precisions"]
+_LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
+"""Required settings of a case, with which a layer can be checked alone."""
 
 
 @final
@@ -34,8 +38,7 @@ class Converted:
 def convert(paths: Iterable[Path]) -> Converted:
     """Convert FlagPerf's files to one cluster file and one run file.
 
-    Raises:
-        SpecError: a file cannot be read, the cluster is invalid, or two files give the same output file.
+    Raises SpecError if a file cannot be read, the cluster is invalid, or two files give the same output file.
     """
     result = Converted()
     given: dict[str, Given] = {}
@@ -58,7 +61,7 @@ def convert(paths: Iterable[Path]) -> Converted:
         if before != path:
             what = f"would become {name}, as {before} does: import them one at a time, each with an --out of its own"
             raise SpecError([Problem(str(path), "", what)])
-        result.configs[name] = settings_of(parsed, result.left_over)
+        result.configs[name] = _settings_of(parsed, result.left_over)
     result.cluster = cluster_of(given, result.left_over)
     result.run = run_of(given, cases, result.left_over)
     return result
@@ -73,3 +76,68 @@ def _list_unread(parsed: Parsed, with_common: bool, left_over: list[Problem]) ->
         elif not with_common:
             what = f"takes everything from {module}: import that file too, it becomes config.yaml for every scale"
             left_over.append(Problem(parsed.file, line, what))
+
+
+def _settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
+    """Return the file's settings; those that AccelMark would reject are added to ``left_over``."""
+    taken: dict[str, Given] = {}
+    values: dict[str, Any] = {}
+    for item in parsed.settings():
+        why = ""
+        if item.key in _PRECISIONS:
+            why = _take_precision(item, taken, values)
+        elif item.key in _NUMBERS:
+            why = _take_number(item, taken, values)
+        else:
+            unknown = "AccelMark has no such setting; look whether the case's model settings mean it"
+            why = TABLES["no_equivalent"].get(item.key, unknown)
+        if why:
+            left_over.append(item.left(why))
+    for problem in _misfits(parsed.file, values):
+        del values[problem.key]
+        left_over.append(taken[problem.key].left(f"does not fit {problem.key}: {problem.what}"))
+    return nest(values)
+
+
+def _take_number(item: Given, taken: dict[str, Given], values: dict[str, Any]) -> str:
+    dotted, value = _NUMBERS[item.key], item.value
+    if value is None:
+        return "is None: the case's own value stays"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return f"is no number: {value!r}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is no finite number: {value!r}"
+    return _take(dotted, item, value, taken, values)
+
+
+def _take_precision(item: Given, taken: dict[str, Given], values: dict[str, Any]) -> str:
+    if item.value is False:
+        return "False does not say which precision it is instead: the case's own stays; fp32 and tf32 are the others"
+    if item.value is not True:
+        return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
+    precision = _PRECISIONS[item.key]
+    before = taken.get("precision")
+    # amp enables a lower precision; another setting may specify which one.
+    if before is not None and before.key == "amp":
+        taken["precision"], values["precision"] = item, precision
+        return ""
+    if before is not None and item.key == "amp":
+        return ""
+    return _take("precision", item, precision, taken, values)
+
+
+def _take(dotted: str, item: Given, value: Any, taken: dict[str, Given], values: dict[str, Any]) -> str:
+    if dotted in values and values[dotted] != value:
+        return f"{taken[dotted].key} gives {dotted} already, as {values[dotted]!r}"
+    taken.setdefault(dotted, item)
+    values.setdefault(dotted, value)
+    return ""
+
+
+def _misfits(file: str, values: Values) -> list[Problem]:
+    """Return one problem for each dotted key whose value is invalid."""
+    try:
+        resolve(_LEAST, [Layer(file, values)], mutable=(), is_open=True)
+    except SpecError as error:
+        return list({problem.key: problem for problem in error.problems}.values())
+    return []

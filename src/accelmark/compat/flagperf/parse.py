@@ -6,16 +6,50 @@ import ast
 import io
 import keyword
 import math
+import operator
+import re
 import tokenize
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.model import read_yaml
 
+T = TypeVar("T")
+Values = dict[str, Any]
 MAX_NESTING: Final = 100
 """Maximum nesting of an expression."""
+_OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
+"""FlagPerf's settings and what AccelMark has in their place."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One setting and its location."""
+
+    file: str
+    key: str
+    value: Any
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has a value; None and blank strings count as none."""
+        return self.value is not None and not (isinstance(self.value, str) and not self.value.strip())
+
+    def left(self, why: str) -> Problem:
+        """Return the problem that reports why it was not converted."""
+        return Problem(self.file, self.key, why)
+
+    def read(self, kind: Callable[[Any], T]) -> T:
+        """Return the value converted by ``kind``; raise SpecError if that fails."""
+        try:
+            return kind(self.value)
+        except (ValueError, TypeError) as error:
+            raise SpecError([self.left(f"{error}, found {self.value!r}")]) from error
 
 
 @final
@@ -30,13 +64,13 @@ class Parsed:
     taken_whole: dict[str, str] = field(default_factory=dict)
     """``line N`` -> the module of a ``from M import *`` in this line."""
 
+    def settings(self) -> list[Given]:
+        """Return every setting of the file."""
+        return [Given(self.file, key, value) for key, value in self.values.items()]
+
 
 def parse_file(path: Path) -> Parsed:
-    """Read a ``.py`` or ``.yaml`` file of FlagPerf.
-
-    Raises:
-        SpecError: it cannot be read, or its content does not match its suffix.
-    """
+    """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""
     if path.suffix in (".yaml", ".yml"):
         return Parsed(str(path), read_yaml(path))
     if path.suffix != ".py":
@@ -97,68 +131,77 @@ def _line_of_deep_nesting(source: bytes) -> int | None:
 
 def _take(statement: ast.stmt, parsed: Parsed) -> None:
     line = f"line {statement.lineno}"
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return  # docstring
-    if isinstance(statement, ast.Import):
-        return
-    if isinstance(statement, ast.ImportFrom):
-        names = ", ".join(alias.name for alias in statement.names)
-        if names == "*":
-            parsed.taken_whole[line] = statement.module or "."
-        else:
-            parsed.skipped[line] = f"takes {names} from {statement.module or '.'}, which is not read"
-        return
-    name, expression = _assignment(statement)
-    if name is None or expression is None:
-        parsed.skipped[line] = "is code, not a setting"
-        return
-    parsed.skipped.pop(name, None)
-    try:
-        parsed.values[name] = _literal(expression)
-    except ValueError:
-        parsed.values.pop(name, None)
-        parsed.skipped[name] = f"is computed, and nothing is executed: {ast.unparse(expression)[:80]}"
-
-
-def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target: ast.expr = statement.targets[0]
-        value: ast.expr | None = statement.value
-    elif isinstance(statement, ast.AnnAssign):
-        target, value = statement.target, statement.value
-    else:
-        return None, None
-    return (target.id, value) if isinstance(target, ast.Name) else (None, None)
+    match statement:
+        case ast.Import() | ast.Expr(value=ast.Constant()):  # or a docstring
+            return
+        case ast.ImportFrom(module=module, names=[ast.alias(name="*")]):
+            parsed.taken_whole[line] = module or "."
+        case ast.ImportFrom(module=module, names=aliases):
+            names = ", ".join(alias.name for alias in aliases)
+            parsed.skipped[line] = f"takes {names} from {module or '.'}, which is not read"
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=expression)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression)
+        ):
+            parsed.skipped.pop(name, None)
+            try:
+                parsed.values[name] = _literal(expression)
+            except ValueError:
+                parsed.values.pop(name, None)
+                parsed.skipped[name] = f"is computed, and nothing is executed: {ast.unparse(expression)[:80]}"
+        case _:
+            parsed.skipped[line] = "is code, not a setting"
 
 
 def _literal(expression: ast.expr) -> Any:
-    """Return the value of a literal, or of arithmetic or concatenation of literals.
-
-    Raises:
-        ValueError: it is something else.
-        OverflowError: a number is too large for a float.
-    """
-    if isinstance(expression, ast.BinOp):
-        value = _joined(expression)
-        if isinstance(value, int | float) and not math.isfinite(value):
-            raise OverflowError
-        return value
-    try:
-        return ast.literal_eval(expression)
-    except (TypeError, SyntaxError) as error:
-        raise ValueError(expression) from error
-
-
-def _joined(expression: ast.BinOp) -> Any:
+    """Return the value of literals and their arithmetic or concatenation, else raise ValueError or OverflowError."""
+    if not isinstance(expression, ast.BinOp):
+        try:
+            return ast.literal_eval(expression)
+        except (TypeError, SyntaxError) as error:
+            raise ValueError(expression) from error
     left, right = _literal(expression.left), _literal(expression.right)
-    numbers = all(isinstance(side, int | float) for side in (left, right))
-    texts = all(isinstance(side, str) for side in (left, right))
-    if isinstance(expression.op, ast.Add) and (numbers or texts):
-        return left + right
-    if isinstance(expression.op, ast.Sub) and numbers:
-        return left - right
-    if isinstance(expression.op, ast.Mult) and numbers:
-        return left * right
-    if isinstance(expression.op, ast.Div) and numbers and right:
-        return left / right
-    raise ValueError(expression)
+    kind = type(expression.op)
+    are_texts = isinstance(left, str) and isinstance(right, str) and kind is ast.Add
+    if kind not in _OPERATORS or not (are_texts or (isinstance(left, int | float) and isinstance(right, int | float))):
+        raise ValueError(expression)
+    try:
+        value = _OPERATORS[kind](left, right)
+    except ZeroDivisionError as error:
+        raise ValueError(expression) from error
+    if isinstance(value, int | float) and not math.isfinite(value):
+        raise OverflowError
+    return value
+
+
+def text(value: Any) -> str:
+    """Convert a string or an integer to a string."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise TypeError("is not text")
+
+
+def texts(value: Any) -> list[str]:
+    """Convert a list of strings, or a string separated by commas or blanks."""
+    if isinstance(value, str):
+        return [part for part in re.split(r"[,\s]+", value) if part]
+    if not isinstance(value, list | tuple):
+        raise TypeError("is neither a list nor text")
+    return [text(item) for item in value]
+
+
+def whole(value: Any) -> int:
+    """Convert an integer, or a string that contains one."""
+    written = "" if isinstance(value, float) else text(value)
+    if not written.isascii() or not written.isdigit():
+        raise ValueError("is not a whole number")
+    return int(written)
+
+
+def flag(value: Any) -> bool:
+    """Convert True or False."""
+    if isinstance(value, bool):
+        return value
+    raise TypeError("is neither True nor False")

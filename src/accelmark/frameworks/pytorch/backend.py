@@ -52,11 +52,10 @@ from accelmark.frameworks.pytorch.training.platform import (
 from accelmark.frameworks.pytorch.training.seeds import rank_seed, seed_everything
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
 from accelmark.spec.events import EndReason, Event, Inspected, Started
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.contract import Backend, LossReader, Progress, Replay, StepClock
 from accelmark.train.loop.ends import total_steps
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
-from accelmark.spec.catalog import folder_module
 from accelmark.spec.errors import RequestError
-from accelmark.spec.job import FolderRef
+from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.settings import Scalar, TrainSettings
 
 Batch = Mapping[str, Tensor]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks
-from accelmark.spec.catalog import file_module
 from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.job import FolderRef
+from accelmark.spec.plugins.catalog import FolderRef, file_module
 
 _HIDING: Final = frozenset({
     "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from accelmark.results.compare.context import ContextDifference, context_differences, context_of
 from accelmark.results.compare.statistics import mean_difference
-from accelmark.results.figure_names import FIGURES, FigureName
-from accelmark.results.schema import CaseResult, Mark, Task
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
+from accelmark.results.schema import Mark, Task
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
@@ -24,8 +25,9 @@ _SEPARATING_MARKS: Final[tuple[tuple[Mark, str, str], ...]] = (
 )
 """(mark, text with it, text without it): results with and without such a mark are not comparable."""
 
-
 _TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "automl": "search"}
+_SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
+"""Tasks whose variants are not comparable; inference engines are compared on purpose."""
 
 
 class Difference(Spec):
@@ -94,16 +96,9 @@ class Comparison(Spec):
 def compare(
     runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = ()
 ) -> Comparison:
-    """Compare each run of ``runs`` with the first.
+    """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
 
-    Args:
-        runs: the baseline, then the others.
-        across_scales: compare cases with different numbers of hosts or ranks.
-        force: compare cases that are not comparable, and mark them.
-        problems: runs that could not be read.
-
-    Raises:
-        RequestError: there are fewer than two runs, the runs have no case in common, or cases are not comparable.
+    Raises RequestError if there are fewer than two runs, the runs have no case in common, or cases are not comparable.
     """
     if len(runs) < 2:
         unread = "".join(f"\n{problem}" for problem in problems)
@@ -112,18 +107,18 @@ def compare(
     pairs: list[Pair] = []
     unmatched: list[str] = []
     for other in others:
-        matches = _matches(first, other)
-        for number, case in enumerate(first.summary.cases):
+        matches = _matches(first.cases, other.cases)
+        for number, case in enumerate(first.cases):
             if number in matches:
-                match = other.summary.cases[matches[number]]
-                pairs.append(_pair(first, case, other, match, across_scales=across_scales))
-            elif any(_same_work(case, found) for found in other.summary.cases):
+                pairs.append(_pair(case, other.cases[matches[number]], across_scales=across_scales))
+            elif any(_same_work(case, found) for found in other.cases):
                 unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
             else:
-                unmatched.append(f"{_name(case)}: {other.summary.run} has no {case.key.model} ({_TASKS[case.task]})")
+                kind = f"{case.result.key.model} ({_TASKS[case.result.task]})"
+                unmatched.append(f"{_name(case)}: {other.summary.run} has no {kind}")
         unmatched += [
             f"{_name(case)}: only {other.summary.run} has it"
-            for number, case in enumerate(other.summary.cases)
+            for number, case in enumerate(other.cases)
             if number not in matches.values()
         ]
     if not pairs:
@@ -139,39 +134,33 @@ def compare(
     )
 
 
-def _name(case: CaseResult) -> str:
-    return f"{case.key} {case.variant}" if case.variant else str(case.key)
+def _name(case: LoadedCase) -> str:
+    return " ".join(filter(None, (str(case.result.key), case.result.variant)))
 
 
-def _same_work(one: CaseResult, two: CaseResult) -> bool:
-    return (one.key.model, one.task) == (two.key.model, two.task)
+def _same_work(one: LoadedCase, two: LoadedCase) -> bool:
+    return (one.result.key.model, one.result.task) == (two.result.key.model, two.result.task)
 
 
-def _matches(first: LoadedRun, other: LoadedRun) -> dict[int, int]:
+def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[int, int]:
     """Return the case number in ``other`` for each case number in ``first``, most similar pairs first.
 
     Cases of the same model and task are compared by framework, scale, precision and batch size of an inference,
     variant, hardware and version of the framework, in this order.
     """
 
-    def similarity(pair: tuple[int, int]) -> tuple[bool, ...]:
-        case, found = first.summary.cases[pair[0]], other.summary.cases[pair[1]]
-        one, two = case.key, found.key
+    def properties(case: LoadedCase) -> tuple[object, ...]:
+        key = case.result.key
         return (
-            one.framework == two.framework,
-            (one.nnodes, one.nproc) == (two.nnodes, two.nproc),
-            _precision_and_batch(first, case) == _precision_and_batch(other, found),
-            case.variant == found.variant,
-            one.hardware == two.hardware,
-            one.framework_version == two.framework_version,
-        )
+            key.framework, (key.nnodes, key.nproc), _precision_and_batch(case), case.result.variant, key.hardware,
+            key.framework_version,
+        )  # fmt: skip
 
-    possible = [
-        (number, place)
-        for number, case in enumerate(first.summary.cases)
-        for place, found in enumerate(other.summary.cases)
-        if _same_work(case, found)
-    ]
+    def similarity(pair: tuple[int, int]) -> list[bool]:
+        return [one == two for one, two in zip(properties(first[pair[0]]), properties(other[pair[1]]), strict=True)]
+
+    numbers = itertools.product(range(len(first)), range(len(other)))
+    possible = [(number, place) for number, place in numbers if _same_work(first[number], other[place])]
     matches: dict[int, int] = {}
     for number, place in sorted(possible, key=similarity, reverse=True):
         if number not in matches and place not in matches.values():
@@ -179,63 +168,61 @@ def _matches(first: LoadedRun, other: LoadedRun) -> dict[int, int]:
     return matches
 
 
-def _precision_and_batch(run: LoadedRun, case: CaseResult) -> tuple[str, int] | None:
+def _precision_and_batch(case: LoadedCase) -> tuple[str, int] | None:
     """Return precision and batch size of an inference; None for other tasks, or where no round could be read."""
-    found = next((result for result in run.rounds_of(case) if result.inference), None)
-    return (found.precision, found.inference.batch_size) if found and found.inference else None
+    found = ((result.precision, result.inference.batch_size) for result in case.rounds if result.inference)
+    return next(found, None)
 
 
-def _pair(first: LoadedRun, case: CaseResult, other: LoadedRun, match: CaseResult, *, across_scales: bool) -> Pair:
-    sides = _side(first, case), _side(other, match)
+def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
     differences: list[Difference] = []
     one_sided: list[str] = []
+    unit = case.result.unit
     for name in FigureName:
-        before, after = _values(first, case, name), _values(other, match, name)
+        before, after = _values(case, name), _values(match, name)
         if before and after:
-            differences.append(_difference(name, before, after, case.unit))
+            differences.append(_difference(name, before, after, unit))
         elif before or after:
-            without, its_case = (other, match) if before else (first, case)
-            spread = its_case.figures.get(name)
-            why = spread.reason if spread and spread.reason else "was not measured"
-            one_sided.append(f"{FIGURES[name].title.format(unit=case.unit)}: {without.summary.run}: {why}")
+            without = match if before else case
+            spread = without.result.figures.get(name)
+            why = (spread.reason if spread else None) or "was not measured"
+            one_sided.append(f"{title_of(name, unit)}: {without.run.summary.run}: {why}")
     return Pair(
-        baseline=sides[0],
-        other=sides[1],
-        not_comparable=(
-            *_not_comparable(*sides, across_scales=across_scales),
-            *_not_comparable_inference(_precision_and_batch(first, case), _precision_and_batch(other, match)),
-        ),
+        baseline=_side(case),
+        other=_side(match),
+        not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences),
         one_sided=tuple(one_sided),
-        differing=context_differences(context_of(first, case), context_of(other, match)),
+        differing=context_differences(context_of(case), context_of(match)),
     )
 
 
-def _side(run: LoadedRun, case: CaseResult) -> Side:
-    rounds = run.rounds_of(case)
+def _side(case: LoadedCase) -> Side:
+    result, summary = case.result, case.run.summary
     return Side(
-        run=run.summary.run,
-        path=str(run.path),
-        started_at=run.summary.started_at,
-        key=case.key,
-        task=case.task,
-        unit=case.unit,
-        variant=case.variant,
-        case_version=rounds[0].case_version if rounds else None,
-        verdict=case.verdict,
-        marks=case.marks,
-        num_rounds=sum(result.state == "succeeded" for result in rounds),
+        run=summary.run,
+        path=str(case.run.path),
+        started_at=summary.started_at,
+        key=result.key,
+        task=result.task,
+        unit=result.unit,
+        variant=result.variant,
+        case_version=case.first.case_version if case.first else None,
+        verdict=result.verdict,
+        marks=result.marks,
+        num_rounds=len(case.succeeded),
     )
 
 
-def _not_comparable(one: Side, two: Side, *, across_scales: bool) -> Iterable[str]:
-    for side in (one, two):
-        if side.num_rounds == 0:
-            yield f"{side.run} has no readable round that succeeded"
-    if None not in (one.case_version, two.case_version) and one.case_version != two.case_version:
-        yield f"version {two.case_version} of the case, baseline version {one.case_version}"
-    if one.task == "automl" and one.variant != two.variant:
-        yield f"search {two.variant}, baseline {one.variant}"
+def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Iterator[str]:
+    one, two = case.result, match.result
+    for side in (case, match):
+        if not side.succeeded:
+            yield f"{side.run.summary.run} has no readable round that succeeded"
+    if case.first and match.first and case.first.case_version != match.first.case_version:
+        yield f"version {match.first.case_version} of the case, baseline version {case.first.case_version}"
+    if one.task in _SAME_VARIANT and one.variant != two.variant:
+        yield f"{_TASKS[one.task]} {two.variant}, baseline {one.variant}"
     if one.unit != two.unit:
         yield f"unit {two.unit}, baseline {one.unit}"
     for mark, with_it, without in _SEPARATING_MARKS:
@@ -244,35 +231,26 @@ def _not_comparable(one: Side, two: Side, *, across_scales: bool) -> Iterable[st
             yield f"{there}, baseline {here}"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
         yield f"{two.key.nnodes} hosts x {two.key.nproc}, baseline {one.key.nnodes} hosts x {one.key.nproc}"
+    before, after = _precision_and_batch(case), _precision_and_batch(match)
+    if before and after:
+        for what, value, base in zip(("precision", "batch size"), after, before, strict=True):
+            if value != base:
+                yield f"{what} {value}, baseline {base}"
 
 
-def _not_comparable_inference(one: tuple[str, int] | None, two: tuple[str, int] | None) -> Iterable[str]:
-    """Yield why two inferences are not comparable; different engines are, since they are compared on purpose."""
-    if one is None or two is None:
-        return
-    if one[0] != two[0]:
-        yield f"precision {two[0]}, baseline {one[0]}"
-    if one[1] != two[1]:
-        yield f"batch size {two[1]}, baseline {one[1]}"
-
-
-def _values(run: LoadedRun, case: CaseResult, name: FigureName) -> list[float]:
-    return [
-        figure.value
-        for result in run.rounds_of(case)
-        if result.state == "succeeded" and (figure := result.figures.get(name)) and figure.value is not None
-    ]
+def _values(case: LoadedCase, name: FigureName) -> list[float]:
+    figures = (result.figures.get(name) for result in case.succeeded)
+    return [figure.value for figure in figures if figure and figure.value is not None]
 
 
 def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:
-    info = FIGURES[name]
     difference, interval = mean_difference(before, after)
     base = sum(before) / len(before)
     scale = abs(base)
     return Difference(
         figure=name,
-        title=info.title.format(unit=unit),
-        unit=info.unit.format(unit=unit),
+        title=title_of(name, unit),
+        unit=unit_of(name, unit),
         baseline=base,
         other=sum(after) / len(after),
         num_rounds=(len(before), len(after)),

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from pydantic_core import from_json
 
-from accelmark.results.schema import CaseResult, RoundResult
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 
@@ -17,13 +17,16 @@ Area = Literal["hardware", "software", "settings", "source", "audit"]
 AREAS: Final[tuple[Area, ...]] = ("hardware", "software", "settings", "source", "audit")
 ABSENT: Final = "–"
 
-_SOFTWARE: Final = ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark")
-_HARDWARE: Final = ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib")
+_HOST: Final[dict[Area, tuple[str, ...]]] = {
+    "hardware": ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib"),
+    "software": ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark"),
+}
+"""Parts of ``sys_info.json`` by area."""
 _IGNORED: Final = frozenset({
     "uuid", "bus_id", "serial", "pid", "schema_version", "ACCELMARK_NODE_DIR", "ACCELMARK_RUN", "ACCELMARK_CACHE",
 })  # fmt: skip
 """Parts of a host's description that differ between any two runs, or between two cards of the same model."""
-_NAMES: Final = {
+_NAMES: Final[dict[str, tuple[Area, str]]] = {
     "device_name": ("hardware", "device"),
     "world_size": ("hardware", "ranks"),
     "framework": ("software", "framework"),
@@ -57,25 +60,25 @@ def context_differences(baseline: Context, other: Context) -> tuple[ContextDiffe
     )
 
 
-def context_of(run: LoadedRun, case: CaseResult) -> Context:
+def context_of(case: LoadedCase) -> Context:
     """Return the context of a case; values that vary over rounds or hosts are joined."""
-    rounds = run.rounds_of(case)
     found: dict[tuple[Area, str], dict[str, None]] = {}
-    for area, name, value in (*_of_run(run, case), *(entry for result in rounds for entry in _of_round(result))):
+    for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         found.setdefault((area, name), {})[value] = None
     return {key: ", ".join(values) for key, values in found.items()}
 
 
-def _of_run(run: LoadedRun, case: CaseResult) -> Iterable[tuple[Area, str, str]]:
-    yield "software", "AccelMark", run.summary.accelmark_version
-    yield "hardware", "scale", f"{case.key.nnodes}x{case.key.nproc}"
-    plan = _plan(run)
+def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
+    key = case.result.key
+    yield "software", "AccelMark", case.run.summary.accelmark_version
+    yield "hardware", "scale", f"{key.nnodes}x{key.nproc}"
+    plan = _plan(case.run)
     for name, title in (("source_sha256", "AccelMark's files"), ("vendor_sha256", "files of the vendor")):
         if isinstance(plan.get(name), str):
             yield "source", title, _short(plan[name])
     jobs = plan.get("jobs")
     for entry in jobs if isinstance(jobs, list) else ():
-        if not isinstance(entry, dict) or entry.get("directory") not in case.rounds:
+        if not isinstance(entry, dict) or entry.get("directory") not in case.result.rounds:
             continue
         job = entry.get("job")
         for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
@@ -87,13 +90,13 @@ def _of_run(run: LoadedRun, case: CaseResult) -> Iterable[tuple[Area, str, str]]
 def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
     started = result.environment.started
     yield "hardware", "vendor", result.vendor
-    yield "hardware", "chip", f"{result.chip.name} {result.chip.variant}".strip() if result.chip else ABSENT
+    yield "hardware", "chip", result.chip.title if result.chip else ABSENT
     yield "software", "framework in the key", result.key.framework
     yield "source", "version of the case", str(result.case_version)
     yield "settings", "precision", result.precision
     for name, (area, title) in _NAMES.items():
         if started.get(name) is not None:
-            yield area, title, _text(started[name])  # type: ignore[misc]
+            yield area, title, _text(started[name])
     for library, version in sorted((started.get("library_versions") or {}).items()):
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):
@@ -108,12 +111,10 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
 
 
 def _of_host(host: Mapping[str, Any]) -> Iterable[tuple[Area, str, str]]:
-    for name in _HARDWARE:
-        for path, value in _flat(name, host.get(name)):
-            yield "hardware", path, value
-    for name in _SOFTWARE:
-        for path, value in _flat(name, host.get(name)):
-            yield "software", path, value
+    for area, names in _HOST.items():
+        for name in names:
+            for path, value in _flat(name, host.get(name)):
+                yield area, path, value
 
 
 def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:

@@ -8,10 +8,10 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
@@ -19,12 +19,11 @@ from pydantic_core import from_json
 from accelmark.results.schema import RoundResult
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundContents:
+class RoundContents(NamedTuple):
     """One round as flat parameters, figures, curves and tags."""
 
     name: str
@@ -40,10 +39,7 @@ class RoundContents:
 def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
     """Yield every readable round of a run."""
     for case in run.summary.cases:
-        for name in case.rounds:
-            result = run.rounds.get(name)
-            if result is not None:
-                yield _contents(run, name, result, case.verdict)
+        yield from (_contents(run, name, run.rounds[name], case.verdict) for name in case.rounds if name in run.rounds)
 
 
 def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> RoundContents:
@@ -66,8 +62,6 @@ def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> R
 
 
 def _unix(text: str) -> float:
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -77,14 +71,12 @@ def _unix(text: str) -> float:
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each.
 
-    Raises:
-        RequestError: TensorBoard is not installed, or the directory already has the round.
-        RunError: a file cannot be written.
+    Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
+    cannot be written.
     """
-    try:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise RequestError("TensorBoard is not installed: pip install 'accelmark[export]'") from error
+    require("the TensorBoard export", "tensorboard")
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     written: list[Path] = []
     for contents in contents_of(run):
         place = directory / run.summary.run / contents.name
@@ -107,28 +99,26 @@ def _events(contents: RoundContents) -> list[object]:
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
+    def event(step: int, at: float, tag: str, **value: Any) -> object:
+        return Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=tag, **value)]))
+
     begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
-    events: list[object] = [
-        Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
-        for name, points in contents.curves.items()
-        for step, at, value in points
-    ]
-    events += [
-        Event(
-            step=0, wall_time=begin, summary=Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
-        )
-        for name, value in contents.figures.items()
-    ]
     rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
-    tensor = TensorProto(
+    text = TensorProto(
         dtype="DT_STRING",
         string_val=[f"| setting | value |\n| --- | --- |\n{rows}".encode()],
         tensor_shape=TensorShapeProto(dim=[]),
     )
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    value = Summary.Value(tag="settings/text_summary", metadata=metadata, tensor=tensor)
-    events.append(Event(step=0, wall_time=begin, summary=Summary(value=[value])))
-    return events
+    return [
+        *(
+            event(step, at, name, simple_value=value)
+            for name, points in contents.curves.items()
+            for step, at, value in points
+        ),
+        *(event(0, begin, f"figures/{name}", simple_value=value) for name, value in contents.figures.items()),
+        event(0, begin, "settings/text_summary", metadata=metadata, tensor=text),
+    ]
 
 
 _MAX_METRICS: Final = 1000
@@ -141,24 +131,16 @@ _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "a
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run; return their ids.
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids.
 
-    Args:
-        run: the run.
-        tracking_uri: of MLflow's server or store (``http://…``, ``file:…``).
-        experiment: name of the experiment; created if it does not exist.
-
-    Raises:
-        RequestError: MLflow is not installed.
-        RunError: the server or store fails.
+    Raises RequestError if MLflow is not installed; RunError if the server or store fails.
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
-    try:
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise RequestError("MLflow is not installed: pip install 'accelmark[export]'") from error
+    require("the MLflow export", "mlflow-skinny")
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
     _check_server(tracking_uri)
     try:
         client = MlflowClient(tracking_uri=tracking_uri)
@@ -172,9 +154,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 def _check_server(tracking_uri: str) -> None:
     """Check that a server answers, since MLflow itself retries silently for minutes.
 
-    Raises:
-        RunError: the server does not answer.
-        RequestError: the URI is invalid.
+    Raises RunError if the server does not answer; RequestError if the URI is invalid.
     """
     try:
         split = urlsplit(tracking_uri)
@@ -206,17 +186,16 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     metrics = [Metric(_name(f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()]
     for curve, points in contents.curves.items():
         metrics += [Metric(_name(curve), value, int(at * 1000), step) for step, at, value in points]
-    for some in _batches(parameters, _MAX_PARAMETERS):
-        client.log_batch(run_id, params=some)
-    for some in _batches(metrics, _MAX_METRICS):
-        client.log_batch(run_id, metrics=some)
+    for begin in range(0, len(parameters), _MAX_PARAMETERS):
+        client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
+    for begin in range(0, len(metrics), _MAX_METRICS):
+        client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
     secrets = _secrets(run)
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
-    succeeded = contents.tags["accelmark.state"] == "succeeded"
-    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
 
 
@@ -226,11 +205,6 @@ def _secrets(run: LoadedRun) -> set[str]:
         return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
     except ValueError:
         return set()
-
-
-def _batches(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    for begin in range(0, len(items), most):
-        yield list(items[begin : begin + most])
 
 
 def _name(text: str) -> str:

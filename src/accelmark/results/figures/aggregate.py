@@ -21,23 +21,16 @@ WARNED_FIGURES: Final = (
 def spread(figures: Sequence[Figure]) -> Spread:
     """Aggregate a figure over the rounds that have a value; null with a reason where none has."""
     values = [figure.value for figure in figures if figure.value is not None]
+    reason = next((figure.reason for figure in figures if figure.reason), None)
     if not values:
-        reason = next((figure.reason for figure in figures if figure.reason), "no round succeeded")
-        return Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason=reason)
-    mean = math.fsum(values) / len(values)
-    note = next((figure.reason for figure in figures if figure.reason), None)
-    if len(values) < 2:
-        return Spread(mean=mean, stdev=None, ci95=None, num_rounds=len(values), reason=note)
-    stdev = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    half = student_t(len(values) - 1) * stdev / math.sqrt(len(values))
-    return Spread(
-        mean=mean,
-        stdev=stdev,
-        ci95=(mean - half, mean + half),
-        num_rounds=len(values),
-        rounds_needed=rounds_needed(mean, stdev),
-        reason=note,
-    )
+        return Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason=reason or "no round succeeded")
+    mean, count = math.fsum(values) / len(values), len(values)
+    if count < 2:
+        return Spread(mean=mean, stdev=None, ci95=None, num_rounds=count, reason=reason)
+    stdev = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    half = student_t(count - 1) * stdev / math.sqrt(count)
+    ci95, needed = (mean - half, mean + half), rounds_needed(mean, stdev)
+    return Spread(mean=mean, stdev=stdev, ci95=ci95, num_rounds=count, rounds_needed=needed, reason=reason)
 
 
 def student_t(degrees: int) -> float:
@@ -72,13 +65,11 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
 
 def finding_warnings(findings: Iterable[Finding]) -> list[str]:
     """Return each distinct warning of the audit once, with its rounds."""
-    by_text: dict[Finding, list[int]] = {}
+    by_text: dict[Finding, set[int | None]] = {}
     for found in findings:
         if found.severity == "warning":
-            by_text.setdefault(found.model_copy(update={"round": None}), []).extend(
-                () if found.round is None else (found.round,)
-            )
-    return [found.about(sorted(set(rounds))) for found, rounds in by_text.items()]
+            by_text.setdefault(found.model_copy(update={"round": None}), set()).add(found.round)
+    return [found.about(sorted(filter(None, rounds))) for found, rounds in by_text.items()]
 
 
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
@@ -90,10 +81,8 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     needed = rounds = 0
     for name in WARNED_FIGURES:
         found = figures.get(name)
-        if found is None or found.ci95 is None or not found.mean or found.rounds_needed is None:
-            continue
-        half = (found.ci95[1] - found.ci95[0]) / 2 / abs(found.mean)
-        if half > NARROW:
+        half = found.relative_half95 if found is not None else None
+        if found is not None and found.rounds_needed is not None and half is not None and half > NARROW:
             digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
             wide.append(f"{FIGURES[name].title.lower()} ±{digits} %")
             needed, rounds = max(needed, found.rounds_needed), found.num_rounds

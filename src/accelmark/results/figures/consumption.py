@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from accelmark.results.figure_names import FigureName
+from accelmark.results.figures.timeline import Column, Floats
 from accelmark.results.figures.training import Figures, ratio, value
 from accelmark.results.read.telemetry import Samples
 from accelmark.results.schema import Figure
 from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
-
-if TYPE_CHECKING:
-    from accelmark.results.figures.timeline import Column, Floats
 
 GAP_INTERVALS: Final = 5.0
 MIN_GAP_S: Final = 5.0
@@ -22,14 +21,12 @@ Spans = Sequence[tuple[float, float]]
 """(begin, end) in seconds of the samples' clock."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Integral:
+class Integral(NamedTuple):
     """An integral over time and its time-weighted mean, or the reason why there is none."""
 
     value: float | None
     mean: float | None
-    reason: str | None = None
+    reason: str = ""
 
 
 def max_gap_s(interval_s: float) -> float:
@@ -42,8 +39,6 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
 
     An end without a sample beyond it takes the value of the nearest sample within ``gap_s``. NaN values are ignored.
     """
-    import numpy as np
-
     times, column = np.asarray(t, dtype=np.float64), np.asarray(values, dtype=np.float64)
     kept = np.isfinite(column)
     times, column = times[kept], column[kept]
@@ -54,8 +49,7 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         return Integral(None, None, "nothing was measured")
     total = 0.0
     for begin, end in spans:
-        inside = (times > begin) & (times < end)
-        grid = np.concatenate(([begin], times[inside], [end]))
+        grid = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
         if gap := _gap(times, begin, end, gap_s):
             return Integral(None, None, gap)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
@@ -64,8 +58,6 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
 
 def _gap(points: Floats, begin: float, end: float, gap_s: float) -> str | None:
     """Describe a gap of more than ``gap_s`` between samples in the span, if there is one."""
-    import numpy as np
-
     first = max(int(np.searchsorted(points, begin, side="right")) - 1, 0)
     last = min(int(np.searchsorted(points, end, side="left")), len(points) - 1)
     around = points[first : last + 1]
@@ -112,7 +104,7 @@ def consumption_figures(
         no_telemetry: the reason of every figure where ``hosts`` is empty.
     """
     if not hosts:
-        return {name: Figure(value=None, reason=no_telemetry) for name in _NAMES}, []
+        return {name: value(None, no_telemetry) for name in _NAMES}, []
     figures: Figures = {
         FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
         FigureName.CPU_UTILISATION: _mean_over(hosts, _cpu),
@@ -125,16 +117,18 @@ def consumption_figures(
         used, notes = _energy(samples, spans, device_type)
         warnings += (f"{host}: {what}" for what in notes)
         if used.value is None or used.mean is None:
-            reason = _on(host, hosts, used.reason or "")
+            reason = _on(host, hosts, used.reason)
             break
         energy_j += used.value
         power_w += used.mean
     measured = None if reason else energy_j
-    figures[FigureName.ENERGY] = value(measured, reason)
-    figures[FigureName.MEAN_POWER] = value(None if reason else power_w, reason)
     per_unit_reason = reason or "nothing was measured"
-    figures[FigureName.ENERGY_PER_UNIT] = ratio(measured, units, per_unit_reason)
-    figures[FigureName.UNITS_PER_JOULE] = ratio(units or None, measured, per_unit_reason)
+    figures |= {
+        FigureName.ENERGY: value(measured, reason),
+        FigureName.MEAN_POWER: value(None if reason else power_w, reason),
+        FigureName.ENERGY_PER_UNIT: ratio(measured, units, per_unit_reason),
+        FigureName.UNITS_PER_JOULE: ratio(units or None, measured, per_unit_reason),
+    }
     return figures, warnings
 
 
@@ -143,13 +137,8 @@ def _on(host: str, hosts: HostSamples, reason: str) -> str:
 
 
 def _peak_host_memory(hosts: HostSamples) -> Figure:
-    peaks = [
-        number
-        for samples, _ in hosts.values()
-        for number in samples.host.get("mem_used_mib", ())
-        if number == number
-    ]  # fmt: skip
-    return value(max(peaks, default=None), "telemetry has no host memory")
+    used = [number for samples, _ in hosts.values() for number in samples.host.get("mem_used_mib", ())]
+    return value(max((number for number in used if number == number), default=None), "telemetry has no host memory")
 
 
 def _mean_over(hosts: HostSamples, of: Callable[[Samples, Spans], list[Integral]]) -> Figure:
@@ -158,9 +147,9 @@ def _mean_over(hosts: HostSamples, of: Callable[[Samples, Spans], list[Integral]
     for host, (samples, spans) in hosts.items():
         for integral in of(samples, spans):
             if integral.mean is None:
-                return Figure(value=None, reason=_on(host, hosts, integral.reason or ""))
+                return value(None, _on(host, hosts, integral.reason))
             means.append(integral.mean)
-    return Figure(value=sum(means) / len(means)) if means else Figure(value=None, reason="telemetry has no devices")
+    return value(sum(means) / len(means) if means else None, "telemetry has no devices")
 
 
 def _cpu(samples: Samples, spans: Spans) -> list[Integral]:
@@ -174,7 +163,7 @@ def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
     gap_s = max_gap_s(samples.interval_s)
     return [
         integrate(samples.times(columns), columns["utilisation"], spans, gap_s)
-        if _any(columns.get("utilisation"))
+        if any(number == number for number in columns.get("utilisation", ()))
         else _none(samples, "utilisation")
         for columns in samples.devices.values()
     ]
@@ -191,8 +180,7 @@ def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral,
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
             continue  # another device's reading includes its power
-        times = samples.times(columns)
-        power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
+        power, counter = (_series(samples.times(columns), columns.get(name, ())) for name in ("power_w", "energy_j"))
         if not power and not counter:
             return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
         used, notes = _energy_of(samples, spans, power, counter, f"device {index}")
@@ -223,10 +211,6 @@ def _series(times: Sequence[float], column: Sequence[float]) -> Series:
     return [(t, number) for t, number in zip(times, column, strict=False) if number == number]
 
 
-def _any(column: object) -> bool:
-    return column is not None and any(number == number for number in column)  # type: ignore[attr-defined]
-
-
 def _none(samples: Samples, name: str) -> Integral:
     return Integral(None, None, samples.reason(name))
 
@@ -236,8 +220,6 @@ def _telemetry_cpu_time(hosts: HostSamples) -> Figure:
     for host, (samples, _) in hosts.items():
         used = (samples.footer or {}).get("cpu_time_s")
         if not isinstance(used, int | float):
-            return Figure(
-                value=None, reason=_on(host, hosts, "the telemetry recorder was killed before it reported it")
-            )
+            return value(None, _on(host, hosts, "the telemetry recorder was killed before it reported it"))
         total += used
     return Figure(value=total)

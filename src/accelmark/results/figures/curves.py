@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
 
 from accelmark.results.figures.consumption import HostSamples
+from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 from accelmark.results.schema import Point, TelemetrySeries
-
-if TYPE_CHECKING:
-    from accelmark.results.figures.timeline import Column, Floats, Indices, Timeline
 
 MAX_POINTS: Final = 1000
 HISTOGRAM_BINS: Final = 60
@@ -20,8 +20,6 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
 
     Non-finite values are kept only where a whole interval is non-finite: as one gap.
     """
-    import numpy as np
-
     count = len(values)
     if count <= limit:
         return np.arange(count)
@@ -40,14 +38,10 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
 
 def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> dict[str, tuple[Point, ...]]:
     """Return the curves ``loss``, ``throughput`` (units/s of each window) and each metric, over steps and time."""
-    import numpy as np
-
     curves: dict[str, tuple[Point, ...]] = {}
     steps = np.arange(1, len(timeline.losses) + 1)
     if len(steps) and len(timeline.window_steps):
-        times = np.interp(
-            steps, np.concatenate(([0.0], timeline.window_steps)), np.concatenate(([0.0], timeline.window_time_s))
-        )
+        times = np.interp(steps, np.append(0.0, timeline.window_steps), np.append(0.0, timeline.window_time_s))
         curves["loss"] = _points(steps, times, timeline.losses)
     if len(timeline.window_steps):
         rate = window_throughput(timeline, units_per_sample, samples_per_step)
@@ -61,12 +55,9 @@ def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) 
 
 def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> Floats:
     """Return units per second of each window; the first window after a restart is computed from its steps."""
-    import numpy as np
-
     trained = np.diff(timeline.window_samples, prepend=0.0)
     by_steps = timeline.window_lengths * samples_per_step
-    restarted = (trained <= 0) | (trained > by_steps)
-    units = np.where(restarted, by_steps, trained) * units_per_sample
+    units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(timeline.window_wall_s > 0, units / timeline.window_wall_s, np.nan)
 
@@ -74,8 +65,8 @@ def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_ste
 def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:
     kept = thin(values)
     return tuple(
-        Point(step=int(step), time_s=round(float(time), 4), value=_rounded(float(value)))
-        for step, time, value in zip(steps[kept], times[kept], values[kept], strict=True)
+        Point(step=int(step), time_s=round(time, 4), value=_rounded(value))
+        for step, time, value in zip(steps[kept], times[kept].tolist(), values[kept].tolist(), strict=True)
     )
 
 
@@ -90,8 +81,6 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
     The first entry has the lower edge of the first bin and 0 steps. The number of bins follows Rice's rule, at most
     ``bins``.
     """
-    import numpy as np
-
     if not len(step_ms):
         return ()
     low, high, slowest = float(step_ms.min()), float(np.quantile(step_ms, 0.995)), float(step_ms.max())
@@ -101,8 +90,7 @@ def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float,
     if slowest > high:
         edges = np.append(edges, slowest)
     counts, _ = np.histogram(step_ms, bins=edges.astype(np.float64))
-    rest = len(step_ms) - int(counts.sum())
-    counts[-1] += rest
+    counts[-1] += len(step_ms) - int(counts.sum())
     return ((round(low, 4), 0), *((round(float(edge), 4), int(n)) for edge, n in zip(edges[1:], counts, strict=True)))
 
 
@@ -112,12 +100,12 @@ _MAX_TELEMETRY_POINTS: Final = 600
 _GRID: Final = 600
 
 Quantity = Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "host_memory"]
-
-
-class _Shown(NamedTuple):
-    column: str
-    quantity: Quantity
-    unit: str
+_DEVICE: Final[dict[str, tuple[Quantity, str]]] = {
+    "utilisation": ("utilisation", "ratio"), "memory_used_mib": ("memory", "MiB"), "power_w": ("power", "W"),
+    "temperature_c": ("temperature", "°C"), "sm_clock_mhz": ("clock", "MHz"),
+}  # fmt: skip
+"""Column of a device -> quantity and unit."""
+_HOST: Final[dict[str, tuple[Quantity, str]]] = {"cpu": ("cpu", "ratio"), "mem_used_mib": ("host_memory", "MiB")}
 
 
 class _Line(NamedTuple):
@@ -126,102 +114,68 @@ class _Line(NamedTuple):
     values: Floats
 
 
-_DEVICE: Final = (
-    _Shown("utilisation", "utilisation", "ratio"),
-    _Shown("memory_used_mib", "memory", "MiB"),
-    _Shown("power_w", "power", "W"),
-    _Shown("temperature_c", "temperature", "°C"),
-    _Shown("sm_clock_mhz", "clock", "MHz"),
-)
-_HOST: Final = (
-    _Shown("cpu", "cpu", "ratio"),
-    _Shown("mem_used_mib", "host_memory", "MiB"),
-)
-
-
 def telemetry_series(hosts: HostSamples) -> tuple[TelemetrySeries, ...]:
     """Return telemetry of each host and device as series over seconds since TRAIN_START."""
     found: list[TelemetrySeries] = []
-    for shown in _DEVICE:
-        found += _series(shown, list(_device_lines(hosts, shown.column)))
-    for shown in _HOST:
-        found += _series(shown, list(_host_lines(hosts, shown.column)))
+    for column, (quantity, unit) in _DEVICE.items():
+        lines = [
+            _line(f"device {index}" if len(hosts) == 1 else f"{host} device {index}", times, columns[column], begin_s)
+            for host, (samples, ((begin_s, _), *_)) in hosts.items()
+            for index, columns in samples.devices.items()
+            if column in columns and (times := samples.times(columns))
+        ]
+        found += _series(quantity, unit, lines)
+    for column, (quantity, unit) in _HOST.items():
+        lines = [
+            _line(host, samples.t, samples.host[column], begin_s)
+            for host, (samples, ((begin_s, _), *_)) in hosts.items()
+            if column in samples.host
+        ]
+        found += _series(quantity, unit, lines)
     if not any(series.quantity == "power" for series in found):
-        found += _series(_Shown("rapl_j", "power", "W"), list(_package_lines(hosts)))
+        found += _series("power", "W", list(_package_lines(hosts)))
     return tuple(found)
-
-
-def _device_lines(hosts: HostSamples, column: str) -> Iterable[_Line]:
-    for host, (samples, spans) in hosts.items():
-        for index, columns in samples.devices.items():
-            if column in columns:
-                label = f"device {index}" if len(hosts) == 1 else f"{host} device {index}"
-                yield _line(label, samples.times(columns), columns[column], spans[0][0])
-
-
-def _host_lines(hosts: HostSamples, column: str) -> Iterable[_Line]:
-    for host, (samples, spans) in hosts.items():
-        if column in samples.host:
-            yield _line(host, samples.t, samples.host[column], spans[0][0])
 
 
 def _package_lines(hosts: HostSamples) -> Iterable[_Line]:
     """Yield the power of the CPU packages, from differences of their energy counter."""
-    import numpy as np
-
     for host, (samples, spans) in hosts.items():
         counter = np.asarray(samples.host.get("rapl_j", ()), dtype=np.float64)
-        if len(counter) < 2 or not np.isfinite(counter).any():
-            continue
-        times = np.asarray(samples.t, dtype=np.float64)
-        power = np.diff(counter) / np.diff(times)
-        yield _line(f"{host} CPU packages", times[1:], power, spans[0][0])
+        if len(counter) > 1:
+            times = np.asarray(samples.t, dtype=np.float64)
+            yield _line(f"{host} CPU packages", times[1:], np.diff(counter) / np.diff(times), spans[0][0])
 
 
 def _line(label: str, times: Column, values: Column, zero_s: float) -> _Line:
-    import numpy as np
-
-    at, column = np.asarray(times, dtype=np.float64) - zero_s, np.asarray(values, dtype=np.float64)
-    return _Line(label, at, column)
+    return _Line(label, np.asarray(times, dtype=np.float64) - zero_s, np.asarray(values, dtype=np.float64))
 
 
-def _series(shown: _Shown, lines: list[_Line]) -> list[TelemetrySeries]:
-    import numpy as np
-
-    lines = [line for line in lines if len(line.values) and np.isfinite(line.values).any()]
-    if len(lines) > MAX_LINES:
-        lines = _joined(lines)
-    return [
-        TelemetrySeries(quantity=shown.quantity, unit=shown.unit, label=line.label, points=_samples(line))
-        for line in lines
-    ]
+def _series(quantity: Quantity, unit: str, lines: list[_Line]) -> Iterable[TelemetrySeries]:
+    lines = [line for line in lines if np.isfinite(line.values).any()]
+    for line in _joined(lines) if len(lines) > MAX_LINES else lines:
+        kept = thin(line.values, _MAX_TELEMETRY_POINTS)
+        points = zip(line.times[kept].tolist(), line.values[kept].tolist(), strict=True)
+        yield TelemetrySeries(
+            quantity=quantity,
+            unit=unit,
+            label=line.label,
+            points=tuple((round(time, 3), _rounded(value, 5)) for time, value in points),
+        )
 
 
 def _joined(lines: list[_Line]) -> list[_Line]:
     """Interpolate lines on one grid and return their mean, minimum and maximum."""
-    import numpy as np
-
     begin, end = min(line.times[0] for line in lines), max(line.times[-1] for line in lines)
     grid = np.linspace(begin, end, min(_GRID, max(len(line.times) for line in lines)))
     rows = []
     for line in lines:
         kept = np.isfinite(line.values)
-        times, values = line.times[kept], line.values[kept]
-        rows.append(np.interp(grid, times, values, left=np.nan, right=np.nan))
+        rows.append(np.interp(grid, line.times[kept], line.values[kept], left=np.nan, right=np.nan))
     table = np.vstack(rows)
     covered = np.isfinite(table).any(axis=0)
     table, grid = table[:, covered], grid[covered]
-    many = f"{len(lines)} lines"
     return [
-        _Line(f"mean of {many}", grid, np.nanmean(table, axis=0)),
+        _Line(f"mean of {len(lines)} lines", grid, np.nanmean(table, axis=0)),
         _Line("minimum", grid, np.nanmin(table, axis=0)),
         _Line("maximum", grid, np.nanmax(table, axis=0)),
     ]
-
-
-def _samples(line: _Line) -> tuple[tuple[float, float | None], ...]:
-    kept = thin(line.values, _MAX_TELEMETRY_POINTS)
-    return tuple(
-        (round(float(time), 3), _rounded(float(value), 5))
-        for time, value in zip(line.times[kept], line.values[kept], strict=True)
-    )

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from accelmark.results.schema import Figure
+from accelmark.spec.events import ForwardWindow, RepeatCheck
 from accelmark.spec.inference import Reference
-from accelmark.spec.inference.events import ForwardWindow, RepeatCheck
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PhaseFigures:
+class PhaseFigures(NamedTuple):
     """Speed of one phase: validation or inference."""
 
     whole: Figure
@@ -38,18 +35,33 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
     other_ms = sum(sum(window.not_inference_ms) for window in windows)
     wall_ms = sum(window.wall_ms for window in windows) - other_ms
     core_ms = sum(sum(window.latency_ms) for window in windows)
-    latencies = sorted(
-        latency
-        for window in windows
-        for count, latency in zip(window.items, window.latency_ms, strict=True)
-        if count == batch_size
-    )
+    latencies = full_batch_latencies(windows, batch_size)
     return PhaseFigures(
         whole=_rate(items, wall_ms),
         core=_rate(items, core_ms),
         latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
         declared=Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0),
     )
+
+
+def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> list[float]:
+    """Return the latency in ms of each full batch, sorted."""
+    return sorted(
+        latency
+        for window in windows
+        for count, latency in zip(window.items, window.latency_ms, strict=True)
+        if count == batch_size
+    )
+
+
+def latency_curve(ordered: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Return (share of batches, latency in ms) in steps of 1 %, in finer steps from 99 %."""
+    if not ordered:
+        return ()
+    last = len(ordered) - 1
+    shares = [point / 100 for point in range(100)] + [1 - 10 ** (-nines / 10) for nines in range(20, 41)]
+    indices = sorted({round(last * share) for share in shares} | {last})
+    return tuple(((index + 1) / len(ordered), round(ordered[index], 5)) for index in indices)
 
 
 def _rate(items: int, took_ms: float) -> Figure:

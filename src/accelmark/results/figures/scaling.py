@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import CaseResult, RoundResult, Spread
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.schema import CaseResult, RoundResult
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 
 FIGURE: Final = FigureName.THROUGHPUT_TRAIN
 _SCALE_SETTINGS: Final = (
@@ -20,9 +19,7 @@ _SCALE_SETTINGS: Final = (
 """Prefixes of settings that change with the scale, or do not change the work of a step."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScalePoint:
+class ScalePoint(NamedTuple):
     """One scale of a case."""
 
     run: str
@@ -50,9 +47,7 @@ class ScalePoint:
         return f"{self.nnodes}×{self.nproc}"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScalingCurve:
+class ScalingCurve(NamedTuple):
     """A case on one chip at several scales, smallest first."""
 
     model: str
@@ -75,44 +70,43 @@ def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
     Cases are grouped by version, chip, precision, open or closed, synthetic or real data, and all settings that do
     not depend on the scale.
     """
-    groups: dict[tuple[str, ...], dict[tuple[int, int], tuple[LoadedRun, CaseResult, str]]] = {}
-    units: dict[tuple[str, ...], str] = {}
+    groups: dict[tuple[str, ...], dict[tuple[int, int], LoadedCase]] = {}
     for run in sorted(runs, key=lambda run: run.summary.started_at):
-        for case in run.summary.cases:
-            rounds = [result for result in run.rounds_of(case) if result.state == "succeeded"]
-            spread = case.figures.get(FIGURE)
-            if case.task != "train" or not rounds or spread is None or not spread.mean:
+        for case in run.cases:
+            spread, key, marks = case.result.figures.get(FIGURE), case.result.key, case.result.marks
+            if not case.succeeded or spread is None or not spread.mean:
                 continue
-            key, first = case.key, rounds[0]
-            batch = first.settings.get("batch_size")
+            first = case.succeeded[0]
             group = (
                 key.model, key.framework, key.hardware, first.precision, str(first.case_version),
-                "open" if "open" in case.marks else "", "synthetic" if "synthetic" in case.marks else "",
-                _settings(first),
+                "open" if "open" in marks else "", "synthetic" if "synthetic" in marks else "", _settings(first),
             )  # fmt: skip
-            units[group] = case.unit
-            scales = groups.setdefault(group, {})
-            scales[key.nnodes, key.nproc] = (run, case, str(batch.value) if batch else "–")
-    return [_curve(group, units[group], scales) for group, scales in sorted(groups.items()) if len(scales) > 1]
+            groups.setdefault(group, {})[key.nnodes, key.nproc] = case
+    return [_curve(list(scales.values())) for _, scales in sorted(groups.items()) if len(scales) > 1]
 
 
-def _curve(
-    group: tuple[str, ...], unit: str, scales: dict[tuple[int, int], tuple[LoadedRun, CaseResult, str]]
-) -> ScalingCurve:
-    ordered = sorted(scales.items(), key=lambda entry: (entry[0][0] * entry[0][1], entry[0]))
-    (base_nodes, base_nproc), (_, base_case, _) = ordered[0]
-    base = base_case.figures[FIGURE]
-    points: list[ScalePoint] = []
-    for (nnodes, nproc), (run, case, batch) in ordered:
-        spread = case.figures[FIGURE]
-        speedup = (spread.mean or 0.0) / (base.mean or math.nan)
-        efficiency = speedup * base_nodes * base_nproc / (nnodes * nproc)
-        parts = (_relative(spread), 0.0 if case is base_case else _relative(base))
-        half = None if None in parts else efficiency * math.hypot(*(part or 0.0 for part in parts))
-        if case is base_case:
-            half = None
-        points.append(ScalePoint(run.summary.run, nnodes, nproc, spread.mean or 0.0, speedup, efficiency, half, batch))
-    return ScalingCurve(group[0], group[1], group[2], group[3], unit, bool(group[6]), tuple(points))
+def _curve(cases: list[LoadedCase]) -> ScalingCurve:
+    ordered = sorted(cases, key=lambda case: (case.result.key.world_size, case.result.key.nnodes))
+    smallest = ordered[0].result
+    return ScalingCurve(
+        smallest.key.model, smallest.key.framework, smallest.key.hardware, ordered[0].succeeded[0].precision,
+        smallest.unit, "synthetic" in smallest.marks, tuple(_point(case, smallest) for case in ordered),
+    )  # fmt: skip
+
+
+def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
+    key, spread, base_spread = case.result.key, case.result.figures[FIGURE], base.figures[FIGURE]
+    speedup = (spread.mean or 0.0) / (base_spread.mean or math.nan)
+    efficiency = speedup * base.key.world_size / key.world_size
+    own, of_base = spread.relative_half95, base_spread.relative_half95
+    half = None
+    if case.result is not base and own is not None and of_base is not None:
+        half = efficiency * math.hypot(own, of_base)
+    batch = case.succeeded[0].settings.get("batch_size")
+    return ScalePoint(
+        case.run.summary.run, key.nnodes, key.nproc, spread.mean or 0.0, speedup, efficiency, half,
+        str(batch.value) if batch else "–",
+    )  # fmt: skip
 
 
 def _settings(result: RoundResult) -> str:
@@ -121,9 +115,3 @@ def _settings(result: RoundResult) -> str:
         name: setting.value for name, setting in sorted(result.settings.items()) if not name.startswith(_SCALE_SETTINGS)
     }
     return json.dumps(kept, default=str)
-
-
-def _relative(spread: Spread) -> float | None:
-    if spread.ci95 is None or not spread.mean:
-        return None
-    return (spread.ci95[1] - spread.ci95[0]) / 2 / abs(spread.mean)

@@ -1,15 +1,21 @@
-"""Compute the figures of a training round from its timeline: each is a value, or null with a reason."""
+"""Compute the figures of a training round from its timeline: each is a value, or null with a reason.
+
+Figures that the log of an external trainer lacks the data for are null.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
 
 from accelmark.results.figure_names import FigureName
+from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
-from accelmark.spec.job import JobSpec
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import JobSpec, TrainingWork
+from accelmark.spec.plugins.trainer import TrainerSpec
 
 Figures = dict[FigureName, Figure]
 
@@ -20,19 +26,6 @@ FLOPS_TOLERANCE: Final = 0.05
 _WINDOWS_ONLY: Final = "the framework times windows of steps, not single steps"
 
 _COMPARATORS: Final = {"at_least": "≥", "at_most": "≤"}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Amount of work, in the unit that the case counts."""
-
-    units: int
-    units_per_sample: int
-    num_devices: int
-    """One rank a device."""
-    no_work: str
-    """The reason of figures where nothing was trained."""
 
 
 def value(number: float | None, reason: str) -> Figure:
@@ -47,74 +40,58 @@ def ratio(over: float | None, under: float | None, reason: str) -> Figure:
     return value(over / under if over is not None and under and under > 0 else None, reason)
 
 
-def work_of(job: JobSpec, timeline: Timeline) -> Work:
-    """Return the units that all ranks trained."""
-    per_sample = job.work.units_per_sample
-    why = "no window of steps was completed" if timeline.init_s is not None else "training did not start"
-    return Work(timeline.num_samples * per_sample, per_sample, job.key.world_size, why)
+def no_work(timeline: Timeline) -> str:
+    """Return the reason of figures where nothing was trained."""
+    return "training did not start" if timeline.init_s is None else "no window of steps was completed"
 
 
-def time_figures(timeline: Timeline, work: Work) -> Figures:
-    """Return times of the lead rank, throughput of all ranks, and percentiles of step times."""
+def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
+    """Return times of the lead rank, throughput of all ranks (in units of the case), and percentiles of step times."""
     began = timeline.init_s is not None
     training_s = timeline.train_s - timeline.eval_s
-    why = work.no_work
+    why = no_work(timeline)
     why_steps = _WINDOWS_ONLY if timeline.num_steps and not len(timeline.step_ms) else why
-    units = work.units or None
-    per_second = ratio(units, training_s, why)
+    per_second = ratio(units or None, training_s, why)
     figures: Figures = {
-        FigureName.E2E_TIME: value(timeline.e2e_s, why),
-        FigureName.INIT_TIME: value(timeline.init_s, "training did not start"),
-        FigureName.RAW_TRAIN_TIME: value(timeline.train_s if began else None, "training did not start"),
-        FigureName.TRAIN_NO_EVAL_TIME: value(training_s if began else None, "training did not start"),
-        FigureName.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
-        FigureName.THROUGHPUT_WHOLE: ratio(units, timeline.train_s, why),
-        FigureName.THROUGHPUT_TRAIN: per_second,
-        FigureName.THROUGHPUT_CORE: ratio(units, timeline.compute_s, why_steps),
-        FigureName.THROUGHPUT_PER_DEVICE: ratio(per_second.value, work.num_devices, why),
-        FigureName.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
+        F.E2E_TIME: value(timeline.e2e_s, why),
+        F.INIT_TIME: value(timeline.init_s, why),
+        F.RAW_TRAIN_TIME: value(timeline.train_s if began else None, why),
+        F.TRAIN_NO_EVAL_TIME: value(training_s if began else None, why),
+        F.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
+        F.THROUGHPUT_WHOLE: ratio(units or None, timeline.train_s, why),
+        F.THROUGHPUT_TRAIN: per_second,
+        F.THROUGHPUT_CORE: ratio(units or None, timeline.compute_s, why_steps),
+        F.THROUGHPUT_PER_DEVICE: ratio(per_second.value, num_devices, why),
+        F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
     }
     return figures | _step_figures(timeline, why_steps)
 
 
 def _step_figures(timeline: Timeline, why: str) -> Figures:
-    import numpy as np
-
-    names = (FigureName.STEP_P50, FigureName.STEP_P90, FigureName.STEP_P99)
+    names = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
     if not len(timeline.step_ms):
-        return {name: Figure(value=None, reason=why) for name in names}
+        return {name: value(None, why) for name in names}
     percentiles = np.percentile(timeline.step_ms, (50, 90, 99))
     return {name: value(float(p), "a step's time is not finite") for name, p in zip(names, percentiles, strict=True)}
 
 
-def outcome_figures(timeline: Timeline, work: Work, train: TrainingWork) -> Figures:
+def outcome_figures(timeline: Timeline, train: TrainingWork) -> Figures:
     """Return loss, metric and time to target."""
-    loss_reason = work.no_work
-    if timeline.num_steps:
-        loss_reason = f"the loss of step {timeline.num_steps} is not finite"
-    figures = {FigureName.FINAL_LOSS: value(timeline.final_loss, loss_reason)}
+    steps = timeline.num_steps
+    loss = value(timeline.final_loss, f"the loss of step {steps} is not finite" if steps else no_work(timeline))
     target = train.target
     if train.settings.loader.synthetic:
-        why = "synthetic data has no accuracy"
+        metric = to_target = value(None, "synthetic data has no accuracy")
     elif target is None:
-        why = "the case states no target"
+        metric = to_target = value(None, "the case states no target")
     elif not timeline.evaluations:
-        why = "no evaluation was run"
+        metric = to_target = value(None, "no evaluation was run")
     else:
-        why = ""
-    if why or target is None:
-        none = Figure(value=None, reason=why)
-        return figures | {FigureName.FINAL_METRIC: none, FigureName.TIME_TO_TARGET: none}
-    last = timeline.evaluations[-1].evaluation
-    hit = first_hit(timeline, train)
-    figures[FigureName.FINAL_METRIC] = value(
-        last.metrics.get(target.metric), f"the last evaluation has no finite {target.metric}"
-    )
-    figures[FigureName.TIME_TO_TARGET] = value(
-        None if hit is None else hit,
-        f"no evaluation reached {target.metric} {_COMPARATORS[target.direction]} {target.value:g}",
-    )
-    return figures
+        last = timeline.evaluations[-1].evaluation
+        goal = f"{target.metric} {_COMPARATORS[target.direction]} {target.value:g}"
+        metric = value(last.metrics.get(target.metric), f"the last evaluation has no finite {target.metric}")
+        to_target = value(first_hit(timeline, train), f"no evaluation reached {goal}")
+    return {F.FINAL_LOSS: loss, F.FINAL_METRIC: metric, F.TIME_TO_TARGET: to_target}
 
 
 def first_hit(timeline: Timeline, train: TrainingWork) -> float | None:
@@ -153,64 +130,99 @@ def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
     return mean if mean == mean else None
 
 
-def compute_figures(job: JobSpec, timeline: Timeline, work: Work, per_device: Figure, precision: str) -> Figures:
-    """Return model FLOPs, model TFLOP/s per device, and MFU."""
+def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precision: str) -> Figures:
+    """Return model FLOPs, model TFLOP/s per device, and MFU against the chip's peak and the probe's ceiling."""
     flops = _flops_per_sample(timeline)
-    reason = flops.reason or work.no_work
+    reason = flops.reason or no_work(timeline)
     achieved = None
     if flops.value is not None and per_device.value is not None:
-        achieved = per_device.value * flops.value / work.units_per_sample / 1e12
+        achieved = per_device.value * flops.value / job.work.units_per_sample / 1e12
     elif flops.value is not None:
-        reason = per_device.reason or work.no_work
+        reason = per_device.reason or reason
     peak, why_no_peak = _peak(job, timeline, precision)
+    ceiling, why_no_ceiling = _ceiling(job, precision)
     return {
-        FigureName.FLOPS_PER_SAMPLE: flops,
-        FigureName.ACHIEVED_TFLOPS: value(achieved, reason),
-        FigureName.MFU: ratio(achieved, peak, why_no_peak or reason),
+        F.FLOPS_PER_SAMPLE: flops,
+        F.ACHIEVED_TFLOPS: value(achieved, reason),
+        F.MFU: ratio(achieved, peak, why_no_peak or reason),
+        F.MFU_MEASURED: ratio(achieved, ceiling, reason if achieved is None else why_no_ceiling),
     }
-
-
-def mfu_measured(achieved: Figure, ceiling_tflops: float | None, reason: str) -> Figure:
-    """Return ``achieved`` (TFLOP/s of one device) over the matmul rate that the probe measured."""
-    return ratio(achieved.value, ceiling_tflops, achieved.reason or reason)
 
 
 def _flops_per_sample(timeline: Timeline) -> Figure:
     finished = timeline.lead_end.finished
     if finished is None:
-        return Figure(value=None, reason=f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
+        return value(None, f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
     if finished.flops_per_sample:
         return Figure(value=finished.flops_per_sample)
     if finished.flops_per_sample_formula:
-        return Figure(
-            value=finished.flops_per_sample_formula, reason="from the case's formula; they could not be counted"
-        )
-    return Figure(value=None, reason="the model's FLOPs could not be counted and the case has no formula")
+        note = "from the case's formula; they could not be counted"
+        return Figure(value=finished.flops_per_sample_formula, reason=note)
+    return value(None, "the model's FLOPs could not be counted and the case has no formula")
 
 
 def _peak(job: JobSpec, timeline: Timeline, precision: str) -> tuple[float | None, str | None]:
     """Return the chip's dense peak in TFLOP/s for the precision, or None and the reason."""
     if job.chip is None:
         started = timeline.lead_end.started
-        device = started.device_name if started else None
-        named = f"the device {device!r}" if device else f"{job.key.hardware}"
+        named = f"the device {started.device_name!r}" if started and started.device_name else job.key.hardware
         return None, f"the peak of {named} is unknown: vendor {job.vendor} does not describe this chip"
     peak = getattr(job.chip.peaks, precision, None)
     if peak is None:
-        name = f"{job.chip.name} {job.chip.variant}".strip()
-        return None, f"vendor {job.vendor} states no dense {precision} peak for {name}"
+        return None, f"vendor {job.vendor} states no dense {precision} peak for {job.chip.title}"
     return float(peak), None
+
+
+def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
+    """Return the matmul rate that the probe measured for ``precision`` in TFLOP/s, or None and the reason."""
+    if job.ceilings is None:
+        return None, "the device was not probed: run 'accelmark probe' to measure its ceilings"
+    if job.ceilings.disturbed:
+        busy = "; ".join(job.ceilings.disturbed)
+        return None, f"the host was busy during the probe ({busy}): run 'accelmark probe' again on an idle host"
+    rate = job.ceilings.matmul.get(precision)
+    if rate is None or rate.value is None:
+        return None, (rate.reason if rate is not None else None) or f"the probe did not measure {precision}"
+    return rate.value, ""
 
 
 def memory_figure(timeline: Timeline, device_type: str) -> Figure:
     """Return the largest allocation on any device, as reported by the framework."""
-    peaks = [
-        end.finished.peak_device_memory_mib
-        for end in timeline.ranks
-        if end.finished and end.finished.peak_device_memory_mib is not None
-    ]
-    if peaks:
-        return Figure(value=max(peaks))
-    if not any(end.finished for end in timeline.ranks):
-        return Figure(value=None, reason="no rank wrote a FINISHED event, which has the peak allocation")
-    return Figure(value=None, reason=f"the framework reports no peak allocation on {device_type}")
+    finished = [end.finished for end in timeline.ranks if end.finished]
+    peaks = [end.peak_device_memory_mib for end in finished if end.peak_device_memory_mib is not None]
+    why = f"the framework reports no peak allocation on {device_type}"
+    if not finished:
+        why = "no rank wrote a FINISHED event, which has the peak allocation"
+    return value(max(peaks, default=None), why)
+
+
+_NEEDS_STEP_TIME: Final = (
+    F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90,
+    F.STEP_P99,
+)  # fmt: skip
+_NEEDS_EVALUATION_TIME: Final = (
+    F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_PER_DEVICE,
+)  # fmt: skip
+_NOT_IN_LOGS: Final = {
+    F.DATA_WAIT_SHARE: "waiting for data",
+    F.FLOPS_PER_SAMPLE: "the FLOPs of its model",
+    F.ACHIEVED_TFLOPS: "the FLOPs of its model",
+    F.MFU: "the FLOPs of its model",
+    F.MFU_MEASURED: "the FLOPs of its model",
+    F.PEAK_DEVICE_MEMORY: "its peak allocation",
+}
+
+
+def limited_to_log(figures: Mapping[FigureName, Figure], trainer: TrainerSpec) -> dict[FigureName, Figure]:
+    """Return ``figures`` with null and the reason for each that cannot be computed from the trainer's log."""
+    log, whose = trainer.log, f"the log of trainer {trainer.name}"
+    missing = {name: f"{whose} does not give {what}" for name, what in _NOT_IN_LOGS.items()}
+    if "step_time" not in log.step_groups():
+        missing |= dict.fromkeys(_NEEDS_STEP_TIME, f"{whose} has no time of single steps")
+    if "loss" not in log.step_groups():
+        missing[F.FINAL_LOSS] = f"{whose} has no loss"
+    if log.evaluation is None:
+        missing[F.FINAL_METRIC] = f"{whose} has no evaluation"
+    elif "duration" not in log.evaluation_groups():
+        missing |= dict.fromkeys(_NEEDS_EVALUATION_TIME, f"{whose} does not give the time of an evaluation")
+    return {name: Figure(value=None, reason=missing[name]) if name in missing else figures[name] for name in figures}

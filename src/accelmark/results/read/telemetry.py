@@ -72,8 +72,7 @@ class Samples:
 def read_samples(path: Path) -> Samples:
     """Read one host's ``telemetry.jsonl``; malformed lines are counted and skipped.
 
-    Raises:
-        RunError: the file cannot be read.
+    Raises RunError if the file cannot be read.
     """
     samples = Samples()
     try:

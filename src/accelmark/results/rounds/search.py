@@ -7,6 +7,7 @@ header of its telemetry (chip).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,13 +16,12 @@ from pydantic_core import from_json
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.aggregate import spread
-from accelmark.results.figures.consumption import consumption_figures
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
-from accelmark.spec.job import Provenance
 from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Provenance
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
@@ -32,7 +32,7 @@ _ROUND: Final = "search"
 _STATES: Final[dict[str, JobState]] = {
     "over": "succeeded", "stopped": "cancelled", "interrupted": "lost", "running": "running",
 }  # fmt: skip
-_OF_THIS_MACHINE: Final = frozenset({"dataset.directory", "dataset.train_directory", "dataset.held_out_directory"})
+_NOT_COMPARED: Final = {"name", "dataset.directory", "dataset.train_directory", "dataset.held_out_directory"}
 
 F = FigureName
 _CONSUMPTION: Final = {
@@ -135,6 +135,8 @@ def search_consumption(
         reason = "no trial ran in the last session"
     else:
         try:
+            from accelmark.results.figures.consumption import consumption_figures  # imports numpy
+
             samples = read_samples(telemetry / _RECORD)
         except AccelmarkError as error:
             reason = str(error)
@@ -159,20 +161,44 @@ def load_search(path: Path) -> LoadedRun:
     Raises:
         RunError: its report is missing, of another version, or cannot be read.
     """
-    report = _report(path)
-    config, session, header = _object(path / CONFIG_FILE), _session(path), _header(path)
-    result = _round(report, config, session, header)
-    state = result.state
+    report, config = _report(path), _object(path / CONFIG_FILE)
+    session = next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
+    headers = (line.get("header") for line in _lines(*sorted(path.glob(f"telemetry/session*/{_RECORD}"))))
+    header: dict[str, Any] = next((header for header in headers if isinstance(header, dict)), {})
+    vendor, listed = str(header.get("vendor") or "unknown"), header.get("devices")
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+    device = next((str(device["name"]) for device in devices if device.get("name")), None)
+    training, state = config.get("training"), _STATES[report.status]
+    facts: dict[str, Any] = {
+        "key": CaseKey(
+            model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, device),
+            nproc=max(report.utilisation.workers, 1),
+        ),
+        "task": "automl",
+        "unit": "image",
+        "state": state,
+        "converged": None,
+        "marks": () if state == "succeeded" else ("partial",),
+    }  # fmt: skip
+    result = RoundResult(
+        **facts,
+        round=1,
+        case_version=report.judgement.version,
+        reason=None if state == "succeeded" else f"the search was {report.status} ({report.ended_because or 'no end'})",
+        vendor=vendor,
+        precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
+        started_at=str(session.get("at") or ""),
+        figures=_figures(report),
+        environment=Environment(
+            hosts=({"host": str(session.get("host") or "")},), started={"device_name": device} if device else {}
+        ),
+        settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in _flat(config)},
+    )
     case = CaseResult(
-        key=result.key,
-        task="automl",
-        unit=result.unit,
+        **facts,
         variant=_variant(report, config),
-        state=state,
-        converged=None,
         verdict=report.judgement.verdict,
         reasons=report.judgement.reasons,
-        marks=result.marks,
         figures={name: spread([figure]) for name, figure in result.figures.items()},
         rounds=(_ROUND,),
         warnings=(*report.judgement.disclosures, *report.failures),
@@ -183,18 +209,10 @@ def load_search(path: Path) -> LoadedRun:
         started_at=result.started_at,
         finished_at="",
         state=state,
-        vendor=result.vendor,
+        vendor=vendor,
         cases=(case,),
     )
     return LoadedRun(path, summary, {_ROUND: result})
-
-
-def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
-    """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
-    limit = (config.get("dataset") or {}).get("limit")
-    parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
-    parts += [f"counted by {report.counting}", *([f"{limit:,} images"] if isinstance(limit, int) else [])]
-    return ", ".join(parts)
 
 
 def _report(path: Path) -> SearchSummary:
@@ -214,75 +232,40 @@ def _report(path: Path) -> SearchSummary:
         raise RunError(f"{file}: does not match schema version {version}: {where}: {first['msg']}") from error
 
 
-def _round(
-    report: SearchSummary, config: dict[str, Any], session: dict[str, Any], header: dict[str, Any]
-) -> RoundResult:
-    vendor = str(header.get("vendor") or "unknown")
-    listed = header.get("devices")
-    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
-    name = next((str(device["name"]) for device in devices if device.get("name")), None)
-    training = config.get("training")
-    key = CaseKey(
-        model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, name),
-        nproc=max(report.utilisation.workers, 1),
-    )  # fmt: skip
-    state = _STATES.get(report.status, "lost")
-    started: dict[str, Any] = {} if name is None else {"device_name": name}
-    return RoundResult(
-        key=key,
-        task="automl",
-        round=1,
-        case_version=report.judgement.version,
-        unit="image",
-        state=state,
-        reason=None if state == "succeeded" else f"the search was {report.status} ({report.ended_because or 'no end'})",
-        converged=None,
-        marks=() if state == "succeeded" else ("partial",),
-        vendor=vendor,
-        precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
-        started_at=str(session.get("at") or ""),
-        figures=_figures(report),
-        environment=Environment(hosts=({"host": str(session.get("host") or "")},), started=started),
-        settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in _flat(config)},
-    )
-
-
 def _hardware(vendor: str, device: str | None) -> str:
     """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
-    from accelmark.spec.catalog import load_vendor
+    from accelmark.spec.plugins.catalog import load_vendor
 
-    try:
-        chip = load_vendor(vendor).chip_of(device, None) if device else None
-    except AccelmarkError:
-        chip = None
-    return chip.name if chip else vendor.upper()
+    with suppress(AccelmarkError):
+        if device and (chip := load_vendor(vendor).chip_of(device, None)):
+            return chip.name
+    return vendor.upper()
+
+
+def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
+    """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
+    limit = (config.get("dataset") or {}).get("limit")
+    parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
+    parts += [f"counted by {report.counting}", *([f"{limit:,} images"] if isinstance(limit, int) else [])]
+    return ", ".join(parts)
 
 
 def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
     final, used = report.final, report.consumption
-
-    def known(value: float | None, reason: str) -> Figure:
-        return Figure(value=value, reason=None if value is not None else reason)
-
-    def drawn(value: float | None, name: str) -> Figure:
-        return known(value, used.reasons.get(name) or "was not measured")
-
-    no_error = "no trial was evaluated on the held-out split"
-    return {
-        F.SEARCH_SCORE: known(final.score, ""),
-        F.SEARCH_REGULATED_SCORE: known(final.regulated_score, no_error),
-        F.SEARCH_HELD_OUT_ERROR: known(final.error, no_error),
-        F.SEARCH_VALIDATION_ERROR: known(final.search_error, "no trial was validated"),
-        F.SEARCH_OPERATIONS: known(final.operations, ""),
-        F.SEARCH_TIME: known(report.duration_s, ""),
-        F.SEARCH_IDLE_SHARE: known(report.utilisation.idle_share, "nothing ran"),
-        F.SEARCH_TRIALS: known(float(report.trials.get("finished", 0)), ""),
-        F.SEARCH_IMAGES: known(float(report.trained_images), ""),
-        F.MEAN_POWER: drawn(used.mean_power_w, "mean_power_w"),
-        F.ENERGY: drawn(used.energy_j, "energy_j"),
-        F.DEVICE_UTILISATION: drawn(used.device_utilisation, "device_utilisation"),
-        F.CPU_UTILISATION: drawn(used.cpu_utilisation, "cpu_utilisation"),
-    }
+    no_error, not_measured = "no trial was evaluated on the held-out split", "was not measured"
+    known: tuple[tuple[FigureName, float | None, str], ...] = (
+        (F.SEARCH_SCORE, final.score, ""),
+        (F.SEARCH_REGULATED_SCORE, final.regulated_score, no_error),
+        (F.SEARCH_HELD_OUT_ERROR, final.error, no_error),
+        (F.SEARCH_VALIDATION_ERROR, final.search_error, "no trial was validated"),
+        (F.SEARCH_OPERATIONS, final.operations, ""),
+        (F.SEARCH_TIME, report.duration_s, ""),
+        (F.SEARCH_IDLE_SHARE, report.utilisation.idle_share, "nothing ran"),
+        (F.SEARCH_TRIALS, float(report.trials.get("finished", 0)), ""),
+        (F.SEARCH_IMAGES, float(report.trained_images), ""),
+        *((one, getattr(used, name), used.reasons.get(name) or not_measured) for name, one in _CONSUMPTION.items()),
+    )
+    return {one: Figure(value=value, reason=reason if value is None else None) for one, value, reason in known}
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -290,7 +273,7 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
         path = f"{above}{name}"
         if isinstance(value, dict):
             yield from _flat(value, f"{path}.")
-        elif path not in _OF_THIS_MACHINE and path != "name":
+        elif path not in _NOT_COMPARED:
             yield path, value
 
 
@@ -306,29 +289,12 @@ def _object(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _session(path: Path) -> dict[str, Any]:
-    """Return the first session of the journal; empty where there is none."""
-    return next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Return the header of the first telemetry record; empty where there is none."""
-    for record in sorted(path.glob("telemetry/session*/telemetry.jsonl")):
-        for line in _lines(record):
-            header = line.get("header")
-            return header if isinstance(header, dict) else {}
-    return {}
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
+def _lines(*paths: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in files of JSON lines; other lines and unreadable files are skipped."""
+    for path in paths:
+        with suppress(OSError), path.open("rb") as file:
             for line in file:
-                try:
+                with suppress(ValueError):
                     loaded = from_json(line)
-                except ValueError:
-                    continue
-                if isinstance(loaded, dict):
-                    yield loaded
-    except OSError:
-        return
+                    if isinstance(loaded, dict):
+                        yield loaded

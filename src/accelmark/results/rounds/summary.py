@@ -1,24 +1,26 @@
-"""Summarise a run: group its rounds by key, audit each case, and write summary and manifest."""
+"""Compute the results of rounds from the files that their processes wrote, and summarise a run.
+
+A summary groups rounds by key and has the audit of each case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.read.round_dir import ledger_states
-from accelmark.results.rounds.result import write_round
-from accelmark.results.schema import CaseResult, CaseVerdict, JobState, Mark, RoundResult, Summary, Task
+from accelmark.results.read.round_dir import ledger_states, node_dirs, read_job, read_json
+from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
 from accelmark.results.store.manifest import write_manifest
 from accelmark.spec.errors import RunError
+from accelmark.spec.job import InferJob, TrainingWork
 from accelmark.spec.key import CaseKey
 
 _OPTIONS: Final = "engine_options."
@@ -33,16 +35,39 @@ Arguments: the run's directory, the rounds (directory relative to the run -> res
 """
 
 
+def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round, whether it succeeded, failed, was lost or is incomplete.
+
+    ``state`` and ``reason`` are those that the coordinator recorded, by default as in the run's ``events.jsonl``.
+    Raises RunError if ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
+    """
+    job = read_job(round_dir)
+    name = f"{round_dir.parent.name}/{round_dir.name}"
+    ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
+    nodes = node_dirs(round_dir)
+    match job.work:
+        case InferJob():
+            from accelmark.results.rounds.inference import infer_round
+
+            return infer_round(job, job.work, nodes, ledger)
+        case TrainingWork():
+            from accelmark.results.rounds.training import train_round
+
+            return train_round(job, job.work, nodes, ledger)
+    raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
+
+
+def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round and write its ``result.json``; arguments as for :func:`round_result`."""
+    result = round_result(round_dir, state=state, reason=reason)
+    write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
+    return result
+
+
 def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
-    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files.
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them.
 
-    Args:
-        run_dir: the run.
-        audit: returns the verdict on a case.
-        recompute: recompute every round from events and telemetry instead of reading its ``result.json``.
-
-    Raises:
-        RunError: ``run_dir`` has no rounds, or a file cannot be written.
+    Raises RunError if ``run_dir`` has no rounds, or a file cannot be written.
     """
 
     def result_of(round_dir: Path) -> RoundResult:
@@ -61,10 +86,10 @@ def gather(
 ) -> tuple[Summary, dict[str, RoundResult]]:
     """Return the summary of a run, and its rounds by directory; writes nothing itself.
 
-    Raises:
-        RunError: ``run_dir`` has no rounds.
+    Raises RunError if ``run_dir`` has no rounds.
     """
-    planned = _planned(run_dir)
+    plan = read_json(run_dir / "plan.json")
+    planned = _planned(plan)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
@@ -77,7 +102,27 @@ def gather(
             rounds[name] = result_of(run_dir / name)
         except RunError as error:
             problems.append(str(error))
-    return _summary(run_dir, audit, names, planned, rounds, problems), rounds
+    by_slug: dict[str, list[str]] = {}
+    for name in names:
+        by_slug.setdefault(name.split("/")[0], []).append(name)
+    cases: list[CaseResult] = []
+    for slug, listed in by_slug.items():
+        bad = [problem for problem in problems if f"/{slug}/" in problem]
+        found = {name: rounds[name] for name in listed if name in rounds}
+        case = _case(run_dir, audit, found, listed, bad, [planned[name] for name in listed if name in planned])
+        cases += [case] if case is not None else []
+    vendors = [result.vendor for result in rounds.values()]
+    summary = Summary(
+        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
+        run=run_dir.resolve().name,
+        started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
+        finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
+        state=worst([case.state for case in cases]),
+        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
+        cases=tuple(cases),
+        problems=tuple(problems),
+    )
+    return summary, rounds
 
 
 def _on_disk(run_dir: Path) -> list[str]:
@@ -90,62 +135,21 @@ def _by_number(job_file: Path) -> tuple[str, int]:
     return job_file.parent.parent.name, int(number) if number.isdigit() else 0
 
 
-def _planned(run_dir: Path) -> dict[str, dict[str, Any]]:
+def _planned(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the planned jobs by directory; empty where the plan is unreadable."""
-    plan = _plan(run_dir)
     jobs = plan.get("jobs")
-    found: dict[str, dict[str, Any]] = {}
-    for entry in jobs if isinstance(jobs, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict):
-            found[entry["directory"]] = entry["job"]
-    return found
+    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
+    return {
+        entry["directory"]: entry["job"]
+        for entry in entries
+        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
+    }
 
 
-def _plan(run_dir: Path) -> dict[str, Any]:
-    try:
-        loaded = from_json((run_dir / "plan.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
-
-
-def _summary(
-    run_dir: Path,
-    audit: Audit,
-    names: Sequence[str],
-    planned: Mapping[str, dict[str, Any]],
-    rounds: Mapping[str, RoundResult],
-    problems: Sequence[str],
-) -> Summary:
-    by_slug: dict[str, list[str]] = {}
-    for name in names:
-        by_slug.setdefault(name.split("/")[0], []).append(name)
-    cases: list[CaseResult] = []
-    for slug, directories in by_slug.items():
-        found = {name: rounds[name] for name in directories if name in rounds}
-        key = next((result.key for result in found.values()), None) or _planned_key(planned, directories)
-        if key is None:
-            continue
-        bad = [problem for problem in problems if f"/{slug}/" in problem]
-        cases.append(_case(run_dir, audit, key, found, directories, bad, planned))
-    plan = _plan(run_dir)
-    vendors = [result.vendor for result in rounds.values()]
-    return Summary(
-        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
-        run=run_dir.resolve().name,
-        started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
-        finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
-        state=worst([case.state for case in cases]),
-        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
-        cases=tuple(cases),
-        problems=tuple(problems),
-    )
-
-
-def _planned_key(planned: Mapping[str, dict[str, Any]], directories: Sequence[str]) -> CaseKey | None:
-    for name in directories:
+def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
+    for job in planned:
         try:
-            return CaseKey.model_validate(planned[name]["key"])
+            return CaseKey.model_validate(job["key"])
         except (KeyError, ValidationError):
             continue
     return None
@@ -154,36 +158,37 @@ def _planned_key(planned: Mapping[str, dict[str, Any]], directories: Sequence[st
 def _case(
     run_dir: Path,
     audit: Audit,
-    key: CaseKey,
     rounds: Mapping[str, RoundResult],
     directories: Sequence[str],
     problems: Sequence[str],
-    planned: Mapping[str, dict[str, Any]],
-) -> CaseResult:
+    planned: Sequence[Mapping[str, Any]],
+) -> CaseResult | None:
+    """Summarise the rounds of one key; None where neither a round nor the plan states the key."""
     results = list(rounds.values())
+    first = results[0] if results else None
+    key = first.key if first else _planned_key(planned)
+    if key is None:
+        return None
     figures = aggregate(results)
     verdict = audit(run_dir, rounds, max(len(directories), 1))
     not_started = _not_started(run_dir, directories)
-    marks: list[Mark] = list(dict.fromkeys(mark for result in results for mark in result.marks))
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
-    warnings = [*spread_warnings(figures)]
-    warnings += finding_warnings(verdict.findings)
+    warnings = [*spread_warnings(figures), *finding_warnings(verdict.findings)]
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
-    task: Task = results[0].task if results else _task(planned)
     return CaseResult(
         key=key,
-        task=task,
-        unit=results[0].unit if results else "sample",
-        variant=_variant(results[0]) if results else None,
+        task=first.task if first else _task(planned),
+        unit=first.unit if first else "sample",
+        variant=_variant(first) if first else None,
         state=worst(states),
         converged=_all([result.converged for result in results]),
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
-        marks=tuple(marks),
+        marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
         figures=figures,
         rounds=tuple(rounds),
         warnings=tuple(warnings),
@@ -216,8 +221,8 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _task(planned: Mapping[str, dict[str, Any]]) -> Literal["train", "infer"]:
-    kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned.values()}
+def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
+    kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
     return "infer" if "infer" in kinds else "train"
 
 
@@ -228,9 +233,7 @@ def _all(answers: Sequence[bool | None]) -> bool | None:
 
 def worst(states: Sequence[JobState]) -> JobState:
     """Return the worst state, ``succeeded`` only if all did, ``queued`` for none."""
-    if not states:
-        return "queued"
-    return next((state for state in _WORST_FIRST if state in states), "succeeded")
+    return next((state for state in _WORST_FIRST if state in states), "succeeded" if states else "queued")
 
 
 def _finished_at(result: RoundResult) -> str:
@@ -240,7 +243,6 @@ def _finished_at(result: RoundResult) -> str:
             began = datetime.fromisoformat(node.started_at)
         except ValueError:
             continue
-        ends.append(
-            (began + timedelta(seconds=node.duration_s)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        )
+        ended = began + timedelta(seconds=node.duration_s)
+        ends.append(ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
     return max(ends, default="")

@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
-from accelmark.results.figures.contention import contention_findings, is_busy
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
-from accelmark.results.figures.external import limited_to_log
 from accelmark.results.figures.timeline import Timeline, merged_inspection, read_timeline
 from accelmark.results.figures.training import (
-    FLOPS_TOLERANCE,
     Figures,
     compute_figures,
     converged,
+    limited_to_log,
     memory_figure,
-    mfu_measured,
     outcome_figures,
     reference_error,
     time_figures,
-    work_of,
+    value,
 )
-from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
-from accelmark.results.rounds.host_telemetry import read_telemetry
-from accelmark.results.rounds.state import job_state
-from accelmark.results.schema import Environment, Figure, Finding, JobState, Mark, RoundResult, finding
-from accelmark.spec.job import JobSpec
-from accelmark.spec.settings import TrainSettings
-from accelmark.spec.work import ExternalJob, TrainingWork
+from accelmark.results.read.round_dir import LedgerState, NodeDir
+from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
+from accelmark.results.schema import Environment, Finding, RoundResult, finding
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
+
+FLOPS_TOLERANCE: Final = 0.05
+"""Relative difference of the counted FLOPs from the case's formula that causes a warning."""
 
 
 def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
-    Args:
-        job: the job.
-        work: what it trains.
-        nodes: the directories of its hosts.
-        ledger: the last state that the coordinator recorded.
-
-    Raises:
-        RunError: a rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded. Raises RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings)
-    figures = _figures(job, work, timeline, hosts, no_telemetry or "telemetry has no samples", findings)
+    figures = _figures(job, work, timeline, hosts, no_telemetry, findings)
     if timeline is not None:
         findings += _log_findings(job, work, timeline)
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
@@ -62,8 +53,15 @@ def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: 
         state=state,
         reason=reason,
         converged=converged(timeline, work),
-        target=work.target.model_dump() if work.target else None,
-        marks=_marks(job, settings, timeline, state, findings),
+        target=work.target,
+        marks=round_marks(
+            job,
+            state,
+            findings,
+            synthetic=settings.loader.synthetic,
+            partial_evaluation=settings.evaluate.max_batches is not None,
+            resumed=job.resume or bool(timeline and timeline.num_attempts > 1),
+        ),
         vendor=job.vendor,
         chip=job.chip,
         precision=_precision(job, timeline),
@@ -94,9 +92,7 @@ def _rank_error(timeline: Timeline | None) -> str | None:
 def _precision(job: JobSpec, timeline: Timeline | None) -> str:
     """Return the precision that the lead rank reports, else the requested one."""
     started = timeline.lead_end.started if timeline else None
-    if started is not None:
-        return started.precision
-    return job.work.precision
+    return started.precision if started else job.work.precision
 
 
 def _figures(
@@ -108,60 +104,28 @@ def _figures(
     findings: list[Finding],
 ) -> Figures:
     if timeline is None:
-        return {name: Figure(value=None, reason="no rank wrote an event") for name in TRAIN_FIGURES}
-    work = work_of(job, timeline)
-    figures = time_figures(timeline, work) | outcome_figures(timeline, work, train)
-    per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
-    precision = _precision(job, timeline)
-    figures |= compute_figures(job, timeline, work, per_device, precision)
-    figures[FigureName.MFU_MEASURED] = mfu_measured(figures[FigureName.ACHIEVED_TFLOPS], *_ceiling(job, precision))
+        return {name: value(None, "no rank wrote an event") for name in TRAIN_FIGURES}
+    units = timeline.num_samples * train.units_per_sample
+    figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train)
+    figures |= compute_figures(job, timeline, figures[FigureName.THROUGHPUT_PER_DEVICE], _precision(job, timeline))
     figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
-    consumed, warnings = consumption_figures(hosts, work.units, job.device_type, no_telemetry)
+    consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
     findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
-    ordered = figures | consumed
+    figures |= consumed
     if isinstance(train, ExternalJob):
-        ordered = limited_to_log(ordered, train.trainer)
-    return {name: ordered[name] for name in TRAIN_FIGURES}
-
-
-def _ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
-    """Return the matmul rate that the probe measured for ``precision`` in TFLOP/s, or None and the reason."""
-    if job.ceilings is None:
-        return None, "the device was not probed: run 'accelmark probe' to measure its ceilings"
-    if job.ceilings.disturbed:
-        busy = "; ".join(job.ceilings.disturbed)
-        return None, f"the host was busy during the probe ({busy}): run 'accelmark probe' again on an idle host"
-    rate = job.ceilings.matmul.get(precision)
-    if rate is None or rate.value is None:
-        return None, (rate.reason if rate is not None else None) or f"the probe did not measure {precision}"
-    return rate.value, ""
-
-
-def _marks(
-    job: JobSpec, settings: TrainSettings, timeline: Timeline | None, state: JobState, findings: Iterable[Finding]
-) -> tuple[Mark, ...]:
-    forced = any(setting.forced for setting in job.provenance.values())
-    marks: dict[Mark, bool] = {
-        "open": job.open or forced,
-        "synthetic": settings.loader.synthetic,
-        "partial": state != "succeeded",
-        "partial_evaluation": settings.evaluate.max_batches is not None,
-        "busy_machine": is_busy(findings),
-        "resumed": job.resume or bool(timeline and timeline.num_attempts > 1),
-    }
-    return tuple(mark for mark, applies in marks.items() if applies)
+        figures = limited_to_log(figures, train.trainer)
+    return {name: figures[name] for name in TRAIN_FIGURES}
 
 
 def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment:
-    started = timeline.lead_end.started if timeline else None
-    hosts = [{"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes]
-    inspected = merged_inspection(timeline.ranks) if timeline else None
-    compiled = timeline.lead_end.compiled if timeline else None
+    lead = timeline.lead_end if timeline else None
+    parts = {
+        "started": lead.started if lead else None,
+        "compiled": lead.compiled if lead else None,
+        "inspected": merged_inspection(timeline.ranks) if timeline else None,
+    }
     return Environment(
-        hosts=tuple(hosts),
-        started=started.model_dump() if started else {},
-        compiled=compiled.model_dump() if compiled else {},
-        inspected=inspected.model_dump() if inspected else {},
+        hosts=host_infos(nodes), **{name: part.model_dump() for name, part in parts.items() if part is not None}
     )
 
 
@@ -171,10 +135,8 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
         yield finding("error", "ranks-present", f"events of {world} ranks", f"events of {len(timeline.ranks)} ranks")
     for end in timeline.ranks:
         if end.malformed:
-            lines = ", ".join(map(str, end.malformed_lines))
-            actual = f"rank {end.rank}: {end.malformed} malformed PerfLog lines" + (
-                f" (lines {lines})" if lines else ""
-            )
+            lines = f" (lines {', '.join(map(str, end.malformed_lines))})" if end.malformed_lines else ""
+            actual = f"rank {end.rank}: {end.malformed} malformed PerfLog lines{lines}"
             yield finding("warning", "log-readable", "", actual)
         if end.truncated:
             yield finding("warning", "log-complete", "", f"rank {end.rank}: the last line of its log is incomplete")

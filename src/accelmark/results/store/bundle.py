@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from pydantic_core import from_json
 
-from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, loaded_from
+from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.manifest import MANIFEST_FILE, check_manifest, covered_files
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.spec.errors import RequestError, RunError
@@ -21,9 +22,8 @@ from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
 SUFFIX: Final = ".accelmark.tar"
 _MAX_LISTED: Final = 5
 _MAX_FILES: Final = 100_000
-_MAX_FILE_BYTES: Final = 2**30
 _MAX_BYTES: Final = 16 * 2**30
-_MAGIC_AT: Final = 257
+_MAX_READ_BYTES: Final = 2**30
 
 
 def bundle_name(run_dir: Path) -> str:
@@ -37,19 +37,19 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Values of variables with secret names, in the plan and on the hosts, and user parts of URLs are replaced in all
     files; the bundle's manifest covers the files as packed. If the run has a manifest, every file has to match it.
 
-    Raises:
-        RunError: ``run_dir`` is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
+    Raises RunError if it is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
-    covered = covered_files(run_dir)
+    covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
-    files: dict[str, bytes] = {}
-    for path in covered:
-        if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
-            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets, hidden)
+    files = {
+        path.relative_to(run_dir).as_posix(): _without(path.read_bytes(), secrets, hidden)
+        for path in covered
+        if path.name != SECRETS_FILE
+    }
     packed = pack(run_dir.resolve().name, files)
     try:
         output.write_bytes(packed)
@@ -59,13 +59,11 @@ def write_bundle(run_dir: Path, output: Path) -> None:
 
 def _refuse_changed(run_dir: Path, output: Path) -> None:
     """Raise RunError if a file differs from the run's manifest, where there is one."""
-    if not (run_dir / MANIFEST_FILE).is_file():
-        return
     place, root = output.resolve(), run_dir.resolve()
     # An earlier bundle in the run directory is not part of the run.
-    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
-    changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
-    if changed:
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else ()
+    lines = check_manifest(run_dir) if (run_dir / MANIFEST_FILE).is_file() else []
+    if changed := [line for line in lines if not line.startswith(own)]:
         more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
         raise RunError(
             f"{run_dir}: is not bundled because files differ from its manifest: "
@@ -76,13 +74,11 @@ def _refuse_changed(run_dir: Path, output: Path) -> None:
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
     """Return the bundle of ``files`` (path relative to the run -> content) with a manifest."""
     lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
-    whole = {**files, MANIFEST_FILE: "".join(lines).encode()}
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, content in sorted(whole.items()):
+        for path, content in sorted({**files, MANIFEST_FILE: "".join(lines).encode()}.items()):
             entry = tarfile.TarInfo(f"{name}/{path}")
-            entry.size = len(content)
-            entry.mode = 0o644
+            entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
     return stream.getvalue()
 
@@ -90,56 +86,28 @@ def pack(name: str, files: Mapping[str, bytes]) -> bytes:
 def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself.
 
-    Raises:
-        RequestError: it is not a bundle, or an entry is not a plain file or has a path outside of the run.
+    Raises RequestError if it is not a bundle, or an entry is not a plain file or has a path outside of the run.
     """
     try:
-        raw = bundle.read_bytes()
-        files = dict(_entries(bundle, raw))
-    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        raise RequestError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
-    names = {PurePosixPath(path).parts[0] for path in files}
-    if len(names) != 1:
-        raise RequestError(f"{bundle}: is not a bundle: it has {len(names)} top-level directories instead of one")
-    (name,) = names
-    for path, content in files.items():
-        target = into / path
+        raw, (run, places) = bundle.read_bytes(), _index(bundle)
+    except (OSError, RunError) as error:
+        raise RequestError(str(error)) from error
+    files = {name: raw[offset : offset + size] for name, (offset, size) in places.items()}
+    for name, content in files.items():
+        target = into / run / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    inner = {path.split("/", 1)[1]: content for path, content in files.items()}
-    inner.pop(MANIFEST_FILE, None)
-    problems = (
-        []
-        if pack(name, inner) == raw
-        else [f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"]
-    )
-    return into / name, problems
-
-
-def _entries(bundle: Path, raw: bytes) -> Iterator[tuple[str, bytes]]:
-    num_bytes = 0
-    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
-        for number, entry in enumerate(archive):
-            path = PurePosixPath(entry.name)
-            if not entry.isfile():
-                raise RequestError(f"{bundle}: {entry.name!r} is not a plain file: refused")
-            if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
-                raise RequestError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
-            num_bytes += entry.size
-            if number >= _MAX_FILES or num_bytes > _MAX_BYTES:
-                raise RequestError(f"{bundle}: is larger than any run: refused")
-            content = archive.extractfile(entry)
-            yield path.as_posix(), content.read() if content is not None else b""
+    files.pop(MANIFEST_FILE, None)
+    edited = f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"
+    return into / run, [] if pack(run, files) == raw else [edited]
 
 
 def _secrets(run_dir: Path) -> list[bytes]:
     """Return the secrets in the plan and the hosts' tasks, longest first."""
     found: set[str] = set()
     for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             found |= set(secrets_in(from_json(path.read_bytes())))
-        except (OSError, ValueError):
-            continue
     return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
@@ -153,12 +121,9 @@ def _without(content: bytes, secrets: list[bytes], hidden: SecretFinder) -> byte
 
 @final
 @dataclass(frozen=True, slots=True)
-class BundleFiles:
+class BundleFiles(RunFiles):
     """The files of a run in a bundle, read without unpacking it."""
 
-    path: Path
-    run: str
-    """Directory of the run in the bundle."""
     places: dict[str, tuple[int, int]]
     """Name, relative to the run -> (offset, bytes)."""
     sha256: dict[str, str]
@@ -184,27 +149,17 @@ class BundleFiles:
 def is_bundle(path: Path) -> bool:
     """Return whether a file is a tar archive with the manifest of one run."""
     try:
-        with path.open("rb") as file:
-            head = file.read(512)
-        if head[_MAGIC_AT : _MAGIC_AT + 5] != b"ustar":
-            return False
-        return any(len(parts) == 2 and parts[1] == MANIFEST_FILE for parts in map(_parts, _index(path)))
-    except (OSError, RunError):
+        return MANIFEST_FILE in _index(path)[1]
+    except RunError:
         return False
 
 
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
 
-    Raises:
-        RunError: it is not a bundle, is damaged, or a file that is read was edited.
+    Raises RunError if it is not a bundle, is damaged, or a file that is read was edited.
     """
-    entries = _index(path)
-    names = {_parts(name)[0] for name in entries if _parts(name)}
-    if len(names) != 1:
-        raise RunError(f"{path}: is not a bundle: it has {len(names)} top-level directories instead of one")
-    (run,) = names
-    places = {name.removeprefix(f"{run}/"): place for name, place in entries.items()}
+    _, places = _index(path)
     if MANIFEST_FILE not in places:
         raise RunError(f"{path}: is not a bundle: it has no {MANIFEST_FILE}")
     try:
@@ -212,28 +167,41 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: {MANIFEST_FILE}: is not UTF-8: the bundle is damaged") from error
     sha256 = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    return loaded_from(path, BundleFiles(path, run, places, sha256), curves=curves)
+    return loaded_from(path, BundleFiles(path, places, sha256), curves=curves)
 
 
-def _parts(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts
+def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Return the run's name, and offset and size of each file (relative to the run), without reading contents.
 
-
-def _index(path: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and size of each file of the archive, without reading contents."""
+    Raises RunError if it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too
+    large.
+    """
+    runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}
+    num_bytes = 0
     try:
-        with tarfile.open(path, mode="r:") as archive:
+        with tarfile.open(bundle, mode="r:") as archive:
             for entry in archive:
-                if not entry.isfile() or entry.size > _MAX_FILE_BYTES or len(places) >= _MAX_FILES:
-                    raise RunError(f"{path}: {entry.name!r} is not an entry of a bundle")
-                places[entry.name] = entry.offset_data, entry.size
+                path = PurePosixPath(entry.name)
+                if not entry.isfile():
+                    raise RunError(f"{bundle}: {entry.name!r} is not a plain file: refused")
+                if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
+                    raise RunError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
+                num_bytes += entry.size
+                if len(places) >= _MAX_FILES or num_bytes > _MAX_BYTES:
+                    raise RunError(f"{bundle}: is larger than any run: refused")
+                runs.add(path.parts[0])
+                places["/".join(path.parts[1:])] = entry.offset_data, entry.size
     except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        raise RunError(f"{path}: is not a bundle of a run, or is damaged: {error}") from error
-    return places
+        raise RunError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
+    if len(runs) != 1:
+        raise RunError(f"{bundle}: is not a bundle: it has {len(runs)} top-level directories instead of one")
+    return runs.pop(), places
 
 
 def _slice(path: Path, offset: int, size: int) -> bytes:
+    if size > _MAX_READ_BYTES:
+        raise RunError(f"{path}: a file in it has {size:,} bytes, more than any result")
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -24,32 +23,14 @@ _CHART_FIELDS: Final = ("curves", "telemetry", "step_ms_histogram")
 R = TypeVar("R", RoundResult, Summary)
 
 
-class RunFiles(Protocol):
-    """Access to the files of one run, in a directory or a bundle."""
-
-    def read(self, name: str) -> bytes:
-        """Return the file ``name`` (relative to the run).
-
-        Raises:
-            RunError: it is missing, cannot be read, or differs from the bundle's manifest.
-        """
-
-    def has(self, name: str) -> bool:
-        """Return whether there is a file ``name``."""
-
-    def where(self, name: str) -> str:
-        """Return the file's place for a message."""
-
-
-@final
 @dataclass(frozen=True, slots=True)
-class DirectoryFiles:
-    """The files of a run directory."""
+class RunFiles:
+    """The files of one run in its directory; a subclass reads them from a bundle."""
 
     path: Path
 
     def read(self, name: str) -> bytes:
-        """Return the file ``name``. Raises RunError where it cannot be read."""
+        """Return the file ``name`` (relative to the run). Raises RunError where it cannot be read."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
@@ -60,7 +41,7 @@ class DirectoryFiles:
         return (self.path / name).is_file()
 
     def where(self, name: str) -> str:
-        """Return the path of the file."""
+        """Return the place of the file, for messages."""
         return str(self.path / name)
 
 
@@ -82,21 +63,50 @@ class LoadedRun:
     @property
     def files(self) -> RunFiles:
         """The run's files."""
-        return self.packed or DirectoryFiles(self.path)
+        return self.packed or RunFiles(self.path)
 
-    def rounds_of(self, case: CaseResult) -> list[RoundResult]:
-        """Return the rounds of a case that could be read, in order."""
-        return [self.rounds[name] for name in case.rounds if name in self.rounds]
+    @property
+    def cases(self) -> list[LoadedCase]:
+        """The cases with their rounds, in the run's order."""
+        return [LoadedCase(self, case) for case in self.summary.cases]
+
+
+class LoadedCase(NamedTuple):
+    """One case of a run, with its rounds."""
+
+    run: LoadedRun
+    result: CaseResult
+
+    @property
+    def rounds(self) -> list[RoundResult]:
+        """The rounds that could be read, in order."""
+        return [self.run.rounds[name] for name in self.result.rounds if name in self.run.rounds]
+
+    @property
+    def succeeded(self) -> list[RoundResult]:
+        """The rounds that could be read and that succeeded."""
+        return [result for result in self.rounds if result.state == "succeeded"]
+
+    @property
+    def first(self) -> RoundResult | None:
+        """The first round that could be read."""
+        return next(iter(self.rounds), None)
+
+    @property
+    def framework_version(self) -> str | None:
+        """The version that the first round reports, else that of the key."""
+        version = self.first.environment.started.get("framework_version") if self.first else None
+        return str(version) if version else self.result.key.framework_version
 
 
 def load_round(path: Path) -> RoundResult:
     """Read a ``result.json``. Raises RunError naming the file where it is unreadable or has another version."""
-    return _load(RoundResult, DirectoryFiles(path.parent), path.name)
+    return _load(RoundResult, RunFiles(path.parent), path.name)
 
 
 def load_summary(path: Path) -> Summary:
     """Read a ``summary.json``. Raises RunError naming the file where it is unreadable or has another version."""
-    return _load(Summary, DirectoryFiles(path.parent), path.name)
+    return _load(Summary, RunFiles(path.parent), path.name)
 
 
 def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
@@ -104,27 +114,25 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 
     Without ``curves``, data for charts is omitted, which tables over many runs do not need.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
-    summary_file = run_dir / SUMMARY_FILE
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
-    if not summary_file.is_file():
+    if not (run_dir / SUMMARY_FILE).is_file():
         if (run_dir / "plan.json").is_file() or any(run_dir.glob("*/round*/job.json")):
             raise RunError(
                 f"{run_dir}: is incomplete (no {SUMMARY_FILE}): resume it, or run 'accelmark report' to summarise it"
             )
         raise RunError(f"{run_dir}: is not a run (no {SUMMARY_FILE} and no plan.json)")
-    return loaded_from(run_dir, DirectoryFiles(run_dir), curves=curves)
+    return loaded_from(run_dir, None, curves=curves)
 
 
-def loaded_from(path: Path, files: RunFiles, *, curves: bool = True) -> LoadedRun:
-    """Load a finished run from its files; ``path`` is shown to users.
+def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> LoadedRun:
+    """Load a finished run from its directory ``path``, or from the files that are packed in the bundle ``path``.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
+    files = packed or RunFiles(path)
     summary = _load(Summary, files, SUMMARY_FILE)
     rounds: dict[str, RoundResult] = {}
     problems: list[str] = []
@@ -133,7 +141,7 @@ def loaded_from(path: Path, files: RunFiles, *, curves: bool = True) -> LoadedRu
             rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _CHART_FIELDS)
         except RunError as error:
             problems.append(str(error))
-    return LoadedRun(path, summary, rounds, tuple(problems), None if isinstance(files, DirectoryFiles) else files)
+    return LoadedRun(path, summary, rounds, tuple(problems), packed)
 
 
 def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = ()) -> R:
@@ -149,25 +157,8 @@ def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = (
     for field in omitted:
         loaded.pop(field, None)
     try:
-        result = model.model_validate(loaded)
+        return model.model_validate(loaded)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
-    for figure, value in _numbers(result):
-        if not math.isfinite(value):  # 1e999 parses as infinity
-            raise RunError(f"{path}: does not follow schema version {version}: figures.{figure}: is not finite")
-    return result
-
-
-def _numbers(result: RoundResult | Summary) -> Iterator[tuple[str, float]]:
-    if isinstance(result, RoundResult):
-        for name, figure in result.figures.items():
-            if figure.value is not None:
-                yield name.value, figure.value
-        return
-    for case in result.cases:
-        for name, spread in case.figures.items():
-            for value in (spread.mean, spread.stdev, *(spread.ci95 or ())):
-                if value is not None:
-                    yield name.value, value

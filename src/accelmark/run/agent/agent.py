@@ -33,9 +33,9 @@ from accelmark.run.agent.sysinfo import system_information
 from accelmark.run.agent.task import RANKS_FILE, STOP_FILES, AgentTask
 from accelmark.run.processes import descendants, signal_all
 from accelmark.run.record.states import utc_now
-from accelmark.spec.catalog import load_framework
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
+from accelmark.spec.plugins.catalog import load_framework
 from accelmark.spec.plugins.framework import FrameworkSpec, LaunchRecord
 
 _TELEMETRY_START_S: Final = 5.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import accelmark
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.spec.catalog import load_framework, load_launch
+from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch
 
 TELEMETRY_MODULE = "accelmark.telemetry.record"

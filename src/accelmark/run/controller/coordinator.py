@@ -16,8 +16,9 @@ from accelmark.run.controller.job_waiter import Cancellation, JobWaiter
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
 from accelmark.run.display.observer import RunObserver
 from accelmark.run.display.progress import ProgressReader
-from accelmark.run.launchers.host import UnreachableError
-from accelmark.run.launchers.launcher import AgentHandle, Launcher
+from accelmark.run.host import UnreachableError
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
 from accelmark.run.record.source import source_record

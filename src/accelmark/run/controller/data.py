@@ -14,11 +14,11 @@ from typing import final
 
 from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
 from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.records import DataRecord
 
 ReportProgress = Callable[[str], None]

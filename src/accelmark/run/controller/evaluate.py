@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import PREFIX, reevaluation_dir, saved_checkpoints
+from accelmark.results.read.round_dir import REEVALUATION_PREFIX, reevaluation_dir, saved_checkpoints
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import FetchData
 from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.launcher import AgentHandle, Launcher
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import NodeExit
-from accelmark.spec.work import EvaluateJob, TrainJob
+from accelmark.spec.job import EvaluateJob, NodeExit, TrainJob
 
 
 @final
@@ -125,4 +125,4 @@ async def _run(
     state, reason = classify_job(ends, [end.noderank for end in ends])
     work = spec.work
     num_steps = work.num_steps if isinstance(work, EvaluateJob) else 0
-    return RoundEvaluation(place.with_name(place.name.removeprefix(PREFIX)), state, reason, num_steps)
+    return RoundEvaluation(place.with_name(place.name.removeprefix(REEVALUATION_PREFIX)), state, reason, num_steps)

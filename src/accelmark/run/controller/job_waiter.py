@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.run.agent.rank_exit import NodeState, classify_job
-from accelmark.run.launchers.launcher import AgentHandle
+from accelmark.run.launchers.agent import AgentHandle
 from accelmark.spec.job import NodeExit
 
 

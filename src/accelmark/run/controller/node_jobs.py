@@ -10,9 +10,9 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.catalog import find, load_vendor
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 from accelmark.spec.plugins.launcher import load_launcher
 

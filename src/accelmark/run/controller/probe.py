@@ -19,14 +19,13 @@ from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.catalog import framework_device
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import FolderRef, JobSpec, NodeExit
+from accelmark.spec.job import JobSpec, NodeExit, ProbeJob
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import FolderRef, framework_device
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.records import CEILINGS_FILE, Ceilings, ProbeItem
-from accelmark.spec.work import ProbeJob
 from accelmark.telemetry.host.sampler import BUSY_CPU
 
 

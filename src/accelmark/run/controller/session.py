@@ -22,7 +22,7 @@ from accelmark.run.display.observer import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.source import require_unchanged
-from accelmark.run.sandboxes.job_sandbox import require_images
+from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RunError
 from accelmark.spec.records import COORDINATOR_LOG
 

@@ -56,7 +56,7 @@ def headline(result: RoundResult) -> str:
         if figure is None or figure.value is None:
             continue
         if name is FigureName.FINAL_METRIC:
-            metric = str((result.target or {}).get("metric", "metric"))
+            metric = result.target.metric if result.target else "metric"
             parts.append(f"{metric} {digits(figure.value)}")
         elif name is FigureName.INFERENCE_METRIC and result.inference is not None:
             parts.append(f"{result.inference.metric} {digits(figure.value)}")

@@ -16,8 +16,8 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState
 from accelmark.run.display.progress import Devices, JobProgress
 from accelmark.run.record.states import JobStatus
+from accelmark.spec.job import TrainingWork
 from accelmark.spec.number_format import digits, duration, percent, quantity
-from accelmark.spec.work import TrainingWork
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {
     "queued": ("○", "dim"),

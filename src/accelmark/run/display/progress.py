@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, final
 
 from accelmark.spec.events import Event
 from accelmark.spec.inference import InferStep
+from accelmark.spec.job import TrainingWork, Work
 from accelmark.spec.perflog import PerfLogRecord, decode_line
-from accelmark.spec.work import TrainingWork, Work
 
 Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelmark.spec.catalog import find, folder_module
+from accelmark.spec.plugins.catalog import find, folder_module
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan

@@ -4,58 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.launchers.host import PreflightHost
+from accelmark.run.host import Host
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox, job_sandbox
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.launcher import load_launcher
-
-
-class AgentHandle(Protocol):
-    """The node agent of one job on one host.
-
-    Each method may be called again after it failed; none blocks the event loop.
-    """
-
-    @property
-    def node(self) -> NodeJob:
-        """The agent's job on its host."""
-        ...
-
-    async def prepare(self) -> None:
-        """Deliver to the host what the agent needs.
-
-        Raises:
-            AccelmarkError: the host cannot run the job; it is named.
-        """
-        ...
-
-    async def start(self) -> None:
-        """Start the agent so that it outlives the coordinator.
-
-        Raises:
-            AccelmarkError: it could not be started; the host is named.
-        """
-        ...
-
-    async def attach(self) -> bool:
-        """Find an agent that an earlier coordinator started; False where none was."""
-        ...
-
-    async def wait(self) -> NodeExit:
-        """Wait for the agent's end, copying its files here meanwhile.
-
-        Only the agent's ``exit.json`` can mean success. Without it the job is lost, and its processes are ended.
-        """
-        ...
-
-    async def stop(self, *, at_once: bool) -> None:
-        """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
-        ...
 
 
 class Launcher(ABC):
@@ -66,10 +25,15 @@ class Launcher(ABC):
         run: its directory on this machine.
     """
 
+    visible_file: Path | None = None
+    """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
+
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan
         self.run = run
         self.spec = load_launcher(plan.cluster.launcher)
+        self.work_directory = str(run)
+        """The directory below which AccelMark writes on each host."""
 
     @property
     def python(self) -> str:
@@ -84,36 +48,75 @@ class Launcher(ABC):
 
     @property
     @abstractmethod
+    def code(self) -> PurePosixPath:
+        """The directory on the hosts that AccelMark is imported from."""
+
+    @property
+    @abstractmethod
     def variables(self) -> Mapping[str, str]:
         """Variables with which the hosts' Python imports AccelMark."""
+
+    @abstractmethod
+    def host(self, spec: HostSpec) -> Host:
+        """Return a host; nothing is connected or requested yet."""
 
     @abstractmethod
     def agent(self, node: NodeJob) -> AgentHandle:
         """Return the agent of a job on one host; nothing is started yet."""
 
     @abstractmethod
-    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
-        """Return hosts for preflight, after requesting an allocation where that is needed.
-
-        Raises:
-            RunError: there is no allocation.
-        """
-
-    @abstractmethod
-    def host_command(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs ``argv`` on a host, started on this machine."""
+    def agent_module(self, node: NodeJob) -> ModuleCommand:
+        """Return the agent of a job as a module to run in its sandbox."""
 
     @abstractmethod
     def job_commands(self, node: NodeJob) -> list[list[str]]:
         """Return, in order, all commands for a job on one host; those that the agent starts come last."""
 
+    async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
+        """Ensure that hosts may be used.
+
+        Raises:
+            RunError: there is no allocation.
+        """
+
+    async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
+        """Ensure that AccelMark is on a host.
+
+        Raises:
+            HostError: it could not be delivered.
+        """
+
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""
         return []
 
+    def lock_file(self, host: HostSpec) -> str | None:
+        """Return the file that a job locks so that no other run uses the host; None: nothing is locked."""
+        return None
+
     def master_address(self, host: HostSpec) -> str:
         """Return the address at which ranks on other hosts reach rank 0 on ``host``."""
         return host.address
+
+    def path_on_host(self, path: Path) -> Path:
+        """Return the path on the hosts of a plug-in's folder, or of a file inside it."""
+        return path
+
+    def sandbox(self, node: NodeJob) -> Sandbox:
+        """Return the sandbox of a job."""
+        return job_sandbox(self.plan, node.job, self.code, self.path_on_host(find("vendors", self.plan.vendor).path))
+
+    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
+        """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
+        agent = self.agent_module(node)
+        readable = [path for path in agent.readable if path.is_dir() and path not in node.job.data_dirs.values()]
+        command = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
+        return self.sandbox(node).command(self.python, command)
+
+    def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
+        """Return the command on a host that ends what a dead agent of a job left behind."""
+        removal = self.sandbox(node).removal(self.agent_module(node).name)
+        return removal or sweep_command(self.python, self.variables, node_dir)
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run that still run on hosts without a coordinator.
@@ -124,3 +127,9 @@ class Launcher(ABC):
 
     async def close(self) -> None:  # noqa: B027  nothing to close is the common case
         """Close connections and return allocations; agents continue."""
+
+
+def sweep_command(python: str, variables: Mapping[str, str], node_dir: PurePosixPath) -> list[str]:
+    """Return the command that kills the processes of a dead agent natively on its host."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *assignments, python, "-m", "accelmark.run.processes", str(node_dir)]

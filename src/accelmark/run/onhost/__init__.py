@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -34,16 +35,12 @@ def abridged(argv: list[str]) -> list[str]:
     """Return a command for display: texts of programs of this package are replaced by their names."""
     texts = {START: "<accelmark/run/onhost: START>"}
     texts |= {source(name): f"<accelmark/run/onhost/{name}.py>" for name in get_args(Program)}
-    known = {shape: short for text, short in texts.items() for shape in (shlex.quote(text), text)}
-    shown = []
-    for argument in argv:
-        for text, short in known.items():
-            if text in argument:
-                argument = argument.replace(text, short)
-        shown.append(argument)
-    return shown
+    for text, short in texts.items():
+        for shape in (shlex.quote(text), text):
+            argv = [argument.replace(shape, short) for argument in argv]
+    return argv
 
 
-def start_command(node_dir: str, argv: list[str]) -> list[str]:
+def start_command(node_dir: str, argv: Sequence[str]) -> list[str]:
     """Return the arguments that start ``argv`` detached in ``node_dir``."""
     return ["sh", "-c", START, "sh", node_dir, *argv]

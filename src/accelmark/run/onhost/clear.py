@@ -29,24 +29,17 @@ def is_running(lock: str) -> bool:
     return False
 
 
-def running_agents(run: str) -> list[str]:
-    """Return the directories of the run's running agents."""
-    places = [place for place, _, files in os.walk(run) if "agent.lock" in files]
-    return [place for place in places if is_running(os.path.join(place, "agent.lock"))]
-
-
 def main(run: str, node: str) -> int:
     """Remove the attempt; returns the exit code."""
     deadline = time.monotonic() + TIMEOUT_S
     stopped: set[str] = set()
     while True:
-        left = running_agents(run)
+        left = [place for place, _, _ in os.walk(run) if is_running(os.path.join(place, "agent.lock"))]
         if not left:
             break
-        for place in left:
-            if place not in stopped:
-                stopped.add(place)
-                os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
+        for place in set(left) - stopped:
+            os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
+        stopped.update(left)
         if time.monotonic() > deadline:
             sys.stderr.write("an earlier attempt does not end: %s\n" % left[0])
             return 7

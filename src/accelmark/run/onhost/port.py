@@ -49,17 +49,10 @@ def reach(address: str, port: int, token: str, timeout: float) -> None:
     """Connect to the listener."""
     try:
         with socket.create_connection((address, port), timeout) as peer:
-            answer = b""
-            while len(answer) < len(token):
-                part = peer.recv(len(token) - len(answer))
-                if not part:
-                    break
-                answer += part
+            ok = peer.makefile("rb").read(len(token)) == token.encode()
+        report(ok=ok, why=None if ok else "another program answers")
     except OSError as error:
         report(ok=False, why=error.strerror or str(error))
-        return
-    ok = answer.decode(errors="replace") == token
-    report(ok=ok, why=None if ok else "another program answers")
 
 
 if __name__ == "__main__":

@@ -38,16 +38,9 @@ def writable(path: str) -> str | None:
     return None
 
 
-def memory_mib() -> float:
-    """Return the MiB of memory available without swapping."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemAvailable"].split()[0]) / 1024
-
-
-def boot_id() -> str:
-    """Return the ID of the machine's current boot."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
+def text_of(path: str) -> str:
+    """Return the content of a text file."""
+    with open(path) as file:
         return file.read().strip()
 
 
@@ -123,13 +116,13 @@ def main() -> None:
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),
-        "boot_id": boot_id(),
+        "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "kernel": os.uname().release,
         "not_writable": writable(work),
         "free_mib": free_mib(work),
-        "memory_mib": memory_mib(),
+        "memory_mib": int(text_of("/proc/meminfo").split("MemAvailable:")[1].split()[0]) / 1024,
         "cpus": len(os.sched_getaffinity(0)),
         "load1": os.getloadavg()[0],
         "busy_ports": [port for port in request["ports"] if not port_is_free(port)],

@@ -1,7 +1,7 @@
 """Write files from standard input; each appears complete or not at all.
 
-``receive wheel PATH SHA256 SIZE`` prints ``have`` where the wheel is unpacked, else ``send`` and then ``done``.
-``receive files`` reads a line of JSON, ``[[path, sha256, size], ...]``, and then their contents.
+``receive wheel PATH SHA256 SIZE`` unpacks a wheel at PATH, unless it is there. ``receive files`` reads a line of JSON,
+``[[path, sha256, size], ...]``, and then their contents.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def receive_wheel(path: str, digest: str, size: int) -> None:
-    """Receive and unpack a wheel, unless it is there."""
-    if os.path.isdir(path):
-        sys.stdout.write("have\n")
-        return
-    sys.stdout.write("send\n")
-    sys.stdout.flush()
+    """Receive and unpack a wheel."""
     import shutil
     import zipfile  # imported here: slow, and seldom needed
 
@@ -62,22 +57,16 @@ def receive_wheel(path: str, digest: str, size: int) -> None:
     finally:
         os.unlink(archive)
         shutil.rmtree(directory, ignore_errors=True)
-    sys.stdout.write("done\n")
-
-
-def receive_files() -> None:
-    """Receive files."""
-    for path, digest, size in json.loads(sys.stdin.buffer.readline()):
-        write(path, content_of(digest, size))
 
 
 def main(arguments: list[str]) -> int:
     """Run one of the two forms; returns the exit code."""
     try:
-        if arguments[0] == "files":
-            receive_files()
-        else:
+        if arguments[0] == "wheel":
             receive_wheel(arguments[1], arguments[2], int(arguments[3]))
+        else:
+            for path, digest, size in json.loads(sys.stdin.buffer.readline()):
+                write(path, content_of(digest, size))
     except DamagedError as error:
         sys.stderr.write("%s\n" % error)
         return 5

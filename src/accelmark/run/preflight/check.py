@@ -13,7 +13,7 @@ from typing import Final, final
 from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.launchers.host import HostError, PreflightHost
+from accelmark.run.host import Host, HostError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
@@ -33,7 +33,6 @@ from accelmark.spec.plugins.requirements import Need, distributions
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """Packages that the node agent imports."""
 REACH_TIMEOUT_S: Final = 4.0
-_LISTEN_TIMEOUT_S: Final = 20.0
 
 
 @final
@@ -68,34 +67,34 @@ class Preflight:
         Raises:
             RunError: there is no allocation of hosts.
         """
+        await self._launcher.allocate()
         used = {node.host for job in self._jobs for node in job.nodes}
-        hosts = await self._launcher.hosts([host for host in self._cluster.hosts if host.name in used])
-        per_host = await asyncio.gather(*(self._check(host) for host in hosts))
+        hosts = {host.name: self._launcher.host(host) for host in self._cluster.hosts if host.name in used}
+        per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for found in per_host for problem in found]
-        names = [host.spec.name for host in hosts]
-        facts = {name: self._facts[name] for name in names if name in self._facts}
-        devices = {name: self._devices[name] for name in names if self._devices.get(name)}
+        facts = {name: self._facts[name] for name in hosts if name in self._facts}
+        devices = {name: self._devices[name] for name in hosts if self._devices.get(name)}
         problems += cluster_problems(
             facts, devices, self._cluster, one_host_per_machine=self._launcher.spec.one_host_per_machine
         )
-        problems += await self._reach({host.spec.name: host for host in hosts})
-        order = {name: place for place, name in enumerate(names)}
-        return sorted(dict.fromkeys(problems), key=lambda problem: order.get(problem.host, len(order)))
+        problems += await self._reach(hosts)
+        order = list(hosts)
+        return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.host))
 
-    async def _check(self, host: PreflightHost) -> list[HostProblem]:
-        name = host.spec.name
+    async def _check(self, host: Host) -> list[HostProblem]:
+        name, launcher = host.name, self._launcher
         try:
             await host.connect()  # so that the clocks below are read without its delay
             begun = time.time()
-            done = await host.run(command(host.python, "probe"), json.dumps(self._request(host)).encode() + b"\n")
+            done = await host.run(command(launcher.python, "probe"), json.dumps(self._request(host)).encode() + b"\n")
             ended = time.time()
             if done.code != 0:
-                return [HostProblem(name, f"cannot be checked with {host.python}: {done.message}")]
+                return [HostProblem(name, f"cannot be checked with {launcher.python}: {done.message}")]
             facts = HostFacts.model_validate_json(done.out)
             self._facts[name] = facts
             # the probe read its clock at some time in between: only an offset beyond that interval counts
             offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-            problems = host_problems(name, facts, self._cluster, offset, host.work_directory, host.visible_file)
+            problems = host_problems(name, facts, self._cluster, offset, launcher.work_directory, launcher.visible_file)
             installed = [package for job in self._jobs_on(host) for package in job.installs]
             problems += requirement_problems(name, facts, self._needs(host), installed)
             if self._cluster.container is not None and facts.engine_problem is None:
@@ -108,21 +107,21 @@ class Preflight:
         except ValidationError as error:
             return [HostProblem(name, f"the probe printed something else: {error.errors()[0]['msg']}")]
 
-    def _request(self, host: PreflightHost) -> dict[str, object]:
-        container = self._cluster.container
-        files = [str(container.image_file)] if container is not None and container.image_file is not None else []
+    def _request(self, host: Host) -> dict[str, object]:
+        container, launcher = self._cluster.container, self._launcher
+        files = (container.image_file if container is not None else None, launcher.visible_file)
         return {
-            "work_directory": host.work_directory,
-            "lock": host.lock_file,
+            "work_directory": launcher.work_directory,
+            "lock": launcher.lock_file(host.spec),
             "ports": self._ports(host.spec),
             "directories": [str(path) for path in self._given_data],
-            "files": files + ([str(host.visible_file)] if host.visible_file is not None else []),
+            "files": [str(file) for file in files if file is not None],
             "modules": list(NEEDED_MODULES),
             "distributions": distributions(self._needs(host)),
             "engine": container.engine if container is not None else None,
         }
 
-    def _needs(self, host: PreflightHost) -> list[Need]:
+    def _needs(self, host: Host) -> list[Need]:
         """Return the requirements of the host's jobs on its own Python; a container's is not checked."""
         if self._cluster.container is not None:
             return []
@@ -132,21 +131,21 @@ class Preflight:
         is_master = any(len(job.nodes) > 1 and job.nodes[0].host == host.name for job in self._jobs)
         return sorted({*([self._cluster.master_port] if is_master else []), *host.service_ports})
 
-    def _jobs_on(self, host: PreflightHost) -> list[PlannedJob]:
-        return [job for job in self._jobs if any(node.host == host.spec.name for node in job.nodes)]
+    def _jobs_on(self, host: Host) -> list[PlannedJob]:
+        return [job for job in self._jobs if any(node.host == host.name for node in job.nodes)]
 
-    async def _check_devices(self, host: PreflightHost, facts: HostFacts) -> list[HostProblem]:
+    async def _check_devices(self, host: Host, facts: HostFacts) -> list[HostProblem]:
         jobs = self._jobs_on(host)
         looked = await read_devices(host, self._directory, self._launcher, jobs[0], facts)
         if looked is None:
             return []
         if isinstance(looked, HostProblem):
             return [looked]
-        self._devices[host.spec.name] = looked
-        needed = max(node.nproc for job in jobs for node in job.nodes if node.host == host.spec.name)
-        return device_problems(host.spec.name, looked, self._directory.plan.vendor, needed)
+        self._devices[host.name] = looked
+        needed = max(node.nproc for job in jobs for node in job.nodes if node.host == host.name)
+        return device_problems(host.name, looked, self._directory.plan.vendor, needed)
 
-    async def _reach(self, places: dict[str, PreflightHost]) -> list[HostProblem]:
+    async def _reach(self, places: dict[str, Host]) -> list[HostProblem]:
         """Check that the other hosts of each job reach its master port."""
         groups = dict.fromkeys(tuple(node.host for node in job.nodes) for job in self._jobs if len(job.nodes) > 1)
         members: dict[str, list[str]] = {}
@@ -159,27 +158,23 @@ class Preflight:
                 found += await self._reach_master(places[master], [places[name] for name in dict.fromkeys(others)])
         return found
 
-    async def _reach_master(self, master: PreflightHost, others: Sequence[PreflightHost]) -> list[HostProblem]:
-        port, token, name = str(self._cluster.master_port), secrets.token_hex(8), master.spec.name
+    async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[HostProblem]:
+        port, token, name = str(self._cluster.master_port), secrets.token_hex(8), master.name
         try:
-            listener = await master.open(command(master.python, "port", "listen", port, token))
-        except HostError as error:
-            return [HostProblem(error.host, error.what)]
-        try:
-            answer = json.loads(await asyncio.wait_for(listener.readline(), _LISTEN_TIMEOUT_S) or b"{}")
-            if not answer.get("ok"):
-                return [HostProblem(name, f"cannot listen on port {port}: {answer.get('why', 'no answer')}")]
-            tries = (self._try(other, master, port, token) for other in others)
-            return [problem for problem in await asyncio.gather(*tries) if problem is not None]
+            async with master.running(command(self._launcher.python, "port", "listen", port, token)) as line:
+                answer = json.loads(line or b"{}")
+                if not answer.get("ok"):
+                    return [HostProblem(name, f"cannot listen on port {port}: {answer.get('why', 'no answer')}")]
+                tries = (self._try(other, master, port, token) for other in others)
+                return [problem for problem in await asyncio.gather(*tries) if problem is not None]
         except (TimeoutError, OSError, ValueError) as error:
             return [HostProblem(name, f"port {port} could not be checked: {error}")]
         except HostError as error:
             return [HostProblem(error.host, error.what)]
-        finally:
-            await listener.close()
 
-    async def _try(self, other: PreflightHost, master: PreflightHost, port: str, token: str) -> HostProblem | None:
-        argv = command(other.python, "port", "reach", master.address, port, token, f"{REACH_TIMEOUT_S:g}")
+    async def _try(self, other: Host, master: Host, port: str, token: str) -> HostProblem | None:
+        address = self._launcher.master_address(master.spec)
+        argv = command(self._launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
         try:
             done = await other.run(argv)
             answer = json.loads(done.out or b"{}")
@@ -189,36 +184,29 @@ class Preflight:
             answer = {"why": done.message}
         if answer.get("ok"):
             return None
-        what = f"cannot reach {master.spec.name} at {master.address} port {port}: {answer.get('why', 'no answer')}"
-        return HostProblem(other.spec.name, what, "open the port in the firewall, or set master_port")
+        what = f"cannot reach {master.name} at {address} port {port}: {answer.get('why', 'no answer')}"
+        return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
 def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
     """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
-    hosts = {host.name: host for host in plan.cluster.hosts}
+    hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
     python, port = launcher.python, str(plan.cluster.master_port)
-    used = dict.fromkeys(node.host for job in jobs for node in job.nodes)
     found: dict[str, list[list[str]]] = {}
-    for name in used:
-        found[name] = [launcher.host_command(hosts[name], command(python, "probe"))]
+    for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
+        found[name] = [command(python, "probe")]
         for recipe in pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
-            found[name] += [launcher.host_command(hosts[name], argv) for argv in (recipe.present, recipe.look_up)]
+            found[name] += [recipe.present, recipe.look_up]
         if has_devices(plan.vendor):
-            found[name].append(
-                launcher.host_command(hosts[name], devices_command(launcher.variables, python, plan.vendor))
-            )
-    reached: set[tuple[str, str]] = set()
-    for job in jobs:
-        master, *others = [node.host for node in job.nodes]
-        for other in others:
-            if (master, other) in reached:
-                continue
-            if not any(known == master for known, _ in reached):
-                found[master].append(
-                    launcher.host_command(hosts[master], command(python, "port", "listen", port, "TOKEN"))
-                )
-            reached.add((master, other))
-            timeout, address = f"{REACH_TIMEOUT_S:g}", launcher.master_address(hosts[master])
-            argv = command(python, "port", "reach", address, port, "TOKEN", timeout)
-            found[other].append(launcher.host_command(hosts[other], argv))
-    return found
+            found[name].append(devices_command(launcher.variables, python, plan.vendor))
+    masters = {
+        name: [other.host for job in jobs if job.nodes[0].host == name for other in job.nodes[1:]] for name in hosts
+    }
+    for master, others in masters.items():
+        if not others:
+            continue
+        found[master].append(command(python, "port", "listen", port, "TOKEN"))
+        address = launcher.master_address(hosts[master].spec)
+        for other in dict.fromkeys(others):
+            found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
+    return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}

@@ -6,33 +6,24 @@ import json
 import sys
 from typing import Any
 
-from accelmark.spec.catalog import find
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.catalog import find
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSource, SourceError
-from accelmark.telemetry.sources import device_sources
+from accelmark.telemetry.sources import device_sources, first_readable
 
 
 def main(vendor: str) -> int:
     """Print the devices; returns the exit code."""
-    problems: list[str] = []
     try:
         folder = find("vendors", vendor).path
-        sources = device_sources(folder, read_vendor(folder)[1])
+        source, found = first_readable(device_sources(folder, read_vendor(folder)[1]), _look)
     except (AccelmarkError, SourceError) as error:
         print(error, file=sys.stderr)
         return 1
-    for source in sources:
-        try:
-            print(json.dumps(_look(source)))
-        except SourceError as error:
-            problems.append(str(error))
-        else:
-            return 0
-        finally:
-            source.close()
-    print("; ".join(problems) or "no source reads them", file=sys.stderr)
-    return 1
+    source.close()
+    print(json.dumps(found))
+    return 0
 
 
 def _look(source: DeviceSource) -> list[dict[str, Any]]:

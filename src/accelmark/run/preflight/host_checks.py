@@ -9,13 +9,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
-from accelmark.run.launchers.host import HostError, PreflightHost, UnreachableError
+from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, Severity
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.image import ImageRecipe, availability
-from accelmark.run.sandboxes.job_sandbox import recipe_of
-from accelmark.spec.catalog import load_vendor
+from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
+from accelmark.spec.plugins.catalog import load_vendor
 
 _MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
@@ -36,7 +35,7 @@ def devices_command(variables: Mapping[str, str], python: str, vendor: str) -> l
 
 
 async def read_devices(
-    host: PreflightHost, directory: RunDirectory, launcher: Launcher, job: PlannedJob, facts: HostFacts
+    host: Host, directory: RunDirectory, launcher: Launcher, job: PlannedJob, facts: HostFacts
 ) -> tuple[DeviceFacts, ...] | HostProblem | None:
     """Return the vendor's devices on a host, why they cannot be read, or None where there are none to read.
 
@@ -46,21 +45,21 @@ async def read_devices(
     Raises:
         HostError: the connection to the host was lost.
     """
-    plan, name = directory.plan, host.spec.name
+    plan, name = directory.plan, host.name
     if not has_devices(plan.vendor):
         return None
     if not facts.lacking_modules:
-        await host.deliver()
-        done = await host.run(devices_command(host.variables, host.python, plan.vendor))
+        await launcher.deliver(host.spec)
+        done = await host.run(devices_command(launcher.variables, launcher.python, plan.vendor))
     else:
         recipe = recipe_of(plan, job.job)
         if recipe is None or (await host.run(recipe.present)).code != 0:
             what = f"devices of {plan.vendor} cannot be read before the image exists"
             return HostProblem(name, what, f"{facts.executable} lacks {', '.join(facts.lacking_modules)}", "warning")
-        await host.deliver()
+        await launcher.deliver(host.spec)
         jobs = node_jobs(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
         node = next(node for node in jobs if node.host.name == name)
-        done = await host.run(host.sandbox_command(node, _MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
+        done = await host.run(launcher.sandbox_command(node, _MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
     try:
         if done.code == 0:
             return _DEVICES.validate_json(done.out)
@@ -75,7 +74,7 @@ def pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
     return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
 
 
-async def check_images(host: PreflightHost, plan: Plan, jobs: Sequence[PlannedJob]) -> list[HostProblem]:
+async def check_images(host: Host, plan: Plan, jobs: Sequence[PlannedJob]) -> list[HostProblem]:
     """Return a problem for each image of ``jobs`` that is neither on a host nor in its registry.
 
     Where it is not known whether a pull would fail, the problem is a warning.
@@ -93,10 +92,10 @@ async def check_images(host: PreflightHost, plan: Plan, jobs: Sequence[PlannedJo
         except UnreachableError:
             raise
         except HostError as error:
-            found.append(HostProblem(host.spec.name, f"{what}: {error.what}", _HINT, "warning"))
+            found.append(HostProblem(host.name, f"{what}: {error.what}", _HINT, "warning"))
             continue
         answer = availability(done.code, done.message)
         if answer != "found":
             severity: Severity = "error" if answer == "absent" else "warning"
-            found.append(HostProblem(host.spec.name, f"{what}: {done.message}", _HINT, severity))
+            found.append(HostProblem(host.name, f"{what}: {done.message}", _HINT, severity))
     return found

@@ -16,8 +16,8 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.catalog import load_case
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.plugins.catalog import load_case
 
 
 async def run_preflight(

@@ -12,7 +12,7 @@ RESULT_FILE: Final = "result.json"
 
 def measure_round(round_dir: Path) -> RoundResult:
     """Compute a round's result and write ``result.json``."""
-    from accelmark.results.rounds.result import write_round
+    from accelmark.results.rounds.summary import write_round
 
     return write_round(round_dir)
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import accelmark
 from accelmark.plan.plan import Plan
-from accelmark.spec.catalog import find, tree_hash
 from accelmark.spec.errors import AccelmarkError, Problem, SpecError
+from accelmark.spec.plugins.catalog import find, tree_hash
 from accelmark.spec.records import SourceRecord
 
 _GIT_TIMEOUT_S: Final = 20.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, final
 
+from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.agent.error_lines import error_lines
-from accelmark.spec.catalog import tree_hash
+from accelmark.run.host import Host
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey
+from accelmark.spec.plugins.catalog import find, tree_hash
 
 IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""
@@ -28,9 +31,8 @@ inconclusive: its daemon, which pulls, may use a proxy or a mirror that the clie
 """
 _FOUND: Final = re.compile("single image")
 """Older podman's error where the registry has the image for a single architecture."""
+_TIMEOUT_S: Final = 4 * 3600.0
 Availability = Literal["found", "absent", "unknown"]
-RunCommand = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]
-"""Runs a command on a host; returns its exit code and output."""
 
 
 @final
@@ -63,6 +65,37 @@ def availability(code: int, output: str) -> Availability:
     return "absent" if _ABSENT.search(output) else "unknown"
 
 
+def require_images(plan: Plan) -> None:
+    """Check that each job has an image, before anything is started.
+
+    Raises:
+        RequestError: a vendor has no recipe for a framework.
+    """
+    for planned in plan.jobs:
+        recipe_of(plan, planned.job)
+
+
+def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRecipe | None:
+    """Return the image of a job, a trainer's own or its framework's; None where it runs natively.
+
+    Args:
+        plan: the run.
+        job: the job.
+        context: the vendor's folder on the host, for the build; None: that of this machine.
+
+    Raises:
+        RequestError: the vendor has no recipe for the job's framework.
+    """
+    container, key = plan.cluster.container, job.key
+    if container is None:
+        return None
+    if isinstance(job.work, ExternalJob):
+        container = container.model_copy(update={"image": container.image or job.work.trainer.image})
+        key = key.model_copy(update={"framework": job.framework})
+    folder = find("vendors", plan.vendor).path
+    return recipe_for(container, plan.vendor, folder, key, context or folder)
+
+
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
     """Return the image that a key's ranks run in.
 
@@ -76,13 +109,12 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     Raises:
         RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
     """
-    engine, archive = container.engine, container.image_file
-    if container.image is not None:
-        present = _present(engine, container.image)
+    engine, archive, image = container.engine, container.image_file, container.image
+    if image is not None:
+        present = [engine, "image", "inspect", image]
         if archive is not None:
-            return ImageRecipe(container.image, present, [engine, "load", "--input", str(archive)], archive)
-        pull, look_up = [engine, "pull", container.image], [engine, "manifest", "inspect", container.image]
-        return ImageRecipe(container.image, present, pull, look_up=look_up)
+            return ImageRecipe(image, present, [engine, "load", "--input", str(archive)], archive)
+        return ImageRecipe(image, present, [engine, "pull", image], look_up=[engine, "manifest", "inspect", image])
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
@@ -93,7 +125,7 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     build = [engine, "build", "--tag", name, "--network", "host", *container.build_options]
     if container.pip_source is not None:
         build += ["--build-arg", f"PIP_SOURCE={container.pip_source}"]
-    return ImageRecipe(name, _present(engine, name), [*build, str(context / "images" / directory)])
+    return ImageRecipe(name, [engine, "image", "inspect", name], [*build, str(context / "images" / directory)])
 
 
 def _content(recipe: Path, build_options: Sequence[str]) -> str:
@@ -104,32 +136,21 @@ def _content(recipe: Path, build_options: Sequence[str]) -> str:
     return content[:16]
 
 
-def _present(engine: str, name: str) -> list[str]:
-    return [engine, "image", "inspect", name]
-
-
-async def ensure_image(recipe: ImageRecipe, host: str, run: RunCommand, directory: Path) -> None:
-    """Ensure that a host has an image.
-
-    Args:
-        recipe: the image.
-        host: the host's name, for errors.
-        run: runs a command there.
-        directory: directory on this machine for ``image.log``.
+async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None:
+    """Ensure that a host has an image; ``image.log`` is written to ``directory`` on this machine.
 
     Raises:
         RunError: it could not be obtained; the host and the first errors are named.
     """
-    if (await run(recipe.present))[0] == 0:
+    if (await host.run(recipe.present)).code == 0:
         return
-    code, output = await run(recipe.make)
+    made = await host.run(recipe.make, timeout_s=_TIMEOUT_S)
     make_directory(directory)
     with write_errors(directory / IMAGE_LOG):
-        (directory / IMAGE_LOG).write_text(output, encoding="utf-8", errors="replace")
-    if code != 0:
-        why = error_lines(output) or f"exit code {code}"
-        raise RunError(f"{host}: the image {recipe.name} could not be {recipe.origin}: {why}")
-    if recipe.archive is not None and (await run(recipe.present))[0] != 0:
-        held = ", ".join(_LOADED.findall(output)) or "an image without a name"
-        what = f"{recipe.archive} contains {held}, not {recipe.name} (container.image)"
-        raise RunError(f"{host}: {what}")
+        (directory / IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")
+    if made.code != 0:
+        why = error_lines(made.output) or f"exit code {made.code}"
+        raise RunError(f"{host.name}: the image {recipe.name} could not be {recipe.origin}: {why}")
+    if recipe.archive is not None and (await host.run(recipe.present)).code != 0:
+        held = ", ".join(_LOADED.findall(made.output)) or "an image without a name"
+        raise RunError(f"{host.name}: {recipe.archive} contains {held}, not {recipe.name} (container.image)")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
 
+from accelmark.spec.errors import nearest
 from accelmark.spec.inference import InferCaseSpec
+from accelmark.spec.layers import flatten, setting_defaults
 from accelmark.spec.model import Spec
+from accelmark.spec.settings import TrainSettings
 
 Unit = Literal["image", "token", "sequence", "sample"]
 
@@ -53,6 +56,17 @@ class TrainCaseSpec(Spec):
     """Defaults of :class:`accelmark.spec.settings.TrainSettings`, for every framework."""
     mutable: tuple[str, ...]
     """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``."""
+
+    @field_validator("mutable")
+    @classmethod
+    def _names_settings(cls, mutable: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        known = {*setting_defaults(TrainSettings), *flatten(info.data.get("settings", {}))}
+        sections = {key.rpartition(".")[0] for key in known} - {""}
+        unknown = [entry for entry in mutable if not any(f"{key}.".startswith(f"{entry}.") for key in known)]
+        if unknown:
+            named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)
+            raise ValueError("; ".join(named))
+        return mutable
 
 
 class CaseSpec(Spec):

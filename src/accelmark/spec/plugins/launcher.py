@@ -7,16 +7,17 @@ with a class ``Options``.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from accelmark.spec.catalog import find, folder_module, folders
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.model import Spec, parse, problems_of
-from accelmark.spec.yaml_file import read_yaml
+from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
 
 class LauncherSpec(Spec):
@@ -45,16 +46,8 @@ O = TypeVar("O", bound=LauncherOptions)  # noqa: E741
 
 
 def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
-    """Read ``launcher.yaml`` of one launcher.
-
-    Raises:
-        RequestError: there is no such launcher; the nearest name is suggested.
-    """
-    file = find("launchers", name, where).path / "launcher.yaml"
-    spec = parse(LauncherSpec, read_yaml(file), str(file))
-    if spec.name != name:
-        raise SpecError([Problem(str(file), "name", f"is {spec.name!r}, but the folder is {name!r}")])
-    return spec
+    """Read ``launcher.yaml`` of one launcher; raise RequestError with the nearest name if there is none."""
+    return load_spec("launchers", name, LauncherSpec, where)
 
 
 def options_of(model: type[O], cluster: ClusterSpec) -> O:
@@ -63,30 +56,15 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
-    """Check a cluster file and the settings of its launcher.
-
-    Raises:
-        SpecError: with every problem.
-    """
-    problems = launcher_problems(values, where)
-    try:
-        cluster = parse(ClusterSpec, values, where)
-    except SpecError as error:
-        raise SpecError([*error.problems, *problems]) from error
-    if problems:
-        raise SpecError(problems)
-    return cluster
+    """Check a cluster file and the settings of its launcher; raise SpecError with every problem."""
+    return parse(ClusterSpec, values, where, launcher_problems(values, where))
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:
     """Return what is wrong with ``launcher`` and the settings of launchers in a cluster file.
 
     Settings of launchers other than the one named are allowed, so that a file stays valid when ``launcher`` changes.
-
-    Args:
-        values: contents of the cluster file.
-        where: its name, for errors.
-        prefix: prefix of its keys in errors, ending with a dot.
+    ``where`` is the file, and ``prefix`` (with its dot) the prefix of its keys, for errors.
     """
     given = {name: value for name, value in values.items() if name not in ClusterSpec.model_fields}
     launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)
@@ -104,6 +82,41 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
         found = problems_of(error, model, where)
         problems += [Problem(where, prefix + each.key, each.what, each.hint) for each in found]
     return problems
+
+
+def host_problems(cluster: ClusterSpec) -> list[Problem]:
+    """Return a problem for each host that the cluster's launcher cannot use."""
+    launcher, where = load_launcher(cluster.launcher), f"cluster {cluster.name!r}"
+    options = options_of(options_model(cluster.launcher), cluster)
+    problems = [Problem(where, "hosts", what) for what in options.host_problems(cluster.hosts)]
+    if not launcher.is_localhost:
+        return problems
+    others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]
+    hint = f"set launcher to one of: {', '.join(others)}"
+    starts = f"launcher: {launcher.name} starts everything on this machine"
+    if len(cluster.hosts) > 1:
+        problems.append(Problem(where, "hosts", f"there are {len(cluster.hosts)}, but {starts}", hint))
+    for number, host in enumerate(cluster.hosts):
+        if not is_localhost(host.address):
+            what = f"{host.address} is not this machine, but {starts}"
+            problems.append(Problem(where, f"hosts.{number}.address", what, f"{hint}; or use localhost"))
+    return problems
+
+
+def is_localhost(address: str) -> bool:
+    """Return whether a name or address is this machine's, without a DNS lookup, which may take long."""
+    try:
+        numeric = ipaddress.ip_address(address)
+    except ValueError:
+        own = socket.gethostname().lower()
+        return address.lower() in {"localhost", own, own.partition(".")[0]}
+    family = socket.AF_INET if numeric.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def option_names() -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import shlex
 import tomllib
@@ -62,10 +61,7 @@ def missing(
 ) -> list[Missing]:
     """Return the requirements that are not met.
 
-    Args:
-        needs: requirements.
-        version_of: returns the installed version of a package.
-        given: names of packages that will be installed before the ranks start.
+    ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start.
     """
     found: dict[str, Missing] = {}
     brought = {_normalised(name) for name in given}
@@ -86,27 +82,10 @@ def install_command(found: Iterable[Missing], python: str | None = None) -> str:
 
 
 def require(needed_by: str, *requirements: str) -> None:
-    """Check that the packages that a verb needs are installed.
-
-    Raises:
-        RequestError: lists the missing packages and the command that installs them.
-    """
+    """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
     found = missing([Need(requirement=one, needed_by=needed_by) for one in requirements])
     if found:
         raise RequestError(f"{'; '.join(map(str, found))}: run {install_command(found)}")
-
-
-def engine_requirements(file: Path) -> tuple[str, ...]:
-    """Return ``Engine.requires`` of an engine's file, without importing it."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ()  # importing the engine reports the error
-    for engine in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Engine"):
-        for statement in engine.body:
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "requires":
-                return tuple(str(one) for one in ast.literal_eval(statement.value))
-    return ()
 
 
 def requirement_names(file: Path) -> Iterator[str]:

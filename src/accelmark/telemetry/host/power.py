@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from dataclasses import dataclass
+import time
+from collections import deque
 from pathlib import Path
 from typing import Final, final
 
@@ -33,25 +34,6 @@ class IpmiError(Exception):
 
 
 @final
-@dataclass(slots=True)
-class _Package:
-    energy: Path
-    range_uj: int | None
-    last_uj: int
-    total_uj: int = 0
-
-    def advance(self) -> None:
-        now = _read_number(self.energy)
-        step = now - self.last_uj
-        if step < 0:
-            if self.range_uj is None:
-                raise RaplError(f"{self.energy} decreased and its range is unknown")
-            step += self.range_uj
-        self.last_uj = now
-        self.total_uj += step
-
-
-@final
 class Rapl:
     """The energy counters of all CPU packages, unwrapped and summed.
 
@@ -63,12 +45,27 @@ class Rapl:
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._packages = _packages(root)
+        self._last_uj: dict[Path, int] = {}
+        self._total_uj = 0
+        if not root.is_dir():
+            raise RaplError(f"{root} does not exist (no RAPL here, or a virtual machine)")
+        problems: list[str] = []
+        for zone in sorted(root.glob("*-rapl:*")):
+            try:
+                if (zone / "name").read_text().startswith("package-"):
+                    self._last_uj[zone / "energy_uj"] = _read_number(zone / "energy_uj")
+            except (OSError, RaplError) as error:
+                problems.append(str(error))
+        if problems:
+            # The sum over some of the packages would be wrong.
+            raise RaplError("; ".join(problems))
+        if not self._last_uj:
+            raise RaplError(f"{root} lists no CPU package")
 
     @property
     def num_packages(self) -> int:
         """Number of packages that are read."""
-        return len(self._packages)
+        return len(self._last_uj)
 
     def energy_j(self) -> float:
         """Return the energy of all packages in J since this object was created.
@@ -76,45 +73,19 @@ class Rapl:
         Raises:
             RaplError: a counter is no longer readable.
         """
-        for package in self._packages:
-            package.advance()
-        return sum(package.total_uj for package in self._packages) / 1e6
-
-
-def _packages(root: Path) -> list[_Package]:
-    if not root.is_dir():
-        raise RaplError(f"{root} does not exist (no RAPL here, or a virtual machine)")
-    found: list[_Package] = []
-    problems: list[str] = []
-    for zone in sorted(root.glob("*-rapl:*")):
-        try:
-            if not (zone / "name").read_text().strip().startswith("package-"):
-                continue
-            found.append(_Package(zone / "energy_uj", _range(zone), _read_number(zone / "energy_uj")))
-        except PermissionError:
-            problems.append(f"{zone}/energy_uj is readable by root only")
-        except (OSError, ValueError, RaplError) as error:
-            problems.append(f"{zone}: {error}")
-    if problems:
-        # The sum over some of the packages would be wrong.
-        raise RaplError("; ".join(problems))
-    if not found:
-        raise RaplError(f"{root} lists no CPU package")
-    return found
-
-
-def _range(zone: Path) -> int | None:
-    try:
-        return _read_number(zone / "max_energy_range_uj")
-    except RaplError:
-        return None
+        for counter, last in self._last_uj.items():
+            now = _read_number(counter)
+            wrapped = _read_number(counter.with_name("max_energy_range_uj")) if now < last else 0
+            self._total_uj += now - last + wrapped
+            self._last_uj[counter] = now
+        return self._total_uj / 1e6
 
 
 def _read_number(path: Path) -> int:
     try:
         return int(path.read_text())
-    except PermissionError:
-        raise
+    except PermissionError as error:
+        raise RaplError(f"{path} is readable by root only") from error
     except (OSError, ValueError) as error:
         raise RaplError(f"{path} cannot be read: {error}") from error
 
@@ -172,37 +143,26 @@ class IpmiPower:
     """Reads power in a separate thread, since the controller is slow."""
 
     def __init__(self, tool: str = "ipmitool", interval_s: float = IPMI_INTERVAL_S) -> None:
+        self.reason: str | None = None if shutil.which(tool) else f"{tool} is not installed"
+        """Why there is no power reading, or None."""
         self._tool = tool
         self._interval_s = interval_s
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._fresh: float | None = None
-        self._reason: str | None = None if shutil.which(tool) else f"{tool} is not installed"
-        if self._reason is None:
+        self._fresh: deque[float] = deque(maxlen=1)
+        if self.reason is None:
             threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
-
-    @property
-    def reason(self) -> str | None:
-        """Why there is no power reading, or None."""
-        with self._lock:
-            return self._reason
 
     def take(self) -> float | None:
         """Return the latest reading in W if it was not returned before, else None."""
-        with self._lock:
-            fresh, self._fresh = self._fresh, None
-            return fresh
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._stop.set()
+        try:
+            return self._fresh.pop()
+        except IndexError:
+            return None
 
     def _refresh(self) -> None:
-        while not self._stop.is_set():
+        while True:
             try:
-                power, reason = read_ipmi_power_w(self._tool), None
+                self._fresh.append(read_ipmi_power_w(self._tool))
+                self.reason = None
             except IpmiError as error:
-                power, reason = None, str(error)
-            with self._lock:
-                self._fresh, self._reason = self._fresh if power is None else power, reason
-            self._stop.wait(self._interval_s)
+                self.reason = str(error)
+            time.sleep(self._interval_s)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
 import psutil
 
+from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
 from accelmark.telemetry.host.processes import PROC, descendants, parents
 
 BUSY_CPU: Final = 0.2
@@ -51,10 +52,6 @@ class HostSample:
     rank_rss_mib: float | None = None
     """Resident memory of the ranks and their descendants."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
 
 @final
 class CpuMeter:
@@ -90,9 +87,10 @@ class HostSampler:
     Args:
         pids: processes whose memory (children included) is summed as ``rank_rss_mib``.
         proc: where procfs is mounted.
+        power: whether to read the power of the host and of its CPU packages.
     """
 
-    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC) -> None:
+    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC, *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
         self._family: frozenset[int] = self._roots
@@ -100,6 +98,8 @@ class HostSampler:
         self._proc = proc
         self._cpu = CpuMeter()
         self._io: tuple[float, dict[str, int]] | None = None
+        self._ipmi = IpmiPower() if power else None
+        self._rapl = self._try("rapl_j", Rapl) if power else None
         if not self._roots:
             self.reasons["rank_rss_mib"] = "no ranks to measure"
 
@@ -107,7 +107,7 @@ class HostSampler:
         """Read the host at monotonic time ``now_s``."""
         memory = self._try("mem_used_mib", psutil.virtual_memory)
         load = self._try("load1", os.getloadavg)
-        base = HostSample(
+        return HostSample(
             cpu=self._try("cpu", self._cpu.busy),
             mem_used_mib=None if memory is None else (memory.total - memory.available) / _MIB,
             mem_total_mib=None if memory is None else memory.total / _MIB,
@@ -115,48 +115,46 @@ class HostSampler:
             psi_cpu=self._pressure("cpu"),
             psi_memory=self._pressure("memory"),
             psi_io=self._pressure("io"),
+            power_w=self._power_w(),
+            rapl_j=None if self._rapl is None else self._try("rapl_j", self._rapl.energy_j),
             rank_rss_mib=self._rank_rss(now_s),
-        )
-        rates = self._rates(now_s)
-        return replace(
-            base,
-            disk_read_mib_s=rates.get("disk_read"),
-            disk_write_mib_s=rates.get("disk_write"),
-            net_rx_mib_s=rates.get("net_rx"),
-            net_tx_mib_s=rates.get("net_tx"),
+            **self._rates(now_s),
         )
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except (OSError, psutil.Error, RuntimeError) as error:
+        except (OSError, ValueError, psutil.Error, RuntimeError, RaplError) as error:
             self.reasons[name] = f"cannot be read: {error}"
             return None
 
+    def _power_w(self) -> float | None:
+        if self._ipmi is None:
+            return None
+        self.reasons.pop("power_w", None)
+        if self._ipmi.reason is not None:
+            self.reasons["power_w"] = self._ipmi.reason
+        return self._ipmi.take()
+
     def _pressure(self, resource: str) -> float | None:
         path = self._proc / "pressure" / resource
-        try:
-            return pressure_avg10(path.read_text())
-        except (OSError, ValueError) as error:
-            self.reasons[f"psi_{resource}"] = f"{path} cannot be read: {error}"
-            return None
+        return self._try(f"psi_{resource}", lambda: pressure_avg10(path.read_text()))
 
     def _rates(self, now_s: float) -> dict[str, float]:
+        """Return the fields with rates since the previous sample, as far as they are known."""
         counts: dict[str, int] = {}
         disks = self._try("disk_read_mib_s", lambda: psutil.disk_io_counters(nowrap=False))
         if disks is None:
             self.reasons.setdefault("disk_read_mib_s", "the host has no disk counters")
         else:
-            counts |= {"disk_read": disks.read_bytes, "disk_write": disks.write_bytes}
+            counts |= {"disk_read_mib_s": disks.read_bytes, "disk_write_mib_s": disks.write_bytes}
         nets = self._try("net_rx_mib_s", lambda: psutil.net_io_counters(pernic=True, nowrap=False))
         outside = [counter for name, counter in (nets or {}).items() if not name.startswith("lo")]
         if not outside:
             self.reasons.setdefault("net_rx_mib_s", "the host has no network interface but loopback")
         else:
-            counts |= {
-                "net_rx": sum(counter.bytes_recv for counter in outside),
-                "net_tx": sum(counter.bytes_sent for counter in outside),
-            }
+            counts["net_rx_mib_s"] = sum(counter.bytes_recv for counter in outside)
+            counts["net_tx_mib_s"] = sum(counter.bytes_sent for counter in outside)
         before, self._io = self._io, (now_s, counts)
         if before is None or now_s <= before[0]:
             return {}

@@ -8,6 +8,7 @@ import platform
 import socket
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _PROC: Final = Path("/proc")
 
 def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Path = _SYS) -> dict[str, Any]:
     """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
-    infos = [device.to_json() for device in devices]
+    infos = [asdict(device) for device in devices]
     return {
         "schema_version": 1,
         "hostname": socket.gethostname(),
@@ -86,7 +87,7 @@ def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
         "model": cpu_model(proc),
         "logical_cores": psutil.cpu_count(),
         "physical_cores": psutil.cpu_count(logical=False),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "usable_cores": len(os.sched_getaffinity(0)),
         "microcode": fields.get("microcode"),
         "features": [flag for flag in wanted if flag in flags],
         "governor": _text(policy / "scaling_governor"),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeVar
 
-from accelmark.spec.catalog import file_module
+from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceSource, SourceError
 
+T = TypeVar("T")
+
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
-_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor_script:MonitorScript"
+_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
 """Imported by name at run time, since ``compat`` depends on telemetry."""
 
 
@@ -41,6 +44,24 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
     if not sources:
         raise SourceError(telemetry.reasons.get("devices", "the vendor declares no way to read its devices"))
     return tuple(sources)
+
+
+def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource], T]) -> tuple[DeviceSource, T]:
+    """Return the first source that ``read`` succeeds with, and its result; those that fail are closed.
+
+    Raises:
+        SourceError: none succeeds; the reason of each is given.
+    """
+    problems: list[str] = []
+    for source in sources:
+        try:
+            return source, read(source)
+        except SourceError as error:
+            problems.append(str(error))
+        except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything
+            problems.append(f"{type(source).__name__} raises {type(error).__name__}: {error}")
+        source.close()
+    raise SourceError("; ".join(problems) or "no device source")
 
 
 def _library_source(path: Path) -> DeviceSource:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.sources import first_readable
 
 _NEGLIGIBLE_AGE_S: Final = 0.02
 
@@ -86,38 +87,24 @@ class Poller:
             self._thread.join(patience_s)
 
     def _run(self) -> None:
-        source = self._open()
-        self.opened = True
-        if source is None:
+        try:
+            source, self.infos = first_readable(self._sources, lambda source: source.open())
+        except SourceError as error:
+            self.problem = str(error)
             return
+        finally:
+            self.opened = True
         while self._requests.get():
             began = time.monotonic()
-            devices, problem = _sample(source)
-            self._readings.put(Reading((began + time.monotonic()) / 2, devices, problem))
-        source.close()
-
-    def _open(self) -> DeviceSource | None:
-        problems: list[str] = []
-        for source in self._sources:
             try:
-                self.infos = source.open()
+                devices = source.sample()
+                reading = Reading((began + time.monotonic()) / 2, devices)
             except SourceError as error:
-                problems.append(str(error))
-            except Exception as error:  # noqa: BLE001 - a vendor's reader may raise anything; recorded
-                problems.append(f"{type(source).__name__}.open() raises {type(error).__name__}: {error}")
-            else:
-                return source
-        self.problem = "; ".join(problems) or "no device source"
-        return None
-
-
-def _sample(source: DeviceSource) -> tuple[tuple[DeviceSample, ...], str | None]:
-    try:
-        return source.sample(), None
-    except SourceError as error:
-        return (), str(error)
-    except Exception as error:  # noqa: BLE001 - as above
-        return (), f"{type(source).__name__}.sample() raises {type(error).__name__}: {error}"
+                reading = Reading(began, problem=str(error))
+            except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything
+                reading = Reading(began, problem=f"{type(source).__name__} raises {type(error).__name__}: {error}")
+            self._readings.put(reading)
+        source.close()
 
 
 def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 from accelmark.telemetry.command import CommandError, run_command
-from accelmark.telemetry.declaration import FIELD_NAMES, Form, ToolRule
+from accelmark.telemetry.declaration import ToolRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-from accelmark.telemetry.sources.output import (
+from accelmark.telemetry.forms import (
+    FIELD_NAMES,
+    Form,
     UnreadableError,
     Values,
     device_index,
     device_sample,
-    number,
     parse_output,
 )
 
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
+_PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
 
 
 @final
@@ -82,38 +84,21 @@ class ToolSource:
             for name in _SAMPLED
             if values.get(name) is None
         }
-        return DeviceInfo(
-            index=device_index(at, values),
-            name=_text(values, "name") or "unknown",
-            uuid=_text(values, "uuid"),
-            bus_id=_text(values, "bus_id"),
-            driver=_text(values, "driver"),
-            memory_total_mib=number(values, "memory_total_mib"),
-            power_limit_w=number(values, "power_limit_w"),
-            reasons=reasons,
-        )
+        known: dict[str, Any] = {name: values[name] for name in _PROPERTIES if values.get(name) is not None}
+        return DeviceInfo(device_index(at, values), known.pop("name", "unknown"), reasons=reasons, **known)
 
 
 def _share_power(
     infos: list[DeviceInfo], devices: tuple[Values, ...], with_which: Literal["previous", "next"]
 ) -> list[DeviceInfo]:
-    pairs = list(zip(infos, devices, strict=True))
-    if with_which == "next":
-        pairs.reverse()
+    step = 1 if with_which == "previous" else -1
     shared: list[DeviceInfo] = []
     leader: int | None = None
-    for info, values in pairs:
+    for info, values in list(zip(infos, devices, strict=True))[::step]:
         if values.get("power_w") is not None:
             leader = info.index
-            shared.append(info)
-        elif leader is None:
-            shared.append(info)
-        else:
+        elif leader is not None:
             reasons = info.reasons | {"power_w": f"included in the power of device {leader}"}
-            shared.append(replace(info, power_in=leader, reasons=reasons))
-    return shared if with_which == "previous" else shared[::-1]
-
-
-def _text(values: Values, name: str) -> str | None:
-    value = values.get(name)
-    return value if isinstance(value, str) else None
+            info = replace(info, power_in=leader, reasons=reasons)
+        shared.append(info)
+    return shared[::step]

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from typing import Final, final
 
-from accelmark.spec.catalog import find
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.events import Event
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.layers import flatten
 from accelmark.spec.perflog import PERFLOG_PREFIX, EventLog
+from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.trainer import fill
-from accelmark.spec.work import ExternalJob
 from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End

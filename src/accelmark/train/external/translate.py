@@ -8,8 +8,8 @@ import threading
 from typing import Final, final
 
 from accelmark.spec.events import EndReason, Evaluation, Event, StepWindow
+from accelmark.spec.job import ExternalJob
 from accelmark.spec.perflog import EventLog
-from accelmark.spec.work import ExternalJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.ends import End
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from accelmark.spec.events import Finished, StepWindow
-from accelmark.spec.work import TrainingWork
+from accelmark.spec.job import TrainingWork
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.cpu_wait import CpuWait
 from accelmark.train.loop.ends import End, follows_reference

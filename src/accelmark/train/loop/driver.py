@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, final
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.events import Evaluation, Event
+from accelmark.spec.job import TrainJob
 from accelmark.spec.perflog import EventLog
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from accelmark.spec.catalog import find, folder_module
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError
 from accelmark.spec.events import Evaluated, Event, Replayed
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
-from accelmark.spec.work import EvaluateJob, TrainJob
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.driver import Driver, EvaluationObserver

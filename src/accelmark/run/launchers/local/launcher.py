@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import final
 
-from accelmark.run.agent.environment import agent_commands
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.launchers.shared_filesystem import CommandAgent, SharedFilesystemLauncher, agent_markers
-from accelmark.run.processes import sweep
+from accelmark.run.host import SubprocessHost
+from accelmark.run.launchers.launcher import sweep_command
+from accelmark.run.launchers.shared_filesystem import (
+    CommandAgent,
+    SharedFilesystemLauncher,
+    agent_markers,
+    write_task,
+)
+from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox
 from accelmark.spec.cluster import HostSpec
 
 
@@ -23,19 +30,14 @@ class LocalLauncher(SharedFilesystemLauncher):
         """The Python that runs this program; containers have their own."""
         return sys.executable
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Return where AccelMark is in containers; other processes inherit this one's environment."""
+        return _python_path() if self.plan.cluster.container is None else super().variables
+
     def master_address(self, host: HostSpec) -> str:
         """Return the loopback address; containers use the host's network."""
         return "127.0.0.1"
-
-    def agent(self, node: NodeJob) -> CommandAgent:
-        """Return the agent of a job."""
-        return local_agent(node) if self.plan.cluster.container is None else super().agent(node)
-
-    def job_commands(self, node: NodeJob) -> list[list[str]]:
-        """Return the commands that start the agent, and those that the agent starts."""
-        if self.plan.cluster.container is not None:
-            return super().job_commands(node)
-        return [agent_command(node), *agent_commands(node.task, node.node_dir)]
 
 
 create = LocalLauncher
@@ -43,18 +45,19 @@ create = LocalLauncher
 
 def local_agent(node: NodeJob) -> CommandAgent:
     """Return the agent of a job that runs on this machine without a container; no plan is needed."""
+    variables = _python_path()
+    module = ModuleCommand("accelmark.run.agent", (str(node.node_dir),), "", {**agent_markers(node), **variables})
+    command = Sandbox().command(sys.executable, module)
+    clean_up = sweep_command(sys.executable, variables, PurePosixPath(node.node_dir))
 
-    async def clean_up() -> int:
-        return await asyncio.to_thread(sweep, node.node_dir)
+    async def prepare() -> None:
+        write_task(node)
 
-    return CommandAgent(node, lambda: agent_command(node), clean_up=clean_up)
+    return CommandAgent(node, SubprocessHost(node.host), command, clean_up, prepare)
 
 
-def agent_command(node: NodeJob) -> list[str]:
-    """Return the command that starts an agent with the Python and the environment of this process."""
-    variables = agent_markers(node)
-    if "PYTHONPATH" in os.environ:  # relative entries would be wrong in the agent's working directory
-        entries = os.environ["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries if entry)  # noqa: PTH100
-    assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, sys.executable, "-m", "accelmark.run.agent", str(node.node_dir)]
+def _python_path() -> dict[str, str]:
+    """Return ``PYTHONPATH``, where it is set, for another working directory than this process's."""
+    entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    absolute = os.pathsep.join(os.path.abspath(entry) for entry in entries)  # noqa: PTH100
+    return {"PYTHONPATH": absolute} if absolute else {}

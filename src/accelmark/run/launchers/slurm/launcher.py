@@ -13,7 +13,8 @@ from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher, output_of
+from accelmark.run.host import CommandResult, HostError, SubprocessHost
+from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
@@ -22,6 +23,7 @@ from accelmark.spec.plugins.launcher import options_of
 ALLOCATION_FILE: Final = "slurm.job"
 """In the run directory while the run holds an allocation that it requested: its job number."""
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
+_THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 
 
 @final
@@ -57,10 +59,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
                 return
             if not self._is_own:
                 raise RunError(f"the Slurm allocation {self._job_id} has ended")
-            code, output = await output_of(self._salloc())
+            done = await _slurm(*self._salloc())
             job_id = await _newest(self._job_name)
-            if code != 0 or job_id is None or not await _is_active(job_id):
-                raise RunError(f"Slurm granted no allocation: {(output.strip().splitlines() or [''])[-1]}")
+            if done.code != 0 or job_id is None or not await _is_active(job_id):
+                raise RunError(f"Slurm granted no allocation: {done.message}")
             self._job_id = job_id
             write_atomic(self.run / ALLOCATION_FILE, job_id)
 
@@ -91,20 +93,26 @@ class SlurmLauncher(SharedFilesystemLauncher):
     async def close(self) -> None:
         """Cancel an allocation that was requested here."""
         if self._is_own and self._job_id is not None:
-            await output_of(["scancel", self._job_id])
+            await _slurm("scancel", self._job_id)
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 
 
 create = SlurmLauncher
 
 
+async def _slurm(*argv: str) -> CommandResult:
+    try:
+        return await _THIS_MACHINE.run(argv, timeout_s=None)
+    except HostError as error:
+        return CommandResult(127, b"", error.what.encode())
+
+
 async def _is_active(job_id: str) -> bool:
-    code, output = await output_of(["squeue", "--noheader", "--jobs", job_id, "--format=%T"])
-    return code == 0 and output.strip().splitlines()[-1:] in (["RUNNING"], ["CONFIGURING"])
+    done = await _slurm("squeue", "--noheader", "--jobs", job_id, "--format=%T")
+    return done.code == 0 and done.out.split()[-1:] in ([b"RUNNING"], [b"CONFIGURING"])
 
 
 async def _newest(name: str) -> str | None:
-    argv = ["squeue", "--noheader", "--me", f"--name={name}", "--sort=i", "--format=%i"]
-    code, output = await output_of(argv)
-    last = (output.strip().splitlines() or [""])[-1].strip()
-    return last if code == 0 and last.isdigit() else None
+    done = await _slurm("squeue", "--noheader", "--me", f"--name={name}", "--sort=i", "--format=%i")
+    last = done.out.decode().split()[-1:]
+    return last[0] if done.code == 0 and last and last[0].isdigit() else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
-from accelmark.run.launchers.host import CommandResult, HostError, UnreachableError
+from accelmark.run.host import FIRST_LINE_TIMEOUT_S, CommandResult, Host, HostError, UnreachableError
 from accelmark.run.launchers.ssh.connect_errors import CONNECT_TIMEOUT_S, explain
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
@@ -22,19 +22,14 @@ _KEEPALIVES: Final = 3
 
 
 @final
-class SshConnection:
+class SshConnection(Host):
     """Runs commands on one host; connects on first use, and again after the connection was lost."""
 
-    def __init__(self, host: HostSpec, options: Options) -> None:
-        self.host = host
+    def __init__(self, spec: HostSpec, options: Options) -> None:
+        super().__init__(spec)
         self._options = options
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
-
-    @property
-    def name(self) -> str:
-        """The host's name in messages."""
-        return self.host.name
 
     async def connect(self) -> asyncssh.SSHClientConnection:
         """Return the open connection, or a new one.
@@ -51,17 +46,17 @@ class SshConnection:
     async def _connect(self) -> asyncssh.SSHClientConnection:
         ssh, settings = library(), self._options
         options: dict[str, Any] = {}
-        if (key := settings.key_of(self.host)) is not None:
+        if (key := settings.key_of(self.spec)) is not None:
             options["client_keys"] = [str(key)]
         if settings.known_hosts is not None:
             options["known_hosts"] = str(settings.known_hosts.expanduser())
-        if (user := settings.user_of(self.host)) is not None:
+        if (user := settings.user_of(self.spec)) is not None:
             options["username"] = user
         if settings.ssh_config is not None:
             options["config"] = [str(settings.ssh_config.expanduser())]
         try:
             return await ssh.connect(  # type: ignore[no-any-return]
-                self.host.address,
+                self.spec.address,
                 self._port(),
                 connect_timeout=min(CONNECT_TIMEOUT_S, settings.reconnect_s),
                 login_timeout=CONNECT_TIMEOUT_S,
@@ -70,23 +65,17 @@ class SshConnection:
                 **options,
             )
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
-            raise UnreachableError(self.name, explain(error, self.host, settings)) from error
+            raise UnreachableError(self.name, explain(error, self.spec, settings)) from error
 
     def _port(self) -> int | tuple[()]:
         """Return the port; an empty tuple leaves it to the configuration file that was given."""
         settings = self._options
-        is_default = self.host.port is None and "ssh_port" not in settings.model_fields_set
-        return () if settings.ssh_config is not None and is_default else settings.port_of(self.host)
+        is_default = self.spec.port is None and "ssh_port" not in settings.model_fields_set
+        return () if settings.ssh_config is not None and is_default else settings.port_of(self.spec)
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
-        """Run a command to its end; a non-zero exit code is no error.
-
-        Raises:
-            HostError: the command did not end within ``timeout_s``.
-            UnreachableError: the host cannot be reached, or the connection was lost before the command's end.
-        """
-        asyncssh = library()
-        connection = await self.connect()
+        """Run a command to its end."""
+        asyncssh, connection = library(), await self.connect()
         try:
             done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
         except (OSError, asyncssh.Error) as error:
@@ -104,8 +93,7 @@ class SshConnection:
         Raises:
             UnreachableError: the host cannot be reached.
         """
-        asyncssh = library()
-        connection = await self.connect()
+        asyncssh, connection = library(), await self.connect()
         try:
             return await connection.create_process(shlex.join(argv), encoding=None)
         except (OSError, asyncssh.Error) as error:
@@ -116,15 +104,30 @@ class SshConnection:
         """Return the error for a connection that was lost."""
         return UnreachableError(self.name, "the connection was lost" + (f" ({error})" if error else ""))
 
-    def as_openssh(self, argv: Sequence[str]) -> list[str]:
+    @contextlib.asynccontextmanager
+    async def running(self, argv: Sequence[str]) -> AsyncIterator[bytes]:
+        """Run a command until the context ends."""
+        process = await self.open(argv)
+        try:
+            try:
+                line = await asyncio.wait_for(process.stdout.readline(), FIRST_LINE_TIMEOUT_S)
+            except library().Error as error:
+                raise self.lost(error) from error
+            yield line
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.write_eof()
+            process.close()
+
+    def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command of OpenSSH's client that does what :meth:`run` does."""
         settings = self._options
-        key, known, user = settings.key_of(self.host), settings.known_hosts, settings.user_of(self.host)
+        key, known, user = settings.key_of(self.spec), settings.known_hosts, settings.user_of(self.spec)
         options = ["-F", str(settings.ssh_config.expanduser())] if settings.ssh_config is not None else []
         options += ["-p", str(port)] if isinstance(port := self._port(), int) else []
         options += ["-i", str(key)] if key is not None else []
         options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
-        return ["ssh", *options, f"{user}@{self.host.address}" if user else self.host.address, shlex.join(argv)]
+        return ["ssh", *options, f"{user}@{self.spec.address}" if user else self.spec.address, shlex.join(argv)]
 
     def drop(self) -> None:
         """Abort the connection; the next command opens another."""

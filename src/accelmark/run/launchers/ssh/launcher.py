@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import final
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Final, final
 
+from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
+from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import NodeJob
-from accelmark.run.launchers.host import PreflightHost
+from accelmark.run.agent.task import TASK_FILE, NodeJob
+from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.launchers.ssh.agent import SshAgent
-from accelmark.run.launchers.ssh.deliver import delivery_command
-from accelmark.run.launchers.ssh.hosts import SshHosts
-from accelmark.run.launchers.ssh.wheel import wheel
+from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
+from accelmark.run.launchers.ssh.connection import SshConnection
+from accelmark.run.launchers.ssh.deliver import deliver, delivery_command, put_files
+from accelmark.run.launchers.ssh.layout import Layout
+from accelmark.run.launchers.ssh.options import Options
+from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
+from accelmark.run.launchers.ssh.wheel import PLUGINS, path_on_host
 from accelmark.run.onhost import command, start_command
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.sandboxes.image import ensure_image
+from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.number_format import duration
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+from accelmark.spec.plugins.launcher import options_of
+from accelmark.spec.records import DATA_FILE
+
+_CLEAR_TIMEOUT_S: Final = 90.0
+_DATA_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @final
@@ -26,50 +45,229 @@ class SshLauncher(Launcher):
 
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
-        self._hosts = SshHosts(plan, run)
+        self.options = options_of(Options, plan.cluster)
+        self.layout = Layout.of(plan, run, self.options)
+        self.work_directory = str(self.layout.work)
+        self._connections = {host.name: SshConnection(host, self.options) for host in plan.cluster.hosts}
+        self._locks = {name: asyncio.Lock() for name in self._connections}
+        self._present: set[tuple[str, str]] = set()
+        """Hosts, and the code or image that is known to be on them."""
+        self._clearing = {name: asyncio.Lock() for name in self._connections}
+        self._lost: dict[str, set[PurePosixPath]] = {}
+        """Node directories on lost hosts, whose agents may still run."""
+        self._retries: set[asyncio.Task[None]] = set()
+        self._data: dict[Path, tuple[str, str]] = {}
+        """For each round, the first host that had its data, and what it found."""
+
+    @property
+    def code(self) -> PurePosixPath:
+        """The directory where AccelMark is unpacked."""
+        return self.layout.code
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Return where AccelMark is unpacked."""
-        return self._hosts.variables
+        """Return where AccelMark and plug-ins are unpacked."""
+        return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / PLUGINS)}
+
+    def host(self, spec: HostSpec) -> SshConnection:
+        """Return the connection to a host."""
+        return self._connections[spec.name]
+
+    def path_on_host(self, path: Path) -> Path:
+        """Return the path in the unpacked wheel."""
+        return path_on_host(path, self.code)
+
+    def lock_file(self, host: HostSpec) -> str:
+        """Return the file that a job locks so that no other run uses the host."""
+        return str(self.layout.lock(host))
 
     def agent(self, node: NodeJob) -> SshAgent:
         """Return the agent of a job on one host."""
-        return SshAgent(node, self._hosts)
 
-    async def hosts(self, specs: Sequence[HostSpec]) -> Sequence[PreflightHost]:
-        """Return hosts with the connections of the run."""
-        return [self._hosts.preflight_host(spec) for spec in specs]
+        async def prepare() -> None:
+            await self._prepare(node)
 
-    def host_command(self, host: HostSpec, argv: Sequence[str]) -> list[str]:
-        """Return the command with which OpenSSH's client would run ``argv`` on a host."""
-        return self._hosts.connection(host).as_openssh(argv)
+        node_dir = self.layout.node_dir(node)
+        command, clean_up = self._agent_command(node), self.clean_up_command(node, node_dir)
+        stream = NodeStream(
+            self.host(node.host), self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run
+        )
+        return SshAgent(
+            node, stream, command, clean_up, prepare, self.options.reconnect_s, lambda: self._end_when_reachable(node)
+        )
+
+    def agent_module(self, node: NodeJob) -> ModuleCommand:
+        """Return the agent of a job as a module to run in its sandbox."""
+        layout, node_dir = self.layout, str(self.layout.node_dir(node))
+        markers = {RUN_MARKER: layout.run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
+        return ModuleCommand(
+            module="accelmark.run.agent",
+            arguments=(node_dir,),
+            name=node.unique_name(layout.run_id),
+            environment={**self.variables, **markers},
+            writable=(Path(layout.work), Path(layout.run)),
+            readable=(*node.job.data_dirs.values(), *model_files(node.job)),
+        )
 
     def job_commands(self, node: NodeJob) -> list[list[str]]:
         """Return the commands over SSH, and those that the agent starts."""
-        hosts, layout = self._hosts, self._hosts.layout
-        node_dir, data = layout.node_dir(node), hosts.data_command(node)
+        node_dir, data = self.layout.node_dir(node), self._data_command(node)
         commands = [
-            delivery_command(self.python, wheel(), layout.code),
-            *hosts.sandbox(node).image_commands(),
-            command(self.python, "clear", str(layout.run), str(node_dir)),
+            delivery_command(self.python, self.code),
+            *self.sandbox(node).image_commands(),
+            self._clear_command(str(node_dir)),
             command(self.python, "receive", "files"),
             *([data] if data is not None else []),
-            start_command(str(node_dir), hosts.agent_command(node)),
+            start_command(str(node_dir), self._agent_command(node)),
             command(self.python, "follow", str(node_dir)),
         ]
-        started = agent_commands(layout.task(node), Path(node_dir), self.rank_python)
-        return [*(self.host_command(node.host, argv) for argv in commands), *started]
+        started = agent_commands(self.layout.task(node), Path(node_dir), self.rank_python)
+        return [*map(self.host(node.host).command, commands), *started]
+
+    def _agent_command(self, node: NodeJob) -> list[str]:
+        return self.sandbox(node).command(self.python, self.agent_module(node))
+
+    def _clear_command(self, node_dir: str) -> list[str]:
+        """Return the command that ends agents of this run, and renames the node directory of an earlier attempt."""
+        return command(self.python, "clear", str(self.layout.run), node_dir)
+
+    def _data_command(self, node: NodeJob) -> list[str] | None:
+        """Return the command that fetches and verifies a job's data on a host; None where it needs none."""
+        dirs = list(node.job.data_dirs.values())
+        if not dirs:
+            return None
+        in_container = self.plan.cluster.container is not None
+        places = [path.parent if in_container or not path.is_dir() else path for path in dirs]
+        agent, offline = self.agent_module(node), ("--offline",) if self.plan.offline else ()
+        inside = replace(
+            agent,
+            module="accelmark.run.controller.data",
+            arguments=(str(self.layout.job_file(node)), *offline),
+            name=f"{agent.name}-data",
+            writable=(Path(self.layout.work), *places),
+            readable=(),
+        )
+        return self.sandbox(node).command(self.python, inside)
+
+    async def deliver(self, host: HostSpec) -> None:
+        """Deliver AccelMark to a host, once.
+
+        Raises:
+            HostError: it could not be delivered.
+        """
+        async with self._locks[host.name]:
+            if (host.name, "code") not in self._present:
+                await deliver(self.host(host), self.python, self.code)
+                self._present.add((host.name, "code"))
+
+    async def _prepare(self, node: NodeJob) -> None:
+        """Deliver AccelMark, the image, the job and its data to the host of a job.
+
+        Raises:
+            HostError: the host cannot run the job.
+        """
+        host, layout = self.host(node.host), self.layout
+        try:
+            await self._clear(node)
+            await self.deliver(node.host)
+            await self._ensure_image(node)
+            task = layout.task(node).model_dump_json(indent=2)
+            task_file = layout.node_dir(node) / TASK_FILE
+            await put_files(
+                host, self.python, {layout.job_file(node): layout.job(node).model_dump_json(indent=2), task_file: task}
+            )
+            if layout.is_shared_run:
+                written = hashlib.sha256(task.encode()).hexdigest()
+                await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
+            await self._fetch_data(node)
+        except UnreachableError as error:  # nothing was started: the job failed, it is not lost
+            raise HostError(error.host, error.what) from error
+
+    async def _clear(self, node: NodeJob) -> None:
+        """End agents of this run on a host, and rename the files of an earlier attempt."""
+        host = self.host(node.host)
+        async with self._clearing[host.name]:
+            cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
+            if cleared.code != 0:
+                raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
+            self._lost.pop(host.name, None)
+
+    async def _ensure_image(self, node: NodeJob) -> None:
+        image, host = self.sandbox(node).image, self.host(node.host)
+        if image is None:
+            return
+        async with self._locks[host.name]:
+            if (host.name, image.name) not in self._present:
+                await ensure_image(image, host, node.node_dir)
+                self._present.add((host.name, image.name))
+
+    async def _fetch_data(self, node: NodeJob) -> None:
+        """Fetch and verify the data of a job on a host, and write ``data.json`` of its round from what was found."""
+        argv, host = self._data_command(node), self.host(node.host)
+        if argv is None:
+            return
+        if self.plan.cluster.container is not None:
+            await host.run(["mkdir", "-p", "--", *(str(path.parent) for path in node.job.data_dirs.values())])
+        done = await host.run(argv, timeout_s=_DATA_TIMEOUT_S)
+        if done.code != 0:
+            raise HostError(host.name, f"its data is not available: {done.message}")
+        found = done.out.decode(errors="replace").strip().splitlines()[-1]
+        path = node.node_dir.parent / DATA_FILE
+        first, known = self._data.setdefault(path, (host.name, found))
+        if known != found:
+            raise HostError(host.name, f"its data differs from that of {first}: {found} here, {known} there")
+        if first == host.name:
+            write_atomic(path, json.dumps(json.loads(found), indent=2))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run on hosts; unreachable ones end by themselves without heartbeats."""
-        left = duration(self._hosts.options.abandon_s)
-        problems = await self._hosts.end_stale_agents(specs)
-        return [f"{problem}; agents there end by themselves after {left} without a coordinator" for problem in problems]
+        left = duration(self.options.abandon_s)
+
+        async def end(spec: HostSpec) -> str | None:
+            try:
+                done = await asyncio.wait_for(
+                    self.host(spec).run(self._clear_command(""), timeout_s=None), _CLEAR_TIMEOUT_S
+                )
+            except (HostError, TimeoutError) as error:
+                problem = str(error) or f"{spec.name}: no answer"
+            else:
+                if done.code == 0:
+                    return None
+                problem = f"{spec.name}: {done.message}"
+            return f"{problem}; agents there end by themselves after {left} without a coordinator"
+
+        return [problem for problem in await asyncio.gather(*map(end, specs)) if problem]
+
+    def _end_when_reachable(self, node: NodeJob) -> None:
+        """End the agent of a job on a lost host as soon as the host can be reached again."""
+        self._lost.setdefault(node.host.name, set()).add(self.layout.node_dir(node))
+        retry = asyncio.create_task(self._end_lost(self.host(node.host)))
+        self._retries.add(retry)
+        retry.add_done_callback(self._retries.discard)
+
+    async def _end_lost(self, host: SshConnection) -> None:
+        while True:
+            await asyncio.sleep(LONGEST_PAUSE_S)
+            async with self._clearing[host.name]:
+                for node_dir in list(self._lost.get(host.name, ())):
+                    try:
+                        await host.run(command(self.python, "clear", str(node_dir), ""), timeout_s=None)
+                    except HostError:
+                        break
+                    self._lost[host.name].discard(node_dir)
+                if not self._lost.get(host.name):
+                    self._lost.pop(host.name, None)
+                    return
 
     async def close(self) -> None:
-        """End agents on lost hosts where possible, and close all connections."""
-        await self._hosts.close()
+        """Try once more to end agents on lost hosts, and close all connections."""
+        for retry in self._retries:
+            retry.cancel()
+        await asyncio.gather(*self._retries, return_exceptions=True)
+        lost = [self._connections[name].spec for name in self._lost]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.end_stale_agents(lost), STOP_TIMEOUT_S)
+        await asyncio.gather(*(host.close() for host in self._connections.values()))
 
 
 create = SshLauncher

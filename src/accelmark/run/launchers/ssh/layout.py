@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import final
 
-from accelmark.datasets import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import AgentTask, NodeJob
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import PLUGINS, on_host, path_on_host, wheel
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.launchers.ssh.wheel import on_host, path_on_host, wheel
 from accelmark.run.record.directory import safe_name
-from accelmark.spec.catalog import PLUGINS_VARIABLE
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
@@ -50,6 +47,11 @@ class Layout:
         return self.work / "code" / wheel().directory
 
     @property
+    def is_shared_run(self) -> bool:
+        """Whether the hosts write to the run's directory directly."""
+        return self.shared_run is not None
+
+    @property
     def run(self) -> PurePosixPath:
         """The run's own directory."""
         return self.shared_run or self.work / "runs" / self.run_id
@@ -65,7 +67,7 @@ class Layout:
 
     def job_file(self, node: NodeJob) -> PurePosixPath:
         """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
-        return self.node_dir(node).parent / ("job.hosts.json" if self.shared_run is not None else "job.json")
+        return self.node_dir(node).parent / ("job.hosts.json" if self.is_shared_run else "job.json")
 
     def job(self, node: NodeJob) -> JobSpec:
         """Return the job with the paths of a host."""
@@ -96,13 +98,3 @@ class Layout:
             "host_lock": Path(self.lock(node.host)),
         }
         return task.model_copy(update=changed)
-
-    def environment(self, node: NodeJob) -> dict[str, str]:
-        """Return the variables of the agent."""
-        return {
-            "PYTHONPATH": str(self.code),
-            PLUGINS_VARIABLE: str(self.code / PLUGINS),
-            RUN_MARKER: self.run_id,
-            NODE_MARKER: str(self.node_dir(node)),
-            CACHE_VARIABLE: str(cache_directory()),
-        }

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from accelmark.results.store.files import make_directory, write_errors
-from accelmark.run.launchers.host import HostError
+from accelmark.run.host import HostError
+from accelmark.run.launchers.agent import START_TIMEOUT_S
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.onhost import command
 
@@ -38,8 +39,6 @@ class NodeStream:
     python: str
     remote: str
     local: Path
-    start_timeout_s: float = 120.0
-    """Longest time from starting an agent (a container may have to be set up) to its lock."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
@@ -82,7 +81,7 @@ class NodeStream:
         process = await self.host.open(command(self.python, "follow", self.remote))
         self._process = process
         have = {} if self.in_place else self._have()
-        request = {"have": have, "start_timeout_s": self.start_timeout_s, "send": not self.in_place}
+        request = {"have": have, "start_timeout_s": START_TIMEOUT_S, "send": not self.in_place}
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)

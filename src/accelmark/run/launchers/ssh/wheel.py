@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
-from accelmark.spec.catalog import JOB_KINDS, folders
-from accelmark.spec.job import FolderRef
+from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, folders
 
 PLUGINS: Final = "plugins"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.spec.catalog import folder_module
 from accelmark.spec.events import EndReason, Event, Inspected, Started
-from accelmark.spec.job import JobSpec
+from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
+from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.work import TrainJob
 from accelmark.train.loop.contract import Progress, Replay
 
 

@@ -1,0 +1,237 @@
+"""Verbs on a finished run: report, verify, evaluate, bundle, export."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+from accelmark.spec.errors import EXIT_FAILED, RequestError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from accelmark.audit.verify import Verification
+    from accelmark.results.schema import AdaptationCost
+
+
+def report(
+    run: options.RunPath,
+    output: options.Output = None,
+    recompute: Annotated[bool, Option("--recompute", help="Recompute figures from events and telemetry.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Also print the results as a Markdown table.")] = False,
+    mllog: Annotated[
+        bool, Option("--mllog", help="Also write mllog.log (MLPerf log lines) for each training round.")
+    ] = False,
+    mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the report page of a run. A run without a summary is summarised first."""
+    from accelmark.report.run_page import write_page
+    from accelmark.results.store.loaded_run import SUMMARY_FILE, load_run
+    from accelmark.run.record.measure import measure_run
+
+    if not run.is_dir():
+        raise RequestError(f"{run}: no such run directory")
+    if recompute or not (run / SUMMARY_FILE).is_file():
+        measure_run(run, recompute=recompute)
+    if mllog or mllog_as is not None:
+        from accelmark.results.export.mllog import write_mllog
+
+        write_mllog(run, benchmark=mllog_as)
+    page = write_page(run, output)
+    loaded = load_run(run)
+    if as_json:
+        problems = [*loaded.summary.problems, *loaded.problems]
+        content = {"page": str(page), "problems": problems, "summary": loaded.summary.model_dump(mode="json")}
+        typer.echo(json.dumps(content))
+    else:
+        if markdown:
+            from accelmark.report.tables import results_table
+
+            typer.echo(results_table([loaded]))
+        for problem in loaded.problems:
+            options.warn(problem)
+        typer.echo(str(page))
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def verify(target: options.RunOrBundle, as_json: options.AsJson = False) -> None:
+    """Recompute and audit the results of a run. Compares figures with events and telemetry, and checks file hashes."""
+    from accelmark.audit.verify import Verification, verify_run
+    from accelmark.results.store.bundle import unpack
+
+    if target.is_dir():
+        archive: list[str] = []
+        found = verify_run(target)
+    elif target.is_file():
+        with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
+            run_dir, archive = unpack(target, Path(directory))
+            found = verify_run(run_dir)
+    else:
+        raise RequestError(f"{target}: no such run directory or bundle")
+    verification = Verification(found.summary, (*archive, *found.changed), found.differences, found.num_figures)
+    if as_json:
+        content = {
+            "intact": verification.is_intact,
+            "changed": verification.changed,
+            "differences": verification.differences,
+            "num_figures": verification.num_figures,
+            "cases": [case.model_dump(mode="json") for case in verification.summary.cases],
+        }
+        typer.echo(json.dumps(content))
+    else:
+        _show(verification)
+    if not verification.is_intact or any(case.verdict == "INVALID" for case in verification.summary.cases):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show(verification: Verification) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
+    for case in verification.summary.cases:
+        style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
+        console.print(Text.assemble((case.verdict, style), f"  {case.key}"))
+        for finding in case.findings:
+            console.print(Text.assemble("  ", (f"{finding.severity:7}", styles[finding.severity]), f" {finding}"))
+        if case.adaptation is not None:
+            console.print(_cost_table(case.adaptation))
+    for what in (*verification.changed, *verification.differences):
+        console.print(Text(f"differs: {what}", style="red"))
+    intact = f"All {verification.num_figures} figures match the events and telemetry; no file was changed."
+    result = (intact, "green") if verification.is_intact else ("The results do not match the records.", "red")
+    console.print(Text(*result))
+
+
+def _cost_table(cost: AdaptationCost) -> RenderableType:
+    """Return a table of the vendor's changes to the standard case."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [("setting", key.key, f"{key.value} instead of {key.standard}") for key in cost.keys]
+    for hook in cost.hooks:
+        place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
+        rows.append(("hook", hook.name, place))
+    for change, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
+        rows += [(change, file, f"{lines} lines") for file, lines in files.items()]
+    rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
+    rows += [("variable", name, "set by environment_variables.sh") for name in cost.environment]
+    if not rows:
+        return Text("  Adaptation cost: none", style="dim")
+    table = Table("change", "name", "value or place", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def evaluate(
+    run: Annotated[Path, Argument(metavar="RUN", help="Directory of a finished run.")],
+    replay: Annotated[int, Option(min=0, metavar="NUM_STEPS", help="Also replay steps from a checkpoint.")] = 0,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Evaluate the final weights of a run again. Uses the case's own code, and compares with the reported metrics."""
+    from accelmark.audit.outcome import reevaluation_findings
+    from accelmark.results.read.round_dir import read_reevaluation
+    from accelmark.run.controller.data import DataFetcher
+    from accelmark.run.controller.evaluate import evaluate_run
+
+    done = evaluate_run(run, DataFetcher(offline), replay, lambda text: None if as_json else typer.echo(text))
+    is_reproduced, values = True, []
+    for one in done:
+        found = read_reevaluation(one.round_dir)
+        number = int(one.round_dir.name.removeprefix("round"))
+        findings = list(reevaluation_findings(found, number)) if found is not None else []
+        is_reproduced = is_reproduced and one.state == "succeeded" and not findings
+        name = f"{one.round_dir.parent.name}/{one.round_dir.name}"
+        value = {
+            "round": name,
+            "state": one.state,
+            "reason": one.reason,
+            "metrics": found.metrics if found is not None else None,
+            "num_replayed_steps": one.num_steps,
+            "findings": [finding.model_dump(mode="json") for finding in findings],
+        }
+        values.append(value)
+        if as_json:
+            continue
+        steps = f", {one.num_steps} steps replayed" if one.num_steps else ""
+        if replay and not one.num_steps:
+            steps = f", nothing replayed: no checkpoint is at least {replay} steps older than the last"
+        typer.echo(f"{name}: {one.state}{f': {one.reason}' if one.reason else steps}")
+        for finding in findings:
+            typer.secho(f"  {finding}", fg="red" if finding.severity == "error" else "yellow")
+        if one.state == "succeeded" and found is not None and not findings:
+            metrics = ", ".join(f"{metric} {value:.6g}" for metric, value in (found.metrics or {}).items() if value)
+            typer.secho(f"  reproduced: {metrics}", fg="green")
+    if as_json:
+        typer.echo(json.dumps(values))
+    if not is_reproduced:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def bundle(run: options.RunPath, output: options.Output = None) -> None:
+    """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
+    from accelmark.results.store.bundle import bundle_name, write_bundle
+
+    path = output or Path(bundle_name(run))
+    write_bundle(run, path)
+    typer.echo(str(path))
+
+
+def export(
+    run: Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
+    tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Write event files to this directory.")] = None,
+    mlflow: Annotated[str | None, Option(metavar="URI", help="Log to this server or directory.")] = None,
+    experiment: Annotated[str, Option("--experiment", help="Name of the MLflow experiment.")] = "accelmark",
+    prometheus: Annotated[
+        bool, Option("--prometheus", help="Print the latest telemetry of a run in progress.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Export a run to TensorBoard, MLflow or Prometheus. Prometheus gets the live telemetry of a run in progress."""
+    if tensorboard is None and mlflow is None and not prometheus:
+        raise RequestError("choose a format: --tensorboard DIR, --mlflow URI or --prometheus")
+    if not run.exists():
+        raise RequestError(f"{run}: no such run or bundle")
+    if prometheus:
+        if not run.is_dir():
+            raise RequestError(f"{run}: --prometheus needs the directory of a run in progress")
+        from accelmark.telemetry.exposition import expose
+
+        records = sorted(run.glob("*/round*/*/telemetry.jsonl"))
+        text = expose([({"run": run.resolve().name}, record) for record in records], now_s=time.time())
+        typer.echo(text, nl=False)
+        if not text:
+            why = "its telemetry has ended" if records else "it has no telemetry files"
+            options.warn(f"{run}: no live telemetry: {why}")
+    exported: dict[str, list[str]] = {}
+    if tensorboard is not None or mlflow is not None:
+        from accelmark.results.export.tracking import to_mlflow, to_tensorboard, tracking_uri_of
+        from accelmark.results.sources import load_source
+
+        loaded = load_source(run)
+        if tensorboard is not None:
+            exported["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
+        if mlflow is not None:
+            exported["mlflow"] = to_mlflow(loaded, tracking_uri_of(mlflow), experiment)
+    if as_json:
+        typer.echo(json.dumps(exported))
+    else:
+        for tool, places in exported.items():
+            for place in places:
+                typer.echo(f"{tool}: {place}")

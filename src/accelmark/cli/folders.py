@@ -1,0 +1,152 @@
+"""Verbs about the folders of cases and vendors: cases, new, check."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+from accelmark.spec.errors import EXIT_FAILED, RequestError
+
+if TYPE_CHECKING:
+    from accelmark.cli.conformance import Check
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+_ADAPTATION: Final = "adaptation"
+_CODE: Final = ".in"
+"""Suffix of template files, so that they are not treated as code of this package."""
+
+new = typer.Typer(
+    help="Create a folder for a vendor or a case from a template.", no_args_is_help=True, rich_markup_mode=None
+)
+check = typer.Typer(
+    help="Check the folder of a vendor or a case for completeness.", no_args_is_help=True, rich_markup_mode=None
+)
+
+NewName = Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")]
+Into = Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")]
+
+
+def cases(as_json: options.AsJson = False) -> None:
+    """List the cases with their tasks, sizes and targets."""
+    from accelmark.spec.plugins.catalog import folders, load_case
+
+    rows: list[dict[str, Any]] = []
+    for name, folder in folders("cases").items():
+        case = load_case(name)
+        target = case.train.target if case.train else None
+        symbol = {"at_least": ">=", "at_most": "<="}
+        files = {file.stem for file in folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))}
+        rows.append(
+            {
+                "name": name,
+                "version": case.version,
+                "title": case.title,
+                "size": case.size,
+                "tasks": [task for task, side in (("train", case.train), ("infer", case.infer)) if side],
+                "frameworks": sorted(files),
+                "target": f"{target.metric} {symbol[target.direction]} {target.value:g}" if target else None,
+                "data": list(case.data_names),
+                "from": folder.origin,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+
+    table = options.plain_table("case", "tasks", "size", "target", "description")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    for row in rows:
+        table.add_row(row["name"], ", ".join(row["tasks"]), row["size"], row["target"] or "-", row["title"])
+    Console().print(table)
+
+
+@new.command("vendor")
+def new_vendor(name: NewName, into: Into = Path()) -> None:
+    """Create vendors/NAME with a chip description and an adaptation of resnet_mini."""
+    _print_next(new_folder("vendors", name, into), name, "vendor", into)
+
+
+@new.command("case")
+def new_case(name: NewName, into: Into = Path()) -> None:
+    """Create cases/NAME with a case that can be trained as it is."""
+    _print_next(new_folder("cases", name, into), name, "case", into)
+
+
+def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
+    """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken."""
+    from accelmark.spec.plugins.catalog import folders, look_again
+
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"{name!r} cannot be a name: lower-case letters, digits and underscores, a letter first")
+    known = folders(kind)
+    if name in known:
+        raise RequestError(f"{name!r} is taken: {known[name].path} ({known[name].origin})")
+    folder = into / kind / name
+    if folder.exists():
+        raise RequestError(f"{folder}: exists already; choose another name or remove it")
+    template = _TEMPLATES / kind
+    for source in sorted(path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        parts = (*source.relative_to(template).parts[:-1], source.name.removesuffix(_CODE))
+        if parts[0] == _ADAPTATION:
+            parts = ("cases", "resnet_mini-pytorch", *parts[1:])
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text(encoding="utf-8")
+        target.write_text(text.replace("@NAME@", name).replace("@UPPER@", name.upper()), encoding="utf-8")
+    look_again()
+    return folder
+
+
+def _print_next(folder: Path, name: str, kind: str, into: Path) -> None:
+    typer.echo(f"{folder}\n")
+    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
+
+
+@check.command("vendor")
+def check_vendor(
+    name: Name,
+    run: Annotated[
+        bool, Option("--run/--no-run", help="Also read this machine's devices and train a few steps.")
+    ] = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check vendors/NAME: description, peak rates with their sources, telemetry, and adaptations of cases."""
+    from accelmark.cli.conformance import vendor_checks
+
+    _print_checks(vendor_checks(name, run=run), as_json=as_json)
+
+
+@check.command("case")
+def check_case(
+    name: Name,
+    run: Annotated[bool, Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check cases/NAME: description, code, and training on synthetic data."""
+    from accelmark.cli.conformance import case_checks
+
+    _print_checks(case_checks(name, run=run), as_json=as_json)
+
+
+def _print_checks(checks: list[Check], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
+    else:
+        signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
+        for found in checks:
+            sign, colour = signs[found.state]
+            typer.secho(f"{sign} ", fg=colour, nl=False)
+            typer.echo(found.what + (f"\n    {found.do}" if found.do else ""))
+    if any(found.state == "missing" for found in checks):
+        raise typer.Exit(EXIT_FAILED)

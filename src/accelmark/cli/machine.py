@@ -1,0 +1,193 @@
+"""Verbs about this machine: vendors, doctor, monitor, probe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+
+import typer
+from typer import Argument, Option
+
+from accelmark.cli import options
+from accelmark.spec.errors import AccelmarkError, RequestError, nearest
+
+if TYPE_CHECKING:
+    from accelmark.telemetry.inventory import Inventory
+
+
+def vendors(as_json: options.AsJson = False) -> None:
+    """List vendors, their chips and their devices on this machine."""
+    from accelmark.spec.plugins.catalog import folders, load_vendor
+    from accelmark.telemetry.declaration import telemetry_of
+    from accelmark.telemetry.detect import detect
+    from accelmark.telemetry.sources import MODULE_FILE
+
+    present = {entry.vendor: entry for entry in detect()}
+    rows: list[dict[str, Any]] = []
+    for name, folder in folders("vendors").items():
+        try:
+            spec = load_vendor(name)
+            telemetry = telemetry_of(spec, str(folder.path))
+        except AccelmarkError as error:
+            rows.append({"name": name, "problem": str(error), "from": folder.origin})
+            continue
+        found = present.get(name)
+        sources = ["library"] if (folder.path / MODULE_FILE).is_file() else []
+        sources += [telemetry.tool.command[0]] if telemetry.tool else []
+        sources += [telemetry.script.file] if telemetry.script else []
+        rows.append(
+            {
+                "name": name,
+                "title": spec.title,
+                "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
+                "chips": sorted({chip.name for chip in spec.chips}),
+                "read_by": sources,
+                "here": found is not None,
+                "devices": [device.name for device in found.devices] if found else [],
+                "hardware": found.hardware if found else None,
+                "cannot_run": spec.cannot_run,
+                "problem": found.problem if found else None,
+                "from": folder.origin,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _show_vendors(rows)
+
+
+def _show_vendors(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    table = options.plain_table("vendor", "device", "on this machine", "telemetry", "chips")
+    for row in rows:
+        if "title" not in row:
+            table.add_row(row["name"], "", "", "", f"[red]{row['problem']}[/red]")
+            continue
+        state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
+        device = ", ".join(dict.fromkeys(row["frameworks"].values())) or "-"
+        table.add_row(row["name"], device, state, ", ".join(row["read_by"]) or "-", ", ".join(row["chips"]) or "-")
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row.get("cannot_run"):
+            console.print(f"\n{row['name']}: cannot run cases: {row['cannot_run']}", markup=False)
+
+
+def doctor(as_json: options.AsJson = False) -> None:
+    """Show devices, frameworks and engines, and what can run."""
+    from accelmark.telemetry.inventory import inventory
+
+    seen = inventory()
+    if as_json:
+        from accelmark.telemetry.host.sysinfo import collect
+
+        devices = [device for entry in seen.found for device in entry.devices]
+        typer.echo(json.dumps({"machine": collect(devices), **seen.to_json()}, indent=2))
+        return
+    width = shutil.get_terminal_size().columns
+    for line in inventory_lines(seen):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        for part in textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]:
+            typer.echo(part)
+
+
+def inventory_lines(seen: Inventory) -> list[str]:
+    """Return the inventory as text lines."""
+    lines = ["Devices"]
+    for entry in seen.found:
+        for device, chip in zip(entry.devices, entry.chips, strict=True):
+            known = f"chip {chip.name} {chip.variant}".rstrip() if chip else "unknown chip"
+            memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
+            driver = f", driver {device.driver}" if device.driver else ""
+            lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
+        if entry.problem:
+            lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
+    for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
+        present = ", ".join(f"{one.name} {one.version}" for one in installed if one.version) or "none"
+        absent = ", ".join(one.name for one in installed if not one.version) or "none"
+        lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
+    containers = [name for name, path in seen.containers.items() if path]
+    lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
+    lines.append("What can run")
+    lines += [f"  {'yes' if each.works else 'no '} {each.what}: {each.why}" for each in seen.support]
+    if seen.problems:
+        lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
+    return lines
+
+
+def monitor(
+    operation: Annotated[Literal["start", "stop", "restart", "status"], Argument(help="Operation.")],
+    vendor: options.Vendor = None,
+    log_path: Annotated[Path, Option("--log-path", "-l", help="Directory for the logs.")] = Path("logs"),
+    interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
+    from accelmark.spec.plugins.catalog import find
+    from accelmark.telemetry import monitor as recorder
+    from accelmark.telemetry.detect import default_vendor
+
+    log_path = log_path.absolute()
+    starts = operation in ("start", "restart")
+    if vendor is not None:
+        find("vendors", vendor, "--vendor")
+        if starts:
+            recorder.check_vendor(vendor)  # before the running monitor is stopped
+    if operation in ("stop", "restart"):
+        stopped = recorder.stop(log_path)
+        if operation == "stop" and not as_json:
+            typer.echo("stopped" if stopped else f"no monitor is running for {log_path}")
+    if starts:
+        recorder.start(vendor or default_vendor(), log_path, interval)
+    now = recorder.status(log_path)
+    if as_json:
+        entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
+        typer.echo(json.dumps(entry | {"log_path": str(now.log_path)}))
+    elif operation != "stop":
+        running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
+        typer.echo(f"{running if now.running else 'not running'}, logs in {now.log_path}")
+
+
+def probe(
+    vendor: options.Vendor = None,
+    nproc: Annotated[int, Option("--nproc", min=1, help="Number of devices to measure together.")] = 1,
+    only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
+    budget: Annotated[float, Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
+    from accelmark.cli.execute import detect_devices
+    from accelmark.run.controller.probe import probe as measure
+    from accelmark.spec.number_format import quantity
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.spec.records import ProbeItem
+
+    known = get_args(ProbeItem)
+    items = only or list(known)
+    for item in items:
+        if item not in known:
+            raise RequestError(f"--only {item}: unknown item ({nearest(item, known)})")
+    here = detect_devices(vendor)
+    if here.num_devices is not None and nproc > here.num_devices:
+        raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
+    found = measure(load_vendor(here.vendor), here.hardware, nproc, cast("list[ProbeItem]", items), budget)
+    if found.disturbed:
+        busy = f"the host was busy: {'; '.join(found.disturbed)}"
+        effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
+        options.warn(f"{busy}; {effect}. Repeat on an idle host.")
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    from rich.console import Console
+
+    table = options.plain_table("operation", "rate", "size or reason")
+    for kind in known:
+        for name, rate in getattr(found, kind).items():
+            table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
+    console = Console()
+    console.print(f"{found.device_name}, {found.world_size} ranks, {found.framework}", highlight=False)
+    console.print(table)

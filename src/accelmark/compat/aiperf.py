@@ -1,0 +1,242 @@
+"""Read AIPerf's ``config.yml``: flags are parsed from its command, which is never executed."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+import yaml
+
+from accelmark.automl.config import AutomlConfig, duration_s
+from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.model import parse
+
+_MAPPINGS: Final = ("tuner", "tuner.classArgs", "trial")
+_KNOWN: Final = {
+    "trialConcurrency", "maxExecDuration", "maxTrialNum", "experimentName", "tuner.builtinTunerName", "trial.command",
+    *(f"tuner.classArgs.{name}" for name in ("optimize_mode", "task", "input_width", "input_channel", "n_output_node")),
+    *_MAPPINGS,
+}  # fmt: skip
+_WITHOUT_EFFECT: Final = {"authorName", "trainingServicePlatform", "useAnnotation", "trial.codeDir", "trial.gpuNum"}
+_TUNERS: Final = {"NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution"}
+_OTHER_TUNERS: Final = ("TPE", "Anneal", "BatchTuner", "SMAC")
+_FLAGS: Final = {
+    "slave", "ip", "batch_size", "epoch", "epochs", "initial_lr", "final_lr", "train_data_dir", "val_data_dir",
+    "warmup_1", "warmup_2", "warmup_3", "num_parallel_calls",
+}  # fmt: skip
+_FLAGS_WITHOUT_EFFECT: Final = {"ip", "num_parallel_calls"}
+_SEEDS: Final = {
+    (224, 3, 1000): ("resnet50", "imagenet"), (28, 1, 10): ("small28", "fashion-mnist"),
+    (32, 3, 10): ("small32", "cifar-10"),
+}  # fmt: skip
+"""(width, channels, classes) -> seed network of the search, data set."""
+_COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
+_ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
+_NAME: Final = "aiperf"
+_NAME_LENGTH: Final = 80
+_KERNELS: Final = (3, 5, 7)
+_BATCH_SHARES: Final = (12, 13, 14)
+"""AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
+
+
+def is_aiperf(text: str) -> bool:
+    """Return whether a configuration is AIPerf's, by its top-level key ``trialConcurrency``."""
+    return re.search(r"^trialConcurrency\s*:", text, re.MULTILINE) is not None
+
+
+def read_aiperf(text: str, where: str) -> tuple[AutomlConfig, tuple[str, ...]]:
+    """Return the search that AIPerf's configuration describes, and its ignored parts, each with the reason.
+
+    Raises:
+        SpecError: with all problems.
+    """
+    try:
+        # AIPerf's manual has comments after the lines of a folded command, where YAML would end it.
+        loaded = yaml.safe_load(_COMMENT.sub("", text))
+    except yaml.YAMLError as error:
+        raise SpecError([Problem(where, "", f"is not valid YAML: {error}")]) from error
+    if not isinstance(loaded, dict):
+        raise SpecError([Problem(where, "", "must be a mapping")])
+    reader = _Reader(loaded, where)
+    values = reader.search()
+    if reader.problems:
+        raise SpecError(reader.problems)
+    return parse(AutomlConfig, values, where), tuple(reader.unused)
+
+
+def _count(value: Any) -> int:
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(f"must be a whole number of at least 1, found {value!r}")
+    return int(value)
+
+
+def _rate(text: str, *, zero: bool = True) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"must be a number {'of at least' if zero else 'above'} 0, found {text!r}")
+    return number
+
+
+def _hours(value: Any) -> float:
+    """Return a duration in seconds; a number without a unit is in hours."""
+    seconds = duration_s(value)
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"must be a time above 0, such as 12h, found {value!r}")
+    return float(seconds) if isinstance(value, str) else seconds * 3600.0
+
+
+class _Reader:
+    """Reads one file and collects problems and remarks."""
+
+    def __init__(self, loaded: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self.problems: list[Problem] = []
+        self.unused: list[str] = []
+        self.values = self._flattened(loaded, "")
+        self.flags, self.environment = self._command()
+
+    def _problem(self, key: str, what: str, hint: str = "") -> None:
+        self.problems.append(Problem(self.where, f"trial.command {key}" if key.startswith("--") else key, what, hint))
+
+    def _flattened(self, loaded: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in loaded.items():
+            path = f"{prefix}{key}"
+            if path in _WITHOUT_EFFECT:
+                self.unused.append(f"{path}: has no effect here")
+            elif path not in _KNOWN:
+                self.unused.append(f"{path}: unknown key ({nearest(path, _KNOWN | _WITHOUT_EFFECT)})")
+            elif isinstance(value, dict):
+                flat |= self._flattened(value, f"{path}.")
+            elif path in _MAPPINGS and value is not None:
+                self._problem(path, f"must be a mapping of keys, found {value!r}")
+            else:
+                flat[path] = value
+        return flat
+
+    def _command(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the flags and the environment variables of the trial's command."""
+        text = self.values.get("trial.command")
+        if not isinstance(text, str):
+            self._problem("trial.command", "is missing")
+            return {}, {}
+        try:
+            words = shlex.split(_ESCAPED_NEWLINE.sub(" ", text))
+        except ValueError as error:
+            self._problem("trial.command", f"cannot be read: {error}")
+            return {}, {}
+        environment = dict(word.split("=", 1) for word in words if re.match(r"^[A-Za-z_]\w*=", word))
+        script = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        for name in _FLAGS:
+            parser.add_argument(f"--{name}", nargs="?", default=SUPPRESS)
+        known, unknown = parser.parse_known_args(words[script + 1 :])
+        for before, word in pairwise(["", *unknown]):
+            is_value = before.startswith("--") and "=" not in before and not word.startswith("--")
+            if not is_value and word not in environment:
+                hint = nearest(word.partition("=")[0].removeprefix("--"), _FLAGS)
+                self.unused.append(f"trial.command: {word!r} is not a known flag ({hint})")
+        flags: dict[str, str] = {name: value for name, value in vars(known).items() if value is not None}
+        for name in vars(known):
+            if name not in flags:
+                self._problem("trial.command", f"--{name} has no value")
+            elif name in _FLAGS_WITHOUT_EFFECT:
+                self.unused.append(f"trial.command: --{name} has no effect here")
+        return flags, environment
+
+    def _get(self, key: str, default: Any, convert: Callable[[Any], Any]) -> Any:
+        """Return a key or ``--flag`` as converted; None after recording a problem."""
+        value = self.flags.get(key[2:]) if key.startswith("--") else self.values.get(key)
+        try:
+            return default if value is None else convert(value)
+        except ValueError as error:
+            self._problem(key, str(error))
+            return None
+
+    def search(self) -> dict[str, Any]:
+        """Return the configuration's values; valid only if no problem was found."""
+        concurrency, slaves = self._get("trialConcurrency", 1, _count), self._get("--slave", 1, _count)
+        if "slave" in self.flags and None not in (slaves, concurrency) and slaves != concurrency:
+            self._problem("--slave", f"must be trialConcurrency, {concurrency}")
+        devices = max(1, len([card for card in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]))
+        batch = self._get("--batch_size", 448, _count)
+        if batch is not None and batch % devices:
+            what = f"must be a multiple of the {devices} cards in CUDA_VISIBLE_DEVICES, found {batch}"
+            self._problem("--batch_size", what)
+        shares = {(batch or 1) * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES}
+        network, dataset = self._network()
+        warmups = (self._get(f"--warmup_{number}", 15 * number, _count) for number in (1, 2, 3))
+        return {
+            "name": self._name(),
+            "network": network,
+            "dataset": self._dataset(dataset),
+            "search": {"method": self._method(), "morphs": ("deepen", "widen", "add-skip")},
+            "schedule": {
+                "concurrency": concurrency,
+                "max_trials": self._get("maxTrialNum", 30000, _count),
+                "max_duration": self._get("maxExecDuration", 12 * 3600.0, _hours),
+                "round_epochs": (*warmups, self._get("--epochs" if "epochs" in self.flags else "--epoch", 60, _count)),
+            },
+            "tuning": {"kernel": _KERNELS, "batch_size": sorted(shares - {0}) or (batch,)},
+            "training": {
+                "batch_size": batch,
+                "learning_rate": self._get("--initial_lr", 0.1, partial(_rate, zero=False)),
+                "final_learning_rate": self._get("--final_lr", 0.0, _rate),
+                "devices_per_trial": devices,
+            },
+            "counting": "aiperf-v1",
+            "rules": "aiperf-v1",
+        }
+
+    def _name(self) -> str:
+        """Return the experiment's name, reduced to characters that are valid in a directory name."""
+        given = self.values.get("experimentName")
+        if given is None:
+            return _NAME
+        words = re.findall(r"[A-Za-z0-9._-]+", str(given))
+        name = "-".join(words).lstrip("._-")[:_NAME_LENGTH] or _NAME
+        if name != str(given):
+            self.unused.append(f"experimentName: the run is called {name!r}, a valid directory name")
+        return name
+
+    def _method(self) -> str:
+        key = "tuner.builtinTunerName"
+        name = str(self.values.get(key, "NetworkMorphism"))
+        if name in _OTHER_TUNERS:
+            what = f"{name} cannot search networks; TPE tunes hyperparameters of every search here"
+            self._problem(key, what, f"known: {', '.join(_TUNERS)}")
+        elif name not in _TUNERS:
+            self._problem(key, f"no tuner is called {name!r}", nearest(name, _TUNERS))
+        for argument, wanted in (("optimize_mode", "maximize"), ("task", "cv")):
+            key = f"tuner.classArgs.{argument}"
+            if (found := self.values.get(key, wanted)) != wanted:
+                self._problem(key, f"must be {wanted}, found {found!r}")
+        return _TUNERS.get(name, "bayesian")
+
+    def _network(self) -> tuple[str, str]:
+        """Return the seed network and the data set for the shape and classes of the images."""
+        sizes = {"input_width": 224, "input_channel": 3, "n_output_node": 1000}
+        width, channels, classes = (self._get(f"tuner.classArgs.{name}", size, _count) for name, size in sizes.items())
+        if None not in (width, channels, classes) and (width, channels, classes) not in _SEEDS:
+            shapes = ", ".join(f"{w} x {w} x {c} -> {n}" for w, c, n in _SEEDS)
+            what = f"no seed network takes {width} x {width} x {channels} -> {classes}; known: {shapes}"
+            self._problem("tuner.classArgs", what)
+        return _SEEDS.get((width or 0, channels or 0, classes or 0), ("resnet50", "imagenet"))
+
+    def _dataset(self, name: str) -> dict[str, Any]:
+        train, held_out = self.flags.get("train_data_dir"), self.flags.get("val_data_dir")
+        if name != "imagenet":
+            return {"name": name, "directory": train or None}
+        for flag, value in (("--train_data_dir", train), ("--val_data_dir", held_out)):
+            if value is None:
+                self._problem(flag, "is missing")
+        return {"name": name, "train_directory": train, "held_out_directory": held_out}

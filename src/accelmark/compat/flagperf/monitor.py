@@ -1,0 +1,211 @@
+"""FlagPerf's monitor logs: write them, and use an unchanged monitor script that writes one as a device source."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.telemetry.command import CommandError, run_command
+from accelmark.telemetry.declaration import ScriptRule
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
+from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
+from accelmark.telemetry.host.sampler import HostSample
+from accelmark.telemetry.line_file import LineFile
+
+INTERVAL_S: Final = 5.0
+"""FlagPerf's sampling interval."""
+TIMESTAMP: Final = "%Y-%m-%d-%H:%M:%S"
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
+_FIRST_BLOCK_S: Final = 20.0
+_CONTROL_S: Final = 30.0
+_CLOSING_S: Final = 10.0
+
+
+@final
+class MonitorScript:
+    """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
+
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block, at most
+    ``first_block_s``. If a stale pid file prevents the start, the script is restarted, as in FlagPerf. ``rule`` is the
+    format of a device's line in the log, ``<name of the script>.log`` in ``log_dir``.
+    """
+
+    def __init__(self, script: Path, log_dir: Path, rule: ScriptRule, first_block_s: float = _FIRST_BLOCK_S) -> None:
+        self._script = script
+        self._log_dir = log_dir
+        self._log = log_dir / f"{script.stem}.log"
+        self._rule = rule
+        self._first_block_s = first_block_s
+        self._offset = 0
+        self._started = False
+        self._interrupted = threading.Event()
+        self.closing_s = _CLOSING_S
+        """Maximum duration of stopping the script: FlagPerf's scripts wait a second after each signal."""
+
+    def open(self) -> tuple[DeviceInfo, ...]:
+        """Start the script and wait for its first block."""
+        if not self._script.is_file():
+            raise SourceError(f"{self._script} does not exist")
+        self._started = True
+        try:
+            self._control("start")
+        except SourceError:
+            self._control("restart")
+        devices = self._next_block(self._first_block_s)
+        return tuple(
+            DeviceInfo(
+                index=at,
+                name="unknown",
+                memory_total_mib=number(values, "memory_total_mib"),
+                reasons=dict.fromkeys(_missing(values), f"{self._script.name} does not report it"),
+            )
+            for at, values in enumerate(devices)
+        )
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Wait for the script's next block and read it."""
+        return tuple(device_sample(at, values) for at, values in enumerate(self._next_block(self._first_block_s)))
+
+    def interrupt(self) -> None:
+        """End a wait for the next block; called from another thread."""
+        self._interrupted.set()
+
+    def close(self) -> None:
+        """Stop the script."""
+        if self._started:
+            self._started = False
+            try:
+                self._control("stop")
+            except SourceError:
+                return
+
+    def _control(self, operation: str) -> None:
+        command = [sys.executable, str(self._script), "-o", operation, "-l", str(self._log_dir)]
+        try:
+            run_command(command, _CONTROL_S)
+        except CommandError as error:
+            raise SourceError(f"{self._script.name} -o {operation}: {error}") from error
+
+    def _next_block(self, patience_s: float) -> tuple[Values, ...]:
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            block = self._complete_block()
+            if block is not None:
+                return read_block(block, self._rule)
+            if self._interrupted.wait(0.2):
+                raise SourceError(f"{self._script.name} was interrupted while waiting for its next block")
+        raise SourceError(f"{self._script.name} wrote nothing to {self._log.name} for {patience_s:g} s")
+
+    def _complete_block(self) -> str | None:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return None
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            return None
+        self._offset += end + 2
+        return data[:end].decode("utf-8", errors="replace").rpartition("\n\n")[2]
+
+
+def read_block(block: str, rule: ScriptRule) -> tuple[Values, ...]:
+    """Return the devices of one block of a monitor log: a timestamp line, then a line per device.
+
+    Raises SourceError if a line does not match.
+    """
+    timestamp, *lines = [" ".join(line.split()) for line in block.strip().splitlines()] or [""]
+    if not _TIMESTAMP.fullmatch(timestamp):
+        raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a timestamp")
+    devices: list[Values] = []
+    for line in lines:
+        found = re.fullmatch(rule.line, line)
+        if found is None:
+            raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
+        try:
+            values: Values = {name: parse_number(name, text or "") for name, text in found.groupdict().items()}
+        except UnreadableError as error:
+            raise SourceError(f"the script's log is not readable: {error}") from error
+        devices.append(values)
+    if not devices:
+        raise SourceError("the script's log lists no device")
+    return tuple(devices)
+
+
+def _missing(values: Values) -> list[str]:
+    names = (field.name for field in fields(DeviceSample) if field.name not in ("index", "age_s"))
+    return [name for name in names if values.get(name) is None]
+
+
+@final
+class MonitorLogs:
+    """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
+
+    ``vendor`` is None if the vendor's own script writes that log. Raises OSError if the directory is not writable.
+    """
+
+    def __init__(self, directory: Path, vendor: str | None) -> None:
+        self._cpu = LineFile(directory / "cpu_monitor.log")
+        self._memory = LineFile(directory / "mem_monitor.log")
+        self._power = LineFile(directory / "pwr_monitor.log")
+        # For the vendor `cpu`, the name would be the same as the host log's.
+        name = None if vendor is None else f"{vendor}_monitor.log"
+        hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
+        self._vendor = None if name is None or name in hosts else LineFile(directory / name)
+        self._next_s: dict[LineFile, float] = {}
+        self._unavailable: set[str] = set()
+
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
+        """Append a sample to each log that is due, and to the power log whenever there is a reading."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
+        if host.power_w is not None:
+            self._power.write(f"{stamp}\t{host.power_w:.1f}")
+        if host.cpu is not None and self._due(self._cpu, t):
+            self._cpu.write(f"{stamp}\t{host.cpu:.4f}")
+        if host.mem_used_mib is not None and host.mem_total_mib and self._due(self._memory, t):
+            self._memory.write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
+        if self._vendor is not None and devices and self._due(self._vendor, t):
+            lines = "\n".join(device_line(device) for device in devices)
+            self._vendor.write(f"{stamp}\n{lines}\n")
+
+    def _due(self, log: LineFile, t: float) -> bool:
+        if t < self._next_s.get(log, t):
+            return False
+        self._next_s[log] = t + INTERVAL_S - 0.01
+        return True
+
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
+        """Log once why the host power (``power_w``) or the devices (``devices``) cannot be read."""
+        stamp = time.strftime(TIMESTAMP, time.localtime(wall))
+        for name in reasons.keys() - self._unavailable:
+            if name == "power_w":
+                self._power.write(f"{stamp}\tnot available: {reasons[name]}")
+            elif name == "devices" and self._vendor is not None:
+                self._vendor.write(f"{stamp}\nnot available: {reasons[name]}\n")
+        self._unavailable.update(reasons)
+
+    def close(self) -> None:
+        """Close all logs."""
+        for log in (self._cpu, self._memory, self._power, self._vendor):
+            if log is not None:
+                log.close()
+
+
+def device_line(device: DeviceSample) -> str:
+    """Return a device's line: temperature, power, memory used, total memory, utilisation; N/A where unknown."""
+    percent = None if device.utilisation is None else device.utilisation * 100
+    figures = (
+        (device.temperature_c, "C"),
+        (device.power_w, "W"),
+        (device.memory_used_mib, "MiB"),
+        (device.memory_total_mib, "MiB"),
+        (percent, "%"),
+    )
+    return " ".join("N/A" if value is None else f"{value:.0f}{unit}" for value, unit in figures)

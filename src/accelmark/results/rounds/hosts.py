@@ -1,0 +1,202 @@
+"""Read what the hosts of a round recorded besides the ranks' logs: telemetry, contention with other work, and exits.
+
+Other work is detected on a host before the round, on its devices, and by waits for CPU cores during the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from accelmark.results.figures.consumption import HostSamples, Spans
+from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
+from accelmark.results.read.telemetry import Samples, read_samples
+from accelmark.results.schema import Finding, JobState, Mark, finding
+from accelmark.spec.events import Finished, InferFinished
+from accelmark.spec.job import JobSpec, NodeExit
+
+MAX_CPU_WAIT_SHARE: Final = 0.02
+"""Share of a rank's time that a thread may wait for a core."""
+MIN_OTHERS_SHARE: Final = 0.5
+"""CPU time of other processes, as a share of the wait, from which they explain it."""
+MIN_CPU_WAIT_S: Final = 0.5
+"""Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
+_FOREIGN_PROCESS: Final = "foreign-process"
+_BUSY_AT_START: Final = "quiet-start"
+_CPU_CONTENTION: Final = "cores-at-hand"
+_OVERSUBSCRIBED: Final = "threads-fit"
+
+_WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
+_FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
+
+
+def host_infos(nodes: Iterable[NodeDir]) -> tuple[dict[str, Any], ...]:
+    """Return ``sys_info.json`` of each host."""
+    return tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes)
+
+
+def read_telemetry(
+    nodes: list[NodeDir], spans_by_node: Mapping[str, Spans], findings: list[Finding]
+) -> tuple[HostSamples, str]:
+    """Return the samples of every host, and the reason where there are none.
+
+    ``spans_by_node`` has the measured time of each node directory in seconds of that host's monotonic clock. Problems
+    of the telemetry are appended to ``findings``.
+    """
+    hosts: dict[str, tuple[Samples, Spans]] = {}
+    missing: list[str] = []
+    for node in nodes:
+        spans = spans_by_node.get(str(node.path), ())
+        path = node.path / "telemetry.jsonl"
+        if not path.is_file():
+            missing.append(f"{node.host}: telemetry.jsonl is missing")
+            continue
+        samples = read_samples(path)
+        if not len(samples.t):
+            missing.append(f"{node.host}: telemetry.jsonl has no samples")
+        if not len(samples.t) or not spans:
+            continue
+        selected, num_ranks = _visible_devices(node)
+        indices = None if selected is None else device_indices(selected[:num_ranks], samples.infos)
+        samples.keep_devices(indices, num_ranks)
+        if not samples.devices:
+            unmatched = selected is not None and indices == [] and samples.infos
+            why = f"none of them has the UUID {', '.join(selected or ())}" if unmatched else samples.reason("devices")
+            actual = f"{node.host}: no samples of the ranks' devices: {why}"
+            findings.append(finding("open", "telemetry-present", "", actual))
+        hosts[node.host] = (samples, spans)
+        findings += _telemetry_findings(node.host, samples)
+    findings += [finding("error", "telemetry-present", "samples from every host", what) for what in missing]
+    if missing:
+        return {}, missing[0]
+    return hosts, "" if hosts else "training did not start"
+
+
+def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
+    """Return the entries of the host's visible-devices variable (None if unknown) and the number of ranks."""
+    task = read_json(node.path / "agent.json")
+    num_ranks = int(task.get("nproc") or len(node.rank_logs()))
+    variable = (task.get("visible_devices") or {}).get("variable")
+    value = (read_json(node.path / "sys_info.json").get("environment") or {}).get(variable)
+    return [entry.strip() for entry in value.split(",")] if isinstance(value, str) and value else None, num_ranks
+
+
+def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the telemetry's indices of the devices that ``entries`` select.
+
+    An entry is an index, or a UUID (``GPU-8932f937-...``) that may be shortened as far as it is unique. Without a match
+    (a UUID of part of a device, such as ``MIG-...``) all are left out: the sum over some would be wrong.
+    """
+    indices: list[int] = []
+    for entry in entries:
+        if entry.isdigit():
+            indices.append(int(entry))
+            continue
+        uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
+        matching = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry.lower())]
+        if len(matching) != 1:
+            return []
+        indices += matching
+    return indices
+
+
+def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
+    for note in samples.notes:
+        rule = _FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
+        yield finding("warning", rule, "", f"{host}: {note}")
+    if samples.malformed:
+        yield finding("warning", "telemetry-readable", "", f"{host}: {samples.malformed} malformed lines in telemetry")
+    for index, reasons in samples.throttle.items():
+        active = sorted(reasons - {"idle", "gpu_idle", "none"})
+        if active:
+            actual = f"{host} device {index}: clocks were throttled: {', '.join(active)}"
+            yield finding("info", "clocks-free", "", actual)
+
+
+def is_busy(findings: Iterable[Finding]) -> bool:
+    """Return whether any finding reports other work on the machine."""
+    return any(found.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION) for found in findings)
+
+
+def contention_findings(
+    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | None]
+) -> Iterable[Finding]:
+    """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
+
+    ``finished`` has the FINISHED event of each rank.
+    """
+    others: list[float] = []
+    for node in nodes:
+        if node.exit is not None and node.exit.others_cpu_s is not None:
+            others.append(node.exit.others_cpu_s)
+        reasons = read_json(node.path / "sys_info.json").get("busy_at_start")
+        for reason in reasons if isinstance(reasons, list) else ():
+            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}. Use an idle host.")
+    for rank, end in finished.items():
+        if end is None or end.core_wait_s is None or end.e2e_time <= 0:
+            continue
+        share = end.core_wait_s / end.e2e_time
+        if share > MAX_CPU_WAIT_SHARE and end.core_wait_s > MIN_CPU_WAIT_S:
+            waited = f"rank {rank} waited for CPU cores {share:.1%} of the time (limit {MAX_CPU_WAIT_SHARE:.0%})"
+            if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
+                used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
+                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
+            else:
+                yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")
+
+
+def job_state(
+    job: JobSpec, nodes: list[NodeDir], rank_error: str | None, has_events: bool, ledger: LedgerState | None
+) -> tuple[JobState, str | None]:
+    """Return the state of a round and, unless it succeeded, the reason.
+
+    ``rank_error`` is the message of the first rank that did not complete, ``ledger`` the last state that the
+    coordinator recorded.
+    """
+    if ledger is not None and ledger[0] in _FINAL and ledger[0] != "succeeded":
+        return ledger[0], ledger[1] or rank_error or f"the coordinator recorded the state {ledger[0]}"
+    exits = [(node, node.exit) for node in nodes if node.exit is not None]
+    for state in _WORST_FIRST:
+        for node, node_exit in exits:
+            if node_exit.state == state:
+                return state, _reason(node, node_exit, rank_error)
+    if len(exits) < job.key.nnodes:
+        if ledger is not None and ledger[0] not in _FINAL:
+            return ledger[0], ledger[1] or "the job has not ended"
+        if not nodes:
+            return "queued", "the job was not started"
+        missing = [node.problem for node in nodes if node.problem]
+        return "lost", missing[0] if missing else f"{job.key.nnodes - len(exits)} hosts wrote no files"
+    if not has_events:
+        return "failed", "no rank wrote an event"
+    return ("failed", rank_error) if rank_error else ("succeeded", None)
+
+
+def _reason(node: NodeDir, node_exit: NodeExit, rank_error: str | None) -> str:
+    if node_exit.reason:
+        return node_exit.reason
+    for rank in node_exit.ranks:
+        if rank.state != "succeeded":
+            return f"{node.host}, rank {rank.rank}: {rank.reason or rank.state}"
+    return rank_error or f"{node.host}: the node's state is {node_exit.state}"
+
+
+def round_marks(
+    job: JobSpec,
+    state: JobState,
+    findings: Iterable[Finding],
+    *,
+    synthetic: bool,
+    partial_evaluation: bool,
+    resumed: bool = False,
+) -> tuple[Mark, ...]:
+    """Return the marks of a round that limit what its figures show."""
+    marks: dict[Mark, bool] = {
+        "open": job.open or any(setting.forced for setting in job.provenance.values()),
+        "synthetic": synthetic,
+        "partial": state != "succeeded",
+        "partial_evaluation": partial_evaluation,
+        "busy_machine": is_busy(findings),
+        "resumed": resumed,
+    }
+    return tuple(mark for mark, applies in marks.items() if applies)

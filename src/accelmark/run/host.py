@@ -1,0 +1,143 @@
+"""Run commands on a host: the interface, and its implementation by child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from accelmark.spec.cluster import HostSpec
+from accelmark.spec.errors import RunError
+
+FIRST_LINE_TIMEOUT_S: Final = 20.0
+_END_TIMEOUT_S: Final = 5.0
+
+
+class HostError(RunError):
+    """An operation on a host failed; the message names the host."""
+
+    def __init__(self, host: str, what: str) -> None:
+        super().__init__(f"{host}: {what}")
+        self.host = host
+        self.what = what
+
+
+class UnreachableError(HostError):
+    """A host cannot be reached, or its connection was lost; what runs there may continue."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Exit code and output of a command on a host."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def message(self) -> str:
+        """The last line of standard error, else of standard output, else the exit code."""
+        lines = (self.err.strip() or self.out.strip()).decode(errors="replace").splitlines()
+        return lines[-1] if lines else f"exit code {self.code}"
+
+    @property
+    def output(self) -> str:
+        """Standard output, then standard error."""
+        return (self.out + self.err).decode(errors="replace")
+
+
+class Host(ABC):
+    """Runs commands, given as argument lists, on one host."""
+
+    def __init__(self, spec: HostSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+
+    async def connect(self) -> object:  # noqa: B027  not all hosts need a connection
+        """Connect to it, unless connected.
+
+        Raises:
+            HostError: it cannot be reached, refuses the login, or has an unknown host key.
+        """
+
+    @abstractmethod
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Return the command on this machine that runs ``argv`` on the host."""
+
+    @abstractmethod
+    async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
+        """Run a command to its end; a non-zero exit code is no error.
+
+        Raises:
+            HostError: the command could not be started or did not end in time.
+            UnreachableError: the host cannot be reached, or the connection was lost before the command's end.
+        """
+
+    @abstractmethod
+    def running(self, argv: Sequence[str]) -> contextlib.AbstractAsyncContextManager[bytes]:
+        """Run a command until the context ends, which closes its input; yields the first line of its output.
+
+        Raises:
+            HostError: it could not be started.
+            TimeoutError: it printed nothing in time.
+        """
+
+
+@final
+class SubprocessHost(Host):
+    """A host whose commands are child processes of this one.
+
+    Args:
+        spec: the host.
+        prefix: returns the arguments before a command that is run on the host, such as ``srun``.
+    """
+
+    def __init__(self, spec: HostSpec, prefix: Callable[[HostSpec], Sequence[str]] = lambda _: ()) -> None:
+        super().__init__(spec)
+        self._prefix = prefix
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Return the command with its prefix."""
+        return [*self._prefix(self.spec), *argv]
+
+    async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
+        """Run a command to its end."""
+        async with self._started(argv, asyncio.subprocess.PIPE) as process:
+            try:
+                out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
+            except TimeoutError as error:
+                raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
+            return CommandResult(process.returncode or 0, out, err)
+
+    @contextlib.asynccontextmanager
+    async def running(self, argv: Sequence[str]) -> AsyncIterator[bytes]:
+        """Run a command until the context ends."""
+        async with self._started(argv, asyncio.subprocess.DEVNULL) as process:
+            assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018  started with pipes
+            try:
+                yield await asyncio.wait_for(process.stdout.readline(), FIRST_LINE_TIMEOUT_S)
+            finally:
+                process.stdin.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+
+    @contextlib.asynccontextmanager
+    async def _started(self, argv: Sequence[str], errors: int) -> AsyncIterator[asyncio.subprocess.Process]:
+        command, pipe = self.command(argv), asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+        except FileNotFoundError as error:
+            raise HostError(self.name, f"{command[0]} is not on the PATH") from error
+        except OSError as error:
+            raise HostError(self.name, f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()

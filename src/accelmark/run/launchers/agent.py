@@ -1,0 +1,119 @@
+"""The node agent of one job on one host, as the coordinator drives it, and the record of its end."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from accelmark.results.store.files import write_atomic
+from accelmark.run.agent.rank_exit import tail
+from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, NodeJob
+from accelmark.run.host import Host
+from accelmark.run.record.states import utc_now
+from accelmark.spec.errors import RunError
+from accelmark.spec.job import NodeExit
+
+START_TIMEOUT_S: Final = 120.0
+"""Longest time from starting an agent (a container may have to be set up) to its lock."""
+NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
+
+
+class AgentHandle(ABC):
+    """The node agent of one job on one host.
+
+    Each method may be called again after it failed; none blocks the event loop.
+
+    Args:
+        node: the agent's job on its host.
+        host: runs commands on the host.
+        command: the command on the host that runs the agent.
+        clean_up: the command on the host that ends what a dead agent left behind, and may print a number of processes.
+        prepare: delivers to the host what the agent needs.
+    """
+
+    def __init__(
+        self,
+        node: NodeJob,
+        host: Host,
+        command: Sequence[str],
+        clean_up: Sequence[str],
+        prepare: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.node = node
+        self.prepare = prepare
+        self._host = host
+        self._command = command
+        self._clean_up = clean_up
+        self._started_at = utc_now()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the agent so that it outlives the coordinator.
+
+        Raises:
+            AccelmarkError: it could not be started; the host is named.
+        """
+
+    @abstractmethod
+    async def attach(self) -> bool:
+        """Find an agent that an earlier coordinator started; False where none was."""
+
+    @abstractmethod
+    async def wait(self) -> NodeExit:
+        """Wait for the agent's end, copying its files here meanwhile.
+
+        Only the agent's ``exit.json`` can mean success. Without it the job is lost, and its processes are ended.
+        """
+
+    @abstractmethod
+    async def stop(self, *, at_once: bool) -> None:
+        """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
+
+    def read_exit(self) -> NodeExit | str:
+        """Return what the agent recorded of its end, or why there is no record."""
+        try:
+            return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
+        except FileNotFoundError:
+            return NO_EXIT_FILE
+        except (OSError, ValueError) as error:
+            return f"{EXIT_FILE} of the node agent cannot be read: {error}"
+
+    async def without_exit(self, why: str) -> NodeExit:
+        """End what an agent without ``exit.json`` left behind, and record its end: failed where it never ran."""
+        num_ended = await self.end_processes()
+        last = _last_error(self.node.node_dir / AGENT_LOG)
+        if not (self.node.node_dir / IDENTITY_FILE).exists():
+            return self.record("failed", f"node agent could not start{last}")
+        left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
+        return self.record("lost", why + left + last)
+
+    async def end_processes(self) -> int:
+        """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""
+        done = await self._host.run(self._clean_up)
+        return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
+
+    def record(self, state: Literal["lost", "failed"], reason: str) -> NodeExit:
+        """Write ``exit.json`` where the agent did not, for later coordinators."""
+        task = self.node.task
+        end = NodeExit(
+            host=task.host,
+            noderank=task.noderank,
+            state=state,
+            reason=reason,
+            started_at=self._started_at,
+            duration_s=0.0,
+            ranks=(),
+        )
+        with contextlib.suppress(RunError):
+            write_atomic(self.node.node_dir / EXIT_FILE, end.model_dump_json(indent=2))
+        return end
+
+
+def _last_error(log: Path) -> str:
+    """Return ``; last output: …`` with the last line of a log that names an error, else its last line."""
+    lines = [line.strip() for line in tail(log) if line.strip()]
+    chosen = [line for line in lines if "error" in line.lower()] or lines
+    return f"; last output: {chosen[-1]}" if chosen else ""

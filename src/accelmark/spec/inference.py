@@ -1,0 +1,221 @@
+"""The inference side of a case: its settings, and which of the seven steps run."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from enum import StrEnum
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from accelmark.spec.model import Spec
+from accelmark.spec.settings import Scalar
+
+InferPrecision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
+ScenarioName = Literal["offline", "single_stream", "multi_stream", "server"]
+EngineOption = Scalar | tuple[Scalar, ...]
+
+RUN_TIME_KEYS: Final = frozenset({"perf_dir", "data_dir", "log_dir", "vendor", "case", "framework"})
+"""Names that AccelMark sets itself."""
+
+
+_OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_MAX_CHARACTERS: Final = 200
+_MAX_NESTING: Final = 20
+
+
+def calculate(text: str) -> float:
+    """Return the value of arithmetic on numbers, such as ``2*512*0.33e9``: parsed, never evaluated as code.
+
+    Raises ValueError if it is anything else, divides by zero, nests too deeply, or is not finite.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
+    if odd := re.search(r"[^\d.eE+\-*/()\s]", text, re.ASCII):
+        raise ValueError(f"is not arithmetic on numbers: {text[odd.start() :][:20]!r} (only numbers and + - * / ( ))")
+    if max(accumulate((sign == "(") - (sign == ")") for sign in text), default=0) > _MAX_NESTING:
+        raise ValueError(f"nests deeper than {_MAX_NESTING} levels")
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(f"is not arithmetic on numbers: {error.msg}") from error
+    except ZeroDivisionError as error:
+        raise ValueError("divides by zero") from error
+    if not math.isfinite(value):
+        raise ValueError("is not finite")
+    return value
+
+
+def _value(node: ast.expr, num_signs: int = 0) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand) if num_signs < _MAX_NESTING:
+            return _value(operand, num_signs + 1) * (-1 if isinstance(sign, ast.USub) else 1)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            return float(_OPERATORS[type(sign)](_value(left), _value(right)))
+    raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
+
+
+def _count(value: object) -> object:
+    return calculate(value) if isinstance(value, str) else value
+
+
+class InferStep(StrEnum):
+    """The seven steps, in their order."""
+
+    INITIALISE = "initialise"
+    CREATE = "create"
+    VALIDATE = "validate"
+    EXPORT = "export"
+    COMPILE = "compile"
+    INFER = "infer"
+    SUMMARISE = "summarise"
+
+    @property
+    def number(self) -> int:
+        """1 to 7."""
+        return tuple(InferStep).index(self) + 1
+
+
+class InferSettings(Spec):
+    """The configurations of an inference case, which a vendor may override; parameters are separate."""
+
+    batch_size: PositiveInt
+    """Items per call of the engine."""
+    flops: Annotated[PositiveFloat | None, BeforeValidator(_count)] = None
+    """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
+    precision: InferPrecision = "fp32"
+    """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
+    compiler: str | None = None
+    """Name of the engine; null ends the run after the framework's validation."""
+    num_workers: int = Field(default=0, ge=0)
+    log_freq: PositiveInt = 30
+    """Batches per window; latencies are written at the end of a window."""
+    repeat: PositiveInt = 1
+    """Passes over the data."""
+    no_validation: bool = False
+    """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``."""
+    exist_onnx_path: str | None = None
+    """An ONNX file to compile instead of exporting one; any value but null skips the export."""
+    exist_compiler_path: str | None = None
+    """An engine file to load instead of compiling."""
+    warmup_batches: int = Field(default=5, ge=0)
+    """Warm-up calls after the first call, which is timed separately."""
+    threads: PositiveInt | None = None
+    """CPU threads; null: the number of cores that this process may use."""
+    max_batches: PositiveInt | None = None
+    """Use the first batches of the data only (marks the run)."""
+    synthetic: bool = False
+    """Use synthetic data or initial weights: speed only, no accuracy (marks the run)."""
+    repeat_check: bool = True
+    """Compare the speed of repeated items with new ones, to detect a cache."""
+    scenarios: tuple[ScenarioName, ...] = ()
+    """LoadGen scenarios to run after the accuracy pass."""
+    scenario_duration_s: PositiveFloat = 10.0
+    """Minimum duration of one LoadGen run; below MLPerf's minimum (600 s) a run is labelled functional."""
+    scenario_queries: PositiveInt = 100
+    """Minimum number of queries of one LoadGen run."""
+    multi_stream_queries: PositiveInt = 662
+    """The same for MultiStream, if larger: LoadGen's early stopping needs this many for p99."""
+    server_latency_bound_ms: PositiveFloat | None = None
+    """Latency bound for 99 % of the queries of the Server scenario."""
+    multi_stream_samples: PositiveInt = 8
+    """Items per query of the MultiStream scenario."""
+    engine_options: dict[str, EngineOption] = Field(default_factory=dict)
+    """Options of one engine, among them the keys that a vendor adds to the configurations."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> InferSettings:
+        if self.no_validation and self.exist_onnx_path is None:
+            raise ValueError(
+                "no_validation needs exist_onnx_path: without a model there is nothing to export; "
+                "name an ONNX file (or any word, for an engine that reads none)"
+            )
+        if "server" in self.scenarios and self.server_latency_bound_ms is None:
+            raise ValueError("the server scenario needs server_latency_bound_ms")
+        if self.compiler is None and self.no_validation:
+            raise ValueError("compiler is null and no_validation is true, which leaves nothing to measure")
+        if self.compiler is None and self.scenarios:
+            raise ValueError("scenarios run in an engine, and compiler is null: name one, or take the scenarios out")
+        return self
+
+
+class Reference(Spec):
+    """A published accuracy that the validation must reproduce within a tolerance."""
+
+    value: float
+    within: float = Field(ge=0)
+    source: str
+
+
+class InferCaseSpec(Spec):
+    """The inference side of a case."""
+
+    unit: Literal["image", "token", "sequence", "sample"]
+    """What an item is."""
+    metric: str
+    """Name of the accuracy that the case's ``metrics`` returns."""
+    tolerance: float = Field(ge=0)
+    """Largest valid difference between the metric in the engine and in the framework."""
+    tolerance_why: str
+    reference: Reference | None = None
+    data: tuple[str, ...] = ()
+    """Data sets of the case that inference needs; none with synthetic data."""
+    optional_data: tuple[str, ...] = ()
+    """Data sets that are used if the given data directory contains them."""
+    weights: str | None = None
+    """Path of trained weights below the given data directory; a run without them measures speed only."""
+    configurations: dict[str, Any]
+    """Defaults of :class:`InferSettings`."""
+    parameters: dict[str, Scalar] = Field(default_factory=dict)
+    """Parameters of the case (sequence length, image size): the same on every chip, never overridden."""
+
+
+class Note(Spec):
+    """A note for the user about how a setting was resolved."""
+
+    severity: Literal["info", "warning"]
+    where: str
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.what}"
+
+
+class PlannedStep(Spec):
+    """One step of a run, and the reason if it is skipped."""
+
+    step: InferStep
+    skipped: str | None = None
+
+
+def planned_steps(settings: InferSettings) -> tuple[PlannedStep, ...]:
+    """Return the seven steps, each with the reason if the settings skip it."""
+    return tuple(PlannedStep(step=step, skipped=_why_skipped(step, settings)) for step in InferStep)
+
+
+def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+    if step is InferStep.VALIDATE and settings.no_validation:
+        return "no_validation is true"
+    if step in (InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER) and settings.compiler is None:
+        return "compiler is null"
+    if step is InferStep.EXPORT and settings.exist_onnx_path is not None:
+        return f"exist_onnx_path is {settings.exist_onnx_path}"
+    if step is InferStep.COMPILE and settings.exist_compiler_path is not None:
+        return f"exist_compiler_path is {settings.exist_compiler_path}"
+    return None
+
+
+def file_at(path: str | None) -> Path | None:
+    """Return ``path`` if it is an existing file; FlagPerf also allows strings that are no paths."""
+    if path is None:
+        return None
+    file = Path(path).expanduser()
+    return file if file.is_file() else None

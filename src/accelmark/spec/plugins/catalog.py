@@ -1,0 +1,302 @@
+"""Find plug-ins (cases, vendors, frameworks, ..., engines) in AccelMark, installed packages and ACCELMARK_PLUGINS."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Final, Literal, TypeVar, cast, final
+
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.model import Spec, parse, read_yaml
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
+from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
+
+M = TypeVar("M", bound=Spec)
+
+Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers"]
+JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers")
+"""Kinds of plug-ins that a job needs on its hosts."""
+PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
+"""Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
+
+_PACKAGE: Final = {
+    "cases": "accelmark.cases",
+    "vendors": "accelmark.vendors",
+    "frameworks": "accelmark.frameworks",
+    "launchers": "accelmark.run.launchers",
+    "trainers": "accelmark.train.external.trainers",
+}
+_SOURCE: Final = Path(__file__).parents[3]
+ENGINES_ENTRY_POINTS: Final = "accelmark.engines"
+"""Entry point group in which a package declares its engines: ``name = package.module:Class``."""
+_ENGINES: Final = _SOURCE / "accelmark/infer/engines"
+_ENGINES_FILE: Final = "engines.yaml"
+"""File next to the engines of a folder: name -> :class:`EngineSpec`; optional in a vendor's folder."""
+SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
+"""Names of folders that are excluded from hashes."""
+
+
+class EngineSpec(Spec):
+    """Declaration of an engine, readable without importing it."""
+
+    title: str
+    module: str
+    """The module that it imports."""
+    distributions: tuple[str, ...] = ()
+    """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
+    requires: tuple[str, ...] = ()
+    """Requirements to install, as pip takes them."""
+
+
+class FolderRef(Spec):
+    """Location of a case or vendor folder: an importable package or a directory."""
+
+    name: str
+    path: Path
+    package: str | None = None
+    """The package of the folder (``accelmark.cases.resnet_mini``); null for a loose directory."""
+    sha256: str
+    """Hash over the folder's files."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder of a plug-in, and where it was found."""
+
+    name: str
+    path: Path
+    package: str | None
+    origin: str
+    """``accelmark``, the distribution that ships it, or the directory."""
+
+    def ref(self) -> FolderRef:
+        """Return a reference by which a job finds this folder, with the hash of its files."""
+        return FolderRef(name=self.name, path=self.path, package=self.package, sha256=tree_hash(self.path))
+
+
+def tree_hash(path: Path) -> str:
+    """Return the SHA-256 over the names and contents of all files below ``path``, in sorted order.
+
+    Caches and ``README.md`` files are excluded: no code reads a README, and its tables of results change.
+    """
+    return files_hash((str(file.relative_to(path)), file.read_bytes()) for file in sorted(_files(path)))
+
+
+def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return the SHA-256 over (name, content) of files in the given order."""
+    digest = hashlib.sha256()
+    for name, content in files:
+        digest.update(name.encode())
+        digest.update(b"\0")
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(path):
+        names[:] = [name for name in names if name not in SKIPPED]
+        yield from (Path(directory, file) for file in files if is_hashed(file))
+
+
+def is_hashed(file: str) -> bool:
+    """Return whether :func:`tree_hash` includes a file of this name."""
+    return not file.endswith(".pyc") and file != "README.md"
+
+
+def folders(kind: Kind) -> dict[str, Folder]:
+    """Return all folders of ``kind`` by name; raise SpecError with both paths if two have the same name."""
+    return _folders(kind, os.environ.get(PLUGINS_VARIABLE, ""))
+
+
+@cache
+def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
+    found: dict[str, Folder] = {}
+    problems: list[Problem] = []
+    for folder in _search(kind, plugins):
+        other = found.get(folder.name)
+        if other is not None and other.path != folder.path:
+            what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
+            problems.append(Problem(str(folder.path), "", what, "rename or uninstall one"))
+            continue
+        found[folder.name] = folder
+    if problems:
+        raise SpecError(problems)
+    return dict(sorted(found.items()))
+
+
+def look_again() -> None:
+    """Clear the cache of found folders, after one was created or installed."""
+    _folders.cache_clear()
+
+
+def _search(kind: Kind, plugins: str) -> Iterable[Folder]:
+    package = _PACKAGE[kind]
+    yield from _below(_SOURCE.joinpath(*package.split(".")), kind, package, "accelmark")
+    for entry in entry_points(group=f"accelmark.{kind}"):
+        origin = entry.dist.name if entry.dist else "an installed package"
+        spec = importlib.util.find_spec(entry.module)
+        locations = list(spec.submodule_search_locations or ()) if spec else []
+        if not locations:
+            what = f"the entry point {entry.name!r} names {entry.value!r}, which is not an importable folder"
+            raise SpecError([Problem(origin, f"accelmark.{kind}", what)])
+        yield Folder(entry.name, Path(locations[0]), entry.module, origin)
+    for directory in filter(None, plugins.split(os.pathsep)):
+        yield from _below(Path(directory).absolute() / kind, kind, None, directory)
+
+
+def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Iterable[Folder]:
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if (path / _file_name(kind)).is_file():
+            yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
+        elif kind == "trainers" and path.suffix == ".yaml":
+            yield Folder(path.stem, path, None, origin)
+
+
+def find(kind: Kind, name: str, where: str = "command line") -> Folder:
+    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
+    known = folders(kind)
+    if name not in known:
+        singular = kind.removesuffix("s")
+        raise RequestError(f"{where}: unknown {singular} {name!r} ({nearest(name, known)})")
+    return known[name]
+
+
+def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:
+    """Read and check the YAML file of one plug-in: ``<name>/<kind>.yaml``, for a trainer also ``<name>.yaml``.
+
+    Raises RequestError if there is no such plug-in, SpecError with all problems of the file.
+    """
+    path = find(kind, name, where).path
+    return cast("M", _load(path if path.is_file() else path / _file_name(kind), name, model))
+
+
+@cache
+def _load(path: Path, name: str, model: type[M]) -> M:
+    values = read_yaml(path)
+    spec = parse(model, values, str(path))
+    if values["name"] != name:
+        folder = "file" if path.stem == name else "folder"
+        raise SpecError([Problem(str(path), "name", f"is {values['name']!r}, but the {folder} is {name!r}")])
+    return spec
+
+
+def _file_name(kind: Kind) -> str:
+    return f"{kind.removesuffix('s')}.yaml"
+
+
+def load_case(name: str) -> CaseSpec:
+    """Read and check ``case.yaml`` of one case."""
+    return load_spec("cases", name, CaseSpec)
+
+
+def load_vendor(name: str) -> VendorSpec:
+    """Read and check ``vendor.yaml`` of one vendor."""
+    return load_spec("vendors", name, VendorSpec)
+
+
+def load_framework(name: str) -> FrameworkSpec:
+    """Read and check ``framework.yaml`` of one framework."""
+    return load_spec("frameworks", name, FrameworkSpec)
+
+
+def load_trainer(name: str) -> TrainerSpec:
+    """Read and check the YAML file of one external trainer."""
+    return load_spec("trainers", name, TrainerSpec)
+
+
+def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
+    """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``.
+
+    Raises RequestError if there is no such framework, or neither file declares the device.
+    """
+    device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
+    if device is None:
+        declared = ", ".join(vendor.frameworks) or "none"
+        raise RequestError(
+            f"vendor {vendor.name} declares no device for framework {framework!r} (declared: {declared}); "
+            f"add frameworks.{framework} to its vendor.yaml"
+        )
+    return device
+
+
+def load_launch(name: str) -> FrameworkLaunch:
+    """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
+    return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
+
+
+def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
+    """Import ``module`` of a folder: as part of its package, or from its file if it has no package.
+
+    Raises RequestError if the folder has no such file.
+    """
+    path = folder.path / f"{module}.py"
+    if folder.package is not None:
+        name = f"{folder.package}.{module}"
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"{folder.name!r} has no module {name!r}")
+        return importlib.import_module(name)
+    if not path.is_file():
+        others = sorted(file.stem for file in folder.path.glob("*.py"))
+        raise RequestError(f"{folder.name!r} has no {path} ({nearest(module, others)})")
+    return file_module(f"accelmark_folder_{folder.path.parent.name}_{folder.name}_{module}", path)
+
+
+def file_module(name: str, path: Path) -> ModuleType:
+    """Import the file at ``path`` as module ``name``, as a package where it is an ``__init__.py``."""
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def own_engines() -> set[str]:
+    """Return the names of AccelMark's own engines."""
+    return engine_files(_ENGINES)
+
+
+def known_engines(vendor_folder: Path | None) -> set[str]:
+    """Return the names of all engines in this Python environment that a run on this vendor can use."""
+    found = own_engines() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
+    return found | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
+
+
+def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
+    """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence.
+
+    Raises SpecError if a declaration is wrong, or declares an engine without a file.
+    """
+    declared = _declared(_ENGINES)
+    return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
+
+
+def engine_files(folder: Path) -> set[str]:
+    """Return the names of the engines in a directory, one per file."""
+    return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
+
+
+def _declared(folder: Path) -> dict[str, EngineSpec]:
+    path = folder / _ENGINES_FILE
+    if not path.is_file():
+        return {}
+    entries = read_yaml(path)
+    if unknown := sorted(set(entries) - engine_files(folder)):
+        raise SpecError([Problem(str(path), unknown[0], f"there is no file {unknown[0]}.py")])
+    return {name: parse(EngineSpec, values, str(path)) for name, values in entries.items()}

@@ -1,0 +1,305 @@
+"""Forms of a tool's output, as ``vendor.yaml`` declares them, and the values that are parsed by them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from accelmark.spec.model import Spec
+from accelmark.telemetry.device import DeviceSample
+
+FieldName = Literal[
+    "index", "name", "uuid", "bus_id", "driver", "power_limit_w", "utilisation", "memory_used_mib", "memory_total_mib",
+    "power_w", "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "ecc_errors",
+]  # fmt: skip
+FIELD_NAMES: Final[frozenset[str]] = frozenset(FieldName.__args__)  # type: ignore[attr-defined]
+
+Row = dict[str, str]
+"""Field name -> text, of one device."""
+Values = dict[str, float | str | None]
+"""Field name -> value in the unit of its name (utilisation 0..1); None where the tool reports none."""
+
+_TEXTS: Final = frozenset({"name", "uuid", "bus_id", "driver"})
+_ABSENT: Final = frozenset(
+    {"", "-", "--", "/", "n/a", "na", "[n/a]", "nan", "none", "not supported", "[not supported]"}
+)
+_NUMBER: Final = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*([^\d\s.+-][^\d\s]*)?")
+_SEPARATOR: Final = re.compile(r"[\s\-+=|*_#─═┌┐└┘├┤┬┴┼│╭╮╰╯]*")
+_NO_UNIT: Final = {"": 1.0}
+_MEMORY: Final = _NO_UNIT | {"mib": 1.0, "mb": 1.0, "m": 1.0, "gib": 1024.0, "gb": 1024.0, "g": 1024.0}
+_POWER: Final = _NO_UNIT | {"w": 1.0, "mw": 0.001}
+_CLOCK: Final = _NO_UNIT | {"mhz": 1.0, "ghz": 1000.0}
+_NUMBERS: Final[dict[str, tuple[dict[str, float], float, float]]] = {
+    "utilisation": ({"": 0.01, "%": 0.01}, 0.0, 1.0),
+    "memory_used_mib": (_MEMORY, 0.0, 4.0 * 1024 * 1024),
+    "memory_total_mib": (_MEMORY, 1.0, 4.0 * 1024 * 1024),
+    "power_w": (_POWER, 0.0, 5000.0),
+    "power_limit_w": (_POWER, 0.0, 5000.0),
+    "temperature_c": (_NO_UNIT | {"c": 1.0, "°c": 1.0, "℃": 1.0}, -40.0, 150.0),
+    "sm_clock_mhz": (_CLOCK, 0.0, 10000.0),
+    "memory_clock_mhz": (_CLOCK, 0.0, 20000.0),
+    "ecc_errors": (_NO_UNIT, 0.0, 1e15),
+    "index": (_NO_UNIT, 0.0, 4096.0),
+}
+"""Field -> the factor of each unit (tools report utilisation in percent, with or without a unit), and bounds."""
+_SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
+
+
+class UnreadableError(Exception):
+    """The output does not match the form; the message says where."""
+
+
+def _compiles(value: str) -> str:
+    try:
+        names = re.compile(value).groupindex
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    unknown = sorted(set(names) - FIELD_NAMES)
+    if unknown:
+        raise ValueError(f"names the unknown field {unknown[0]!r}; known: {', '.join(sorted(FIELD_NAMES))}")
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A regular expression; named groups are fields of a device."""
+
+
+class _Form(Spec):
+    version: Pattern | None = None
+    """Must match somewhere in the output; identifies the tool versions that print this form."""
+    source: str
+    """Where this form is documented (a page, a log), and the tool's version."""
+    power_shared: Literal["previous", "next"] | None = None
+    """A device without power is included in the power of the one before or after it (two dies on one card)."""
+
+    @abstractmethod
+    def read(self, text: str) -> Iterator[Row]:
+        """Yield the fields of each device in a tool's output."""
+
+
+class TableForm(_Form):
+    """Rows below a heading. Whole lines are matched, with runs of blanks collapsed."""
+
+    form: Literal["table"] = "table"
+    header: tuple[Pattern, ...] = Field(min_length=1)
+    """Consecutive heading lines; they match only if the columns are unchanged."""
+    rows: tuple[Pattern, ...] = Field(min_length=1)
+    """The lines of one device."""
+    ignore: tuple[Pattern, ...] = ()
+    """Other lines allowed between devices."""
+    end: Pattern | None = None
+    """The line that ends the table; by default an empty line or one that names processes."""
+
+    def read(self, text: str) -> Iterator[Row]:
+        """Yield the fields of each device below the heading."""
+        lines = _lines(text)
+        body: list[str] = []
+        for line in lines[self._first_row(lines) :]:
+            by_default = bool(body) and (not line or "process" in line.lower())
+            if by_default if self.end is None else re.fullmatch(self.end, line):
+                break
+            if not _SEPARATOR.fullmatch(line) and not any(re.fullmatch(known, line) for known in self.ignore):
+                body.append(line)
+        step = len(self.rows)
+        if len(body) % step:
+            raise UnreadableError(f"its table has {len(body)} lines, not a multiple of {step} lines per device")
+        for at in range(0, len(body), step):
+            row: Row = {}
+            for pattern, line in zip(self.rows, body[at : at + step], strict=True):
+                row |= _groups(pattern, line)
+            yield row
+
+    def _first_row(self, lines: list[str]) -> int:
+        num = len(self.header)
+        for start in range(len(lines) - num + 1):
+            if all(map(re.fullmatch, self.header, lines[start : start + num])):
+                return start + num
+        raise UnreadableError("its heading is unknown (a column may have moved)")
+
+
+class LinesForm(_Form):
+    """Lines that contain their units, for tools whose heading is unknown."""
+
+    form: Literal["lines"]
+    like: Pattern
+    """Every line that matches this must be a device's line."""
+    line: Pattern
+    """A device's line including units, so that it does not match if columns change."""
+
+    def read(self, text: str) -> Iterator[Row]:
+        """Yield the fields of each line that is like a device's."""
+        return (_groups(self.line, line) for line in _lines(text) if re.fullmatch(self.like, line))
+
+
+class CsvForm(_Form):
+    """Comma-separated cells below a line with the column names."""
+
+    form: Literal["csv"]
+    columns: dict[FieldName, str]
+    """Field -> exact name of its column."""
+
+    def read(self, text: str) -> Iterator[Row]:
+        """Yield the fields of each row below the column names."""
+        table = iter([cell.strip() for cell in row] for row in csv.reader(text.splitlines(), strict=False))
+        wanted = set(self.columns.values())
+        names = next((cells for cells in table if wanted <= set(cells)), None)
+        if names is None:
+            raise UnreadableError("its heading lacks a declared column (a column may have moved)")
+        if any(names.count(name) > 1 for name in wanted):
+            raise UnreadableError("its heading names a column twice")
+        for cells in filter(any, table):
+            if len(cells) != len(names):
+                raise UnreadableError(f"a row has {len(cells)} cells for {len(names)} columns")
+            at = dict(zip(names, cells, strict=True))
+            yield {field: at[column] for field, column in self.columns.items()}
+
+
+class JsonForm(_Form):
+    """JSON with one object per device. Blanks around keys are ignored."""
+
+    form: Literal["json"]
+    devices: str = ""
+    """Path of the list or object of devices, keys joined by ``/``; empty: the document."""
+    device: Pattern | None = None
+    """Matches the key of a device in an object; null for a list."""
+    keys: dict[FieldName, str]
+    """Field -> path of its value within a device."""
+    common: dict[FieldName, str] = Field(default_factory=dict)
+    """Field -> path of its value within the document, the same for all devices."""
+
+    def read(self, text: str) -> Iterator[Row]:
+        """Yield the fields of each object of a device."""
+        start = re.search(r"[\[{]", text)
+        if start is None:
+            raise UnreadableError("it contains no JSON")
+        try:
+            whole, _ = _DECODER.raw_decode(text[start.start() :])
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"it is not JSON: {str(error)[:80]}") from error
+        common = {field: _json_text(whole, path) for field, path in self.common.items()}
+        for found, device in self._devices(_follow(whole, self.devices)):
+            if not isinstance(device, dict):
+                raise UnreadableError("a device is not an object")
+            yield found | common | {field: _json_text(device, path) for field, path in self.keys.items()}
+
+    def _devices(self, held: object) -> Iterable[tuple[Row, object]]:
+        if self.device is None:
+            if not isinstance(held, list):
+                raise UnreadableError(f"there is no list of devices at {self.devices!r}")
+            return (({}, device) for device in held)
+        if not isinstance(held, dict):
+            raise UnreadableError(f"there is no object with devices at {self.devices!r}")
+        pattern = self.device
+        return ((_groups(pattern, key), device) for key, device in held.items() if re.fullmatch(pattern, key))
+
+
+Form = Annotated[TableForm | LinesForm | CsvForm | JsonForm, Field(discriminator="form")]
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=lambda pairs: {key.strip(): value for key, value in pairs})
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text with runs of blanks collapsed."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def _groups(pattern: str, line: str) -> Row:
+    found = re.fullmatch(pattern, line)
+    if found is None:
+        raise UnreadableError(f"the line {line[:80]!r} does not match")
+    return {name: value for name, value in found.groupdict().items() if value is not None}
+
+
+def _follow(value: object, path: str) -> object:
+    for key in path.split("/") if path else ():
+        if not isinstance(value, dict) or key not in value:
+            raise UnreadableError(f"{path!r} is missing (an entry may have moved)")
+        value = value[key]
+    return value
+
+
+def _json_text(device: object, path: str) -> str:
+    value = _follow(device, path)
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UnreadableError(f"{path!r} is not a number or a string")
+    return str(value)
+
+
+def parse_output(text: str, form: Form) -> tuple[Values, ...]:
+    """Return the values of every device in a tool's output, in the order of its rows.
+
+    Raises:
+        UnreadableError: the output has another form, or a value has an unknown unit or is out of bounds.
+    """
+    if form.version is not None and not re.search(form.version, text):
+        raise UnreadableError("it is from another version of the tool")
+    devices = tuple(map(_values, form.read(text)))
+    if not devices:
+        raise UnreadableError("it lists no device")
+    indices = [device["index"] for device in devices if device.get("index") is not None]
+    if indices and (len(set(indices)) != len(devices)):
+        raise UnreadableError("its device numbers are not unique")
+    return devices
+
+
+def _values(row: Row) -> Values:
+    values: Values = {}
+    for name, text in row.items():
+        if name in _TEXTS:
+            stripped = text.strip()
+            values[name] = stripped if stripped.lower() not in _ABSENT else None
+        else:
+            values[name] = parse_number(name, text)
+    used, total = values.get("memory_used_mib"), values.get("memory_total_mib")
+    if isinstance(used, float) and isinstance(total, float) and used > total * 1.01:
+        raise UnreadableError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
+    return values
+
+
+def parse_number(name: str, text: str) -> float | None:
+    """Return the value of a field in the unit of its name; None where the tool reports none.
+
+    Raises:
+        UnreadableError: it is not a number, has an unknown unit, or is out of bounds.
+    """
+    stripped = text.strip()
+    if stripped.lower() in _ABSENT:
+        return None
+    found = _NUMBER.fullmatch(stripped)
+    if found is None:
+        raise UnreadableError(f"{name} is {stripped[:40]!r}")
+    units, low, high = _NUMBERS[name]
+    unit = (found[2] or "").lower()
+    if unit not in units:
+        raise UnreadableError(f"{name} is {stripped[:40]!r}: unknown unit")
+    value = round(float(found[1]) * units[unit], 9)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
+    return value
+
+
+def device_sample(index: int, values: Values) -> DeviceSample:
+    """Return parsed values as a sample of device ``index``."""
+    known: dict[str, Any] = {name: number(values, name) for name in _SAMPLED}
+    errors = known.pop("ecc_errors")
+    return DeviceSample(index, ecc_errors=None if errors is None else int(errors), **known)
+
+
+def device_index(at: int, values: Values) -> int:
+    """Return the device's declared index, or its position ``at`` if the tool reports none."""
+    index = number(values, "index")
+    return at if index is None else int(index)
+
+
+def number(values: Values, name: str) -> float | None:
+    """Return a numeric value, or None."""
+    value = values.get(name)
+    return value if isinstance(value, float) else None
