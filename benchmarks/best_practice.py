@@ -24,8 +24,9 @@ from typing import Any, Final
 
 import torch
 
-from accelmark.plan import Detected, build_plan
+from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
+from accelmark.plan.request import Detected
 from accelmark.results.read.rank_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
 from accelmark.spec.cluster import ClusterSpec

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import typer
 
-from accelmark.plan import Detected, Plan, build_plan
 from accelmark.plan.adaptation import host_capabilities
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import Detected
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.controller.probe import remembered

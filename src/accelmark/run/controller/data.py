@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
-from accelmark.datasets.spec import DatasetSpec
+from accelmark.datasets.ensure import ensure, locate
+from accelmark.datasets.spec import DatasetSpec, dataset_specs
+from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.datasets import dataset_specs, locate
+from accelmark.datasets.ensure import locate
+from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.display.observer import RunObserver
 from accelmark.run.launchers.launcher import Launcher

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
-from accelmark.datasets import CACHE_VARIABLE, cache_directory
+from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
 from accelmark.run.agent.environment import agent_commands
