@@ -125,7 +125,8 @@ class _Planner:
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else [])) if chip is not None else ()
+        sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.run.is_here:
             return Capabilities({**self.run.detected.capabilities, **sources})
         unknown = "those of other machines are not detected: list them under the chip in vendor.yaml"

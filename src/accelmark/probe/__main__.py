@@ -37,7 +37,7 @@ def _probe(job: JobSpec) -> None:
     import torch
     import torch.distributed as dist
 
-    from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
+    from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import probe_copies, probe_memory, probe_products
     from accelmark.spec.job import ProbeJob
