@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from accelmark.automl.config import ScheduleConfig
 from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, NonNegative, Splits, TrialRecord
@@ -64,8 +64,6 @@ class Proposed(_Event):
 
 class Valued(_Event):
     """The trial of a network ended, with a value or without one."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     event: Literal["valued"] = "valued"
     individual: int

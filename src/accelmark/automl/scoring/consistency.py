@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -317,8 +318,6 @@ def lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Che
 
 def _morphed(network: Network, morphs: Iterable[Morph]) -> Network | None:
     try:
-        for morph in morphs:
-            network = apply_morph(network, morph)
+        return reduce(apply_morph, morphs, network)
     except MorphError:
         return None
-    return network
