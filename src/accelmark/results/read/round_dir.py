@@ -103,6 +103,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
+def planned_jobs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the planned jobs by directory; empty where the plan is unreadable."""
+    jobs = plan.get("jobs")
+    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
+    return {
+        entry["directory"]: entry["job"]
+        for entry in entries
+        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
+    }
+
+
 class ReplayedStep(NamedTuple):
     """The loss of one step on one rank, in the round and in the replay."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -36,6 +36,14 @@ class RunFiles:
             return (self.path / name).read_bytes()
         except OSError as error:
             raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in ``name``; an empty one where the file is missing or invalid."""
+        try:
+            loaded = from_json(self.read(name))
+        except (RunError, ValueError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
 
     def has(self, name: str) -> bool:
         """Return whether there is a file ``name``."""

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, Severity
@@ -57,7 +57,7 @@ async def read_devices(
             what = f"devices of {plan.vendor} cannot be read before the image exists"
             return HostProblem(name, what, f"{facts.executable} lacks {', '.join(facts.lacking_modules)}", "warning")
         await launcher.deliver(host.spec)
-        jobs = node_jobs(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
+        jobs = node_jobs(directory, job, launcher)
         node = next(node for node in jobs if node.host.name == name)
         done = await host.run(launcher.sandbox_command(node, _MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import final
 
-from accelmark.run.agent.task import NodeJob
+from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers.launcher import sweep_command
 from accelmark.run.launchers.shared_filesystem import (
@@ -46,7 +46,7 @@ create = LocalLauncher
 def local_agent(node: NodeJob) -> CommandAgent:
     """Return the agent of a job that runs on this machine without a container; no plan is needed."""
     variables = _python_path()
-    module = ModuleCommand("accelmark.run.agent", (str(node.node_dir),), "", {**agent_markers(node), **variables})
+    module = ModuleCommand(AGENT_MODULE, (str(node.node_dir),), "", {**agent_markers(node), **variables})
     command = Sandbox().command(sys.executable, module)
     clean_up = sweep_command(sys.executable, variables, PurePosixPath(node.node_dir))
 
