@@ -46,7 +46,7 @@ class SshLauncher(Launcher):
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
-        self.layout = Layout.of(plan, run, self.options)
+        self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
         self._connections = {host.name: SshConnection(host, self.options) for host in plan.cluster.hosts}
         self._locks = {name: asyncio.Lock() for name in self._connections}

@@ -21,7 +21,6 @@ import accelmark
 from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, folders
 
 PLUGINS: Final = "plugins"
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 
 
@@ -44,11 +43,8 @@ def wheel() -> Wheel:
     """Build the wheel."""
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
-    for kind in JOB_KINDS:
-        for folder in folders(kind).values():
-            if not folder.path.is_relative_to(root):
-                place = f"{PLUGINS}/{kind}/{folder.name}"
-                members |= {f"{place}/{name}": path for name, path in _tree(folder.path)}
+    for place, folder in _plugins(root):
+        members |= {f"{place}/{name}": path for name, path in _tree(folder)}
     info = f"accelmark-{accelmark.__version__}.dist-info"
     texts = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: accelmark\nVersion: {accelmark.__version__}\n",
@@ -59,12 +55,11 @@ def wheel() -> Wheel:
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
     contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(contents.items()):
-            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry = zipfile.ZipInfo(name)  # dated 1980
             entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
     return Wheel(content, hashlib.sha256(content).hexdigest())
 
@@ -81,11 +76,18 @@ def path_on_host(path: Path, code: PurePosixPath) -> Path:
     root = Path(accelmark.__file__).parent
     if path.is_relative_to(root):
         return Path(code / "accelmark" / path.relative_to(root))
+    for place, folder in _plugins(root):
+        if path.is_relative_to(folder):
+            return Path(code / place / path.relative_to(folder))
+    return path
+
+
+def _plugins(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the path in the wheel, and on this machine, of each plug-in that is not below ``root``."""
     for kind in JOB_KINDS:
         for folder in folders(kind).values():
-            if path.is_relative_to(folder.path):
-                return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
-    return path
+            if not folder.path.is_relative_to(root):
+                yield f"{PLUGINS}/{kind}/{folder.name}", folder.path
 
 
 def _tree(root: Path) -> Iterator[tuple[str, Path]]:
