@@ -11,7 +11,7 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, Severity
+from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostProblem, Severity, device_problems
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.plugins.catalog import load_vendor
@@ -34,38 +34,41 @@ def devices_command(variables: Mapping[str, str], python: str, vendor: str) -> l
     return ["env", *(f"{name}={value}" for name, value in variables.items()), python, "-m", _MODULE, vendor]
 
 
-async def read_devices(
-    host: Host, directory: RunDirectory, launcher: Launcher, job: PlannedJob, facts: HostFacts
-) -> tuple[DeviceFacts, ...] | HostProblem | None:
-    """Return the vendor's devices on a host, why they cannot be read, or None where there are none to read.
+async def check_devices(
+    host: Host, directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], facts: HostFacts
+) -> tuple[tuple[DeviceFacts, ...], list[HostProblem]]:
+    """Return the vendor's devices on a host, and what is wrong with them or why they cannot be read.
 
-    Where the host's Python cannot run AccelMark, they are read in the job's image. An image that is still to be built
-    is a warning.
+    Where the host's Python cannot run AccelMark, they are read in the first job's image. An image that is still to be
+    built is a warning.
 
     Raises:
         HostError: the connection to the host was lost.
     """
     plan, name = directory.plan, host.name
     if not has_devices(plan.vendor):
-        return None
+        return (), []
     if not facts.lacking_modules:
         await launcher.deliver(host.spec)
         done = await host.run(devices_command(launcher.variables, launcher.python, plan.vendor))
     else:
-        recipe = recipe_of(plan, job.job)
+        recipe = recipe_of(plan, jobs[0].job)
         if recipe is None or (await host.run(recipe.present)).code != 0:
             what = f"devices of {plan.vendor} cannot be read before the image exists"
-            return HostProblem(name, what, f"{facts.executable} lacks {', '.join(facts.lacking_modules)}", "warning")
+            lacking = f"{facts.executable} lacks {', '.join(facts.lacking_modules)}"
+            return (), [HostProblem(name, what, lacking, "warning")]
         await launcher.deliver(host.spec)
-        jobs = node_jobs(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
-        node = next(node for node in jobs if node.host.name == name)
+        nodes = node_jobs(directory, jobs[0], job_on_hosts(directory, jobs[0], go_on=False), launcher)
+        node = next(node for node in nodes if node.host.name == name)
         done = await host.run(launcher.sandbox_command(node, _MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
     try:
         if done.code == 0:
-            return _DEVICES.validate_json(done.out)
+            devices = _DEVICES.validate_json(done.out)
+            needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
+            return devices, device_problems(name, devices, plan.vendor, needed)
     except ValidationError:
         pass
-    return HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.message}")
+    return (), [HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.message}")]
 
 
 def pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:

@@ -87,13 +87,16 @@ class SshLauncher(Launcher):
         async def prepare() -> None:
             await self._prepare(node)
 
-        node_dir = self.layout.node_dir(node)
-        command, clean_up = self._agent_command(node), self.clean_up_command(node, node_dir)
-        stream = NodeStream(
-            self.host(node.host), self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run
-        )
+        host, node_dir = self.host(node.host), self.layout.node_dir(node)
         return SshAgent(
-            node, stream, command, clean_up, prepare, self.options.reconnect_s, lambda: self._end_when_reachable(node)
+            node,
+            host,
+            self._agent_command(node),
+            self.clean_up_command(node, node_dir),
+            prepare,
+            stream=NodeStream(host, self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run),
+            reconnect_s=self.options.reconnect_s,
+            abandon=lambda: self._end_when_reachable(node),
         )
 
     def agent_module(self, node: NodeJob) -> ModuleCommand:
