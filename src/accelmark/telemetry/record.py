@@ -26,7 +26,7 @@ from accelmark.spec.model import Spec, parse
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.processes import foreign_processes, parents
+from accelmark.telemetry.host.processes import foreign_processes
 from accelmark.telemetry.host.sampler import HostSampler
 from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.sources import device_sources
@@ -164,7 +164,7 @@ class Recorder:
         if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):
             return
         self._foreign_at = t
-        for process in foreign_processes(devices, (*self._config.pids, os.getpid()), parents()):
+        for process in foreign_processes(devices, (*self._config.pids, os.getpid())):
             self._note(f"foreign {process}")
 
     def _reasons(self) -> dict[str, str]:

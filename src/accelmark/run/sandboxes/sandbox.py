@@ -41,8 +41,9 @@ class ModuleCommand:
 class Sandbox:
     """The environment that the node agent, its recorder and its ranks run in: here, the host itself."""
 
-    image: ImageRecipe | None = None
-    """The image that it needs on a host."""
+    def __init__(self) -> None:
+        self.image: ImageRecipe | None = None
+        """The image that it needs on a host."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the arguments that run ``inside`` on a host; ``python`` is the host's own."""

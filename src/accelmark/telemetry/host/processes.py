@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Final
+import contextlib
+from collections.abc import Collection, Iterable
+
+import psutil
 
 from accelmark.telemetry.device import DeviceSample
 
-PROC: Final = Path("/proc")
+
+def family(roots: Iterable[int]) -> list[psutil.Process]:
+    """Return the running processes ``roots`` and all their descendants."""
+    found: dict[int, psutil.Process] = {}
+    for pid in roots:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found |= {process.pid: process for process in (root, *root.children(recursive=True))}
+    return list(found.values())
 
 
-def parents(proc: Path = PROC) -> dict[int, int]:
-    """Return process id -> parent's id of every visible process."""
-    found: dict[int, int] = {}
-    for process in proc.glob("[0-9]*"):
-        try:
-            stat = (process / "stat").read_text(errors="replace")
-            # The program's name is in parentheses and may contain any character, parentheses too.
-            found[int(process.name)] = int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    return found
-
-
-def descendants(roots: Iterable[int], parent_of: Mapping[int, int]) -> frozenset[int]:
-    """Return ``roots`` and all their descendants."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parent_of.items():
-        children.setdefault(parent, []).append(pid)
-    family: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        pid = waiting.pop()
-        if pid not in family:
-            family.add(pid)
-            waiting.extend(children.get(pid, ()))
-    return frozenset(family)
-
-
-def foreign_processes(
-    devices: Iterable[DeviceSample], own: Iterable[int], parent_of: Mapping[int, int], proc: Path = PROC
-) -> list[str]:
+def foreign_processes(devices: Iterable[DeviceSample], own: Collection[int]) -> list[str]:
     """Describe the processes on ``devices`` that are neither in ``own`` nor descendants of one of them.
 
     A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
     which may contain secrets.
     """
-    family = descendants(own, parent_of)
+    known = {*own, *(process.pid for process in family(own))}
     return [
-        f"process {pid} ({_program_name(proc / str(pid))}) on device {device.index}"
+        f"process {pid} ({_program_name(pid)}) on device {device.index}"
         for device in devices
         for pid in device.pids or ()
-        if pid not in family
+        if pid not in known
     ]
 
 
-def _program_name(process: Path) -> str:
+def _program_name(pid: int) -> str:
     try:
-        return (process / "comm").read_text(errors="replace").strip() or "name not visible"
-    except OSError:
+        return psutil.Process(pid).name() or "name not visible"
+    except psutil.Error:
         return "name not visible"

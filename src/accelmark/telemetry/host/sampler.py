@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,16 +14,16 @@ from typing import Final, TypeVar, final
 import psutil
 
 from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
-from accelmark.telemetry.host.processes import PROC, descendants, parents
+from accelmark.telemetry.host.processes import family
 
 BUSY_CPU: Final = 0.2
 """Maximum share of busy cores before a run."""
 BUSY_PRESSURE: Final = 10.0
 """Maximum percentage of time that tasks wait for the CPU, memory or disk before a run."""
+_PROC: Final = Path("/proc")
 _MIB: Final = 1024.0 * 1024.0
 _DESCENDANTS_EVERY_S: Final = 5.0
 _LEAST_CPU_S: Final = 0.1
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 T = TypeVar("T")
 
@@ -90,10 +92,10 @@ class HostSampler:
         power: whether to read the power of the host and of its CPU packages.
     """
 
-    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC, *, power: bool = False) -> None:
+    def __init__(self, pids: Iterable[int] = (), proc: Path = _PROC, *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
-        self._family: frozenset[int] = self._roots
+        self._family: list[psutil.Process] = []
         self._family_at = float("-inf")
         self._proc = proc
         self._cpu = CpuMeter()
@@ -138,7 +140,7 @@ class HostSampler:
 
     def _pressure(self, resource: str) -> float | None:
         path = self._proc / "pressure" / resource
-        return self._try(f"psi_{resource}", lambda: pressure_avg10(path.read_text()))
+        return self._try(f"psi_{resource}", lambda: pressure(path.read_text())[0])
 
     def _rates(self, now_s: float) -> dict[str, float]:
         """Return the fields with rates since the previous sample, as far as they are known."""
@@ -168,15 +170,13 @@ class HostSampler:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
             # The recorder is a child of the agent too, but not a rank.
-            self._family = descendants(self._roots, parents(self._proc)) - {os.getpid()}
+            self._family = [process for process in family(self._roots) if process.pid != os.getpid()]
             self._family_at = now_s
-        pages = 0
-        for pid in self._family:
-            try:
-                pages += int((self._proc / str(pid) / "statm").read_text().split()[1])
-            except (OSError, ValueError, IndexError):
-                continue  # the process has ended
-        return pages * _PAGE / _MIB
+        rss = 0
+        for process in self._family:
+            with contextlib.suppress(psutil.Error):  # the process has ended
+                rss += process.memory_info().rss
+        return rss / _MIB
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
@@ -195,12 +195,7 @@ def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
 
 
 def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
-    """Return why a host is too busy to measure; empty for an idle host.
-
-    Args:
-        sample: the host before the run, with ``cpu`` over some tenths of a second.
-        num_cpus: cores of the host.
-    """
+    """Return why a host is too busy to measure, by a sample over some tenths of a second; empty for an idle host."""
     reasons: list[str] = []
     if sample.cpu is not None and sample.cpu > BUSY_CPU:
         reasons.append(f"{sample.cpu:.0%} of the cores are busy (limit {BUSY_CPU:.0%})")
@@ -217,24 +212,18 @@ def _stalled_us() -> dict[str, float]:
     """Return the total time that some task waited for each resource, in us; empty without kernel support."""
     stalled: dict[str, float] = {}
     for name in ("cpu", "memory", "io"):
-        try:
-            some = Path("/proc/pressure", name).read_text(encoding="ascii").splitlines()[0]
-            stalled[name] = float(some.partition("total=")[2])
-        except (OSError, ValueError, IndexError):
-            continue
+        with contextlib.suppress(OSError, ValueError):
+            stalled[name] = pressure((_PROC / "pressure" / name).read_text())[1]
     return stalled
 
 
-def pressure_avg10(text: str) -> float:
-    """Return ``avg10`` of the ``some`` line of a ``/proc/pressure`` file, in percent.
+def pressure(text: str) -> tuple[float, float]:
+    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file.
 
     Raises:
         ValueError: the text has no such line.
     """
-    for line in text.splitlines():
-        kind, *pairs = line.split()
-        if kind == "some":
-            values = dict(pair.split("=", 1) for pair in pairs)
-            if "avg10" in values:
-                return float(values["avg10"])
-    raise ValueError("no line with avg10")
+    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
+    if some is None:
+        raise ValueError("no line of some tasks with avg10 and total")
+    return float(some[1]), float(some[2])
