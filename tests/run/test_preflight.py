@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.ssh.wheel import Wheel, wheel
+from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,

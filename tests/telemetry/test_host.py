@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr, read_ipmi_power_w
-from accelmark.telemetry.host.processes import family, foreign_processes
-from accelmark.telemetry.host.sampler import HostSample, HostSampler, busy_host, busy_reasons, pressure
+from accelmark.telemetry.host.sampler import (
+    HostSample,
+    HostSampler,
+    busy_host,
+    busy_reasons,
+    family,
+    foreign_processes,
+    pressure,
+)
 from accelmark.telemetry.host.sysinfo import collect, cpu_model
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recordings import text_of

@@ -41,11 +41,8 @@ _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
 def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
     """Return the last sample of each recorder as metrics.
 
+    ``recorders`` are labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``; ``now_s`` is Unix time.
     Records that have ended, have no sample, or have no new sample for ten intervals (and 30 s) are omitted.
-
-    Args:
-        recorders: labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``.
-        now_s: Unix time.
     """
     rows: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = []
     for labels, path in recorders:

@@ -26,11 +26,9 @@ from accelmark.spec.model import Spec, parse
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.processes import foreign_processes
-from accelmark.telemetry.host.sampler import HostSampler
+from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
 from accelmark.telemetry.line_file import LineFile
-from accelmark.telemetry.sources import device_sources
-from accelmark.telemetry.sources.poller import Poller, with_age
+from accelmark.telemetry.sources import Poller, device_sources, with_age
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
@@ -76,10 +74,6 @@ def read_config(node_dir: Path) -> RecorderConfig:
 @final
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped.
-
-    Args:
-        config: what to record.
-        node_dir: the directory to write to.
 
     Raises:
         OSError: ``node_dir`` is not writable.

@@ -18,12 +18,7 @@ from accelmark.spec.plugins.launcher import load_launcher
 
 
 class Launcher(ABC):
-    """Starts node agents on the hosts of a plan's cluster.
-
-    Args:
-        plan: the run.
-        run: its directory on this machine.
-    """
+    """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory on this machine."""
 
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
@@ -119,10 +114,7 @@ class Launcher(ABC):
         return removal or sweep_command(self.python, self.variables, node_dir)
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
-        """End agents of this run that still run on hosts without a coordinator.
-
-        Returns one message for each host that could not be reached.
-        """
+        """End agents of this run without a coordinator; returns one message for each host that was not reached."""
         return []
 
     async def close(self) -> None:  # noqa: B027  nothing to close is the common case

@@ -106,11 +106,7 @@ class CommandAgent(AgentHandle):
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     async def start(self) -> None:
-        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it.
-
-        Raises:
-            RunError: its program is not installed, or the log cannot be written.
-        """
+        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""
         argv, log = self.host.command(self.command), self.node.node_dir / AGENT_LOG
         with write_errors(log), log.open("ab") as output:
             try:

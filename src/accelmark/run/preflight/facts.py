@@ -108,13 +108,8 @@ def host_problems(
 ) -> list[HostProblem]:
     """Return the problems of a single host.
 
-    Args:
-        name: the host's name.
-        facts: output of the probe.
-        cluster: its cluster file.
-        clock_offset_s: its clock minus this machine's.
-        work: the work directory.
-        visible_file: a file in the run directory that the host must see at the same path.
+    ``clock_offset_s`` is its clock minus this machine's, ``work`` its work directory, and ``visible_file`` a file in
+    the run directory that it must see at the same path.
     """
     found: list[HostProblem] = []
 

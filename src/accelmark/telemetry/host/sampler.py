@@ -1,4 +1,4 @@
-"""Sample the host: CPU, memory, load, pressure, disks, network, and the memory of the ranks."""
+"""Sample the host: CPU, memory, load, pressure, disks, network, and the processes of the run and of others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar, final
 
 import psutil
 
+from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
-from accelmark.telemetry.host.processes import family
 
 BUSY_CPU: Final = 0.2
 """Maximum share of busy cores before a run."""
@@ -86,10 +86,7 @@ class CpuMeter:
 class HostSampler:
     """Reads the host; every value that cannot be read is None with an entry in ``reasons``.
 
-    Args:
-        pids: processes whose memory (children included) is summed as ``rank_rss_mib``.
-        proc: where procfs is mounted.
-        power: whether to read the power of the host and of its CPU packages.
+    The memory of ``pids`` and their descendants is ``rank_rss_mib``; power is read only where ``power`` is set.
     """
 
     def __init__(self, pids: Iterable[int] = (), proc: Path = _PROC, *, power: bool = False) -> None:
@@ -177,6 +174,38 @@ class HostSampler:
             with contextlib.suppress(psutil.Error):  # the process has ended
                 rss += process.memory_info().rss
         return rss / _MIB
+
+
+def family(roots: Iterable[int]) -> list[psutil.Process]:
+    """Return the running processes ``roots`` and all their descendants."""
+    found: dict[int, psutil.Process] = {}
+    for pid in roots:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found |= {process.pid: process for process in (root, *root.children(recursive=True))}
+    return list(found.values())
+
+
+def foreign_processes(devices: Iterable[DeviceSample], own: Collection[int]) -> list[str]:
+    """Describe the processes on ``devices`` that are neither in ``own`` nor descendants of one of them.
+
+    A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
+    which may contain secrets.
+    """
+    known = {*own, *(process.pid for process in family(own))}
+    return [
+        f"process {pid} ({_program_name(pid)}) on device {device.index}"
+        for device in devices
+        for pid in device.pids or ()
+        if pid not in known
+    ]
+
+
+def _program_name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name() or "name not visible"
+    except psutil.Error:
+        return "name not visible"
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:

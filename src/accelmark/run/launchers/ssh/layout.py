@@ -9,8 +9,8 @@ from typing import final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import AgentTask, NodeJob
+from accelmark.run.launchers.ssh.delivery import on_host, path_on_host, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import on_host, path_on_host, wheel
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
