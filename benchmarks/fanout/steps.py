@@ -29,6 +29,7 @@ REQUEST = {
     "directories": ["/usr"],
     "files": [],
     "modules": ["json"],
+    "distributions": [],
     "engine": None,
 }
 NOOP = ["sh", "-c", "echo nothing to do"]

@@ -58,11 +58,7 @@ class RecorderConfig(Spec):
 
 
 def read_config(node_dir: Path) -> RecorderConfig:
-    """Read ``telemetry.json``.
-
-    Raises:
-        SpecError: it is missing or invalid.
-    """
+    """Read ``telemetry.json``; raises SpecError if it is missing or invalid."""
     path = node_dir / CONFIG_FILE
     try:
         values = json.loads(path.read_text())

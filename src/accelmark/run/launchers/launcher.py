@@ -68,18 +68,10 @@ class Launcher(ABC):
         """Return, in order, all commands for a job on one host; those that the agent starts come last."""
 
     async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
-        """Ensure that hosts may be used.
-
-        Raises:
-            RunError: there is no allocation.
-        """
+        """Ensure that hosts may be used; raises RunError if there is no allocation."""
 
     async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
-        """Ensure that AccelMark is on a host.
-
-        Raises:
-            HostError: it could not be delivered.
-        """
+        """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""

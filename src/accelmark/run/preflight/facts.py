@@ -68,7 +68,6 @@ class HostFacts(Spec):
     boot_id: str
     python: tuple[int, int, int]
     executable: str
-    kernel: str
     not_writable: str | None
     free_mib: float
     memory_mib: float

@@ -63,11 +63,7 @@ class CpuMeter:
         self._before: tuple[float, float] | None = None
 
     def busy(self) -> float | None:
-        """Return 0..1, or None for the first reading and within 0.1 s of CPU time (the kernel counts in ticks).
-
-        Raises:
-            OSError: the kernel's counters cannot be read.
-        """
+        """Return 0..1, or None for the first reading and within 0.1 s of CPU time (the kernel counts in ticks)."""
         fields = psutil.cpu_times()._asdict()
         # user time includes guest time
         total = sum(value for name, value in fields.items() if name not in ("guest", "guest_nice"))
@@ -209,10 +205,7 @@ def _program_name(pid: int) -> str:
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
-    """Sample the host for ``settle_s`` seconds and return why it is too busy to measure; empty for an idle host.
-
-    Call it before a run starts anything.
-    """
+    """Sample the host for ``settle_s`` seconds, before a run starts anything, and return why it is too busy for it."""
     sampler = HostSampler()
     sampler.sample(time.monotonic())
     before, began = _stalled_us(), time.monotonic()
@@ -247,11 +240,7 @@ def _stalled_us() -> dict[str, float]:
 
 
 def pressure(text: str) -> tuple[float, float]:
-    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file.
-
-    Raises:
-        ValueError: the text has no such line.
-    """
+    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
     some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
     if some is None:
         raise ValueError("no line of some tasks with avg10 and total")

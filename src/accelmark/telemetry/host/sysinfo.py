@@ -45,11 +45,7 @@ def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Pa
 
 
 def write(directory: Path, devices: Iterable[DeviceInfo] = ()) -> None:
-    """Write ``sys_info.json`` atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``sys_info.json`` atomically; raises OSError if it cannot be written."""
     path = directory / "sys_info.json"
     part = path.with_suffix(".json.part")
     part.write_text(json.dumps(collect(devices), indent=2) + "\n")

@@ -48,15 +48,12 @@ class SshConnection(Host):
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
         ssh, settings = library(), self._options
-        options: dict[str, Any] = {}
-        if (key := settings.key_of(self.spec)) is not None:
-            options["client_keys"] = [str(key)]
-        if settings.known_hosts is not None:
-            options["known_hosts"] = str(settings.known_hosts.expanduser())
-        if (user := settings.user_of(self.spec)) is not None:
-            options["username"] = user
-        if settings.ssh_config is not None:
-            options["config"] = [str(settings.ssh_config.expanduser())]
+        options = {
+            "client_keys": (key := settings.key_of(self.spec)) and [str(key)],
+            "known_hosts": settings.known_hosts and str(settings.known_hosts),
+            "username": settings.user_of(self.spec),
+            "config": settings.ssh_config and [str(settings.ssh_config)],
+        }
         try:
             return await ssh.connect(  # type: ignore[no-any-return]
                 self.spec.address,
@@ -65,7 +62,7 @@ class SshConnection(Host):
                 login_timeout=_CONNECT_TIMEOUT_S,
                 keepalive_interval=min(_KEEPALIVE_S, settings.reconnect_s / _KEEPALIVES),
                 keepalive_count_max=_KEEPALIVES,
-                **options,
+                **{name: value for name, value in options.items() if value is not None},
             )
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
             raise UnreachableError(self.name, _explain(error, self.spec, settings)) from error
@@ -81,26 +78,22 @@ class SshConnection(Host):
         asyncssh, connection = library(), await self.connect()
         try:
             done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
+        except asyncssh.TimeoutError as error:
+            raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
         except (OSError, asyncssh.Error) as error:
-            if isinstance(error, asyncssh.TimeoutError):
-                raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
             raise self.lost(error) from error
         if done.exit_status is None:
-            self.drop()
+            self._drop()
             raise self.lost()
         return CommandResult(done.exit_status, _bytes(done.stdout), _bytes(done.stderr))
 
     async def open(self, argv: Sequence[str]) -> asyncssh.SSHClientProcess[bytes]:
-        """Start a command with its standard streams open.
-
-        Raises:
-            UnreachableError: the host cannot be reached.
-        """
+        """Start a command with its standard streams open; raises UnreachableError if the host cannot be reached."""
         asyncssh, connection = library(), await self.connect()
         try:
             return await connection.create_process(shlex.join(argv), encoding=None)
         except (OSError, asyncssh.Error) as error:
-            self.drop()
+            self._drop()
             raise self.lost(error) from error
 
     def lost(self, error: Exception | None = None) -> UnreachableError:
@@ -126,13 +119,13 @@ class SshConnection(Host):
         """Return the command of OpenSSH's client that does what :meth:`run` does."""
         settings = self._options
         key, known, user = settings.key_of(self.spec), settings.known_hosts, settings.user_of(self.spec)
-        options = ["-F", str(settings.ssh_config.expanduser())] if settings.ssh_config is not None else []
+        options = ["-F", str(settings.ssh_config)] if settings.ssh_config is not None else []
         options += ["-p", str(port)] if isinstance(port := self._port(), int) else []
         options += ["-i", str(key)] if key is not None else []
-        options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
+        options += ["-o", f"UserKnownHostsFile={known}"] if known is not None else []
         return ["ssh", *options, f"{user}@{self.spec.address}" if user else self.spec.address, shlex.join(argv)]
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Abort the connection; the next command opens another."""
         if self._connection is not None:
             self._connection.abort()
@@ -148,11 +141,7 @@ class SshConnection(Host):
 
 
 def library() -> Any:
-    """Return asyncssh.
-
-    Raises:
-        RequestError: it is not installed.
-    """
+    """Return asyncssh; raises RequestError if it is not installed."""
     try:
         import asyncssh
     except ImportError as error:
@@ -201,7 +190,7 @@ def _explain(error: Exception, host: HostSpec, options: Options) -> str:
 def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> str:
     if file == options.key_of(host):
         return f"the key file {file} cannot be read ({why}): correct key in the cluster file"
-    if options.known_hosts is not None and file == options.known_hosts.expanduser():
+    if options.known_hosts is not None and file == options.known_hosts:
         what = f"the file of known hosts {file} cannot be read ({why})"
         return f"{what}: correct known_hosts in the cluster file, or create the file ({scan})"
     return f"{file}, which {_CONFIG} names, cannot be used ({why}): correct {_CONFIG}"

@@ -126,11 +126,7 @@ async def deliver(host: Host, python: str, code: PurePosixPath) -> None:
 
 
 async def put_files(host: Host, python: str, files: Mapping[PurePosixPath, str]) -> None:
-    """Write text files on a host; each appears complete or not at all.
-
-    Raises:
-        HostError: they cannot be written.
-    """
+    """Write text files on a host, each complete or not at all; raises HostError if they cannot be written."""
     contents = {str(path): text.encode() for path, text in files.items()}
     header = [[path, hashlib.sha256(content).hexdigest(), len(content)] for path, content in contents.items()]
     stdin = b"".join([json.dumps(header).encode(), b"\n", *contents.values()])
