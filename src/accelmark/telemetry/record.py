@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, final
@@ -28,7 +28,7 @@ from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
 from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
 from accelmark.telemetry.line_file import LineFile
-from accelmark.telemetry.sources import Poller, device_sources, with_age
+from accelmark.telemetry.sources import Poller, device_sources
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
@@ -36,6 +36,7 @@ OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
 _MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor:MonitorLogs"
 """Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
+_NEGLIGIBLE_AGE_S: Final = 0.02
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
@@ -148,7 +149,10 @@ class Recorder:
         if reading.problem is not None:
             self._note(reading.problem)
             return ()
-        return with_age(reading, t)
+        age = t - reading.t
+        if abs(age) < _NEGLIGIBLE_AGE_S:
+            return reading.devices
+        return tuple(replace(device, age_s=age) for device in reading.devices)
 
     def _note_foreign_processes(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
         if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar, final
@@ -19,7 +19,6 @@ from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, S
 
 T = TypeVar("T")
 
-_NEGLIGIBLE_AGE_S: Final = 0.02
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
 _SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
@@ -175,11 +174,3 @@ class Poller:
                 reading = Reading(began, problem=f"{type(source).__name__} raises {type(error).__name__}: {error}")
             self._readings.put(reading)
         source.close()
-
-
-def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
-    """Return a reading's devices for a line at ``t``, with their age if it is not negligible."""
-    age = t - reading.t
-    if abs(age) < _NEGLIGIBLE_AGE_S:
-        return reading.devices
-    return tuple(replace(device, age_s=round(age, 4)) for device in reading.devices)

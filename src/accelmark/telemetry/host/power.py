@@ -13,7 +13,7 @@ from typing import Final, final
 from accelmark.telemetry.command import CommandError, run_command
 
 POWERCAP: Final = Path("/sys/class/powercap")
-IPMI_INTERVAL_S: Final = 30.0
+_IPMI_INTERVAL_S: Final = 30.0
 """Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
 _IPMI_TIMEOUT_S: Final = 20.0
 _DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
@@ -126,11 +126,9 @@ def read_ipmi_power_w(tool: str = "ipmitool") -> float:
 class IpmiPower:
     """Reads power in a separate thread, since the controller is slow."""
 
-    def __init__(self, tool: str = "ipmitool", interval_s: float = IPMI_INTERVAL_S) -> None:
-        self.reason: str | None = None if shutil.which(tool) else f"{tool} is not installed"
+    def __init__(self) -> None:
+        self.reason = None if shutil.which("ipmitool") else "ipmitool is not installed"
         """Why there is no power reading, or None."""
-        self._tool = tool
-        self._interval_s = interval_s
         self._fresh: deque[float] = deque(maxlen=1)
         if self.reason is None:
             threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
@@ -145,8 +143,8 @@ class IpmiPower:
     def _refresh(self) -> None:
         while True:
             try:
-                self._fresh.append(read_ipmi_power_w(self._tool))
+                self._fresh.append(read_ipmi_power_w())
                 self.reason = None
             except IpmiError as error:
                 self.reason = str(error)
-            time.sleep(self._interval_s)
+            time.sleep(_IPMI_INTERVAL_S)
