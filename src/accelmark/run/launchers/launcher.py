@@ -93,6 +93,10 @@ class Launcher(ABC):
         """Return the sandbox of a job."""
         return job_sandbox(self.plan, node.job, self.code, self.path_on_host(find("vendors", self.plan.vendor).path))
 
+    def native_command(self, module: str, *arguments: str) -> list[str]:
+        """Return the command that runs a module of AccelMark on a host itself."""
+        return Sandbox().command(self.python, ModuleCommand(module, arguments, "", self.variables))
+
     def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
         """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
         agent = self.agent_module(node)
@@ -103,7 +107,7 @@ class Launcher(ABC):
     def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
         """Return the command on a host that ends what a dead agent of a job left behind."""
         removal = self.sandbox(node).removal(self.agent_module(node).name)
-        return removal or sweep_command(self.python, self.variables, node_dir)
+        return removal or self.native_command("accelmark.run.processes", str(node_dir))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""
@@ -111,9 +115,3 @@ class Launcher(ABC):
 
     async def close(self) -> None:  # noqa: B027  nothing to close is the common case
         """Close connections and return allocations; agents continue."""
-
-
-def sweep_command(python: str, variables: Mapping[str, str], node_dir: PurePosixPath) -> list[str]:
-    """Return the command that kills the processes of a dead agent natively on its host."""
-    assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, python, "-m", "accelmark.run.processes", str(node_dir)]

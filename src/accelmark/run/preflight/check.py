@@ -11,28 +11,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.host import Host, HostError
+from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
+    Severity,
     cluster_problems,
+    device_problems,
     host_problems,
     requirement_problems,
 )
-from accelmark.run.preflight.host_checks import check_devices, check_images, devices_command, has_devices, pulled_images
 from accelmark.run.record.directory import RunDirectory
+from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
 from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """Packages that the node agent imports."""
 REACH_TIMEOUT_S: Final = 4.0
+_DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
+_DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
+_CONTAINER_TIMEOUT_S: Final = 120.0
+_REGISTRY_TIMEOUT_S: Final = 60.0
+_IMAGE_HINT: Final = "correct container.image, log in to its registry on the host, or provide it as a file (image_file)"
 
 
 @final
@@ -89,11 +98,9 @@ class Preflight:
             installed = [package for job in self._jobs_on(host) for package in job.installs]
             problems += requirement_problems(name, facts, self._needs(host), installed)
             if self._cluster.container is not None and facts.engine_problem is None:
-                problems += await check_images(host, self.directory.plan, self._jobs_on(host))
+                problems += await self._check_images(host)
             if all(problem.severity == "warning" for problem in problems):
-                devices, found = await check_devices(host, self.directory, launcher, self._jobs_on(host), facts)
-                self._devices[name] = devices
-                problems += found
+                problems += await self._check_devices(host, facts)
             return problems
         except HostError as error:
             return [HostProblem(error.host, error.what)]
@@ -126,6 +133,63 @@ class Preflight:
 
     def _jobs_on(self, host: Host) -> list[PlannedJob]:
         return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
+
+    async def _check_devices(self, host: Host, facts: HostFacts) -> list[HostProblem]:
+        """Return what is wrong with the vendor's devices on a host, or why they cannot be read.
+
+        Where the host's Python cannot run AccelMark, they are read in the first job's image; it is a warning if that
+        is still to be built.
+        """
+        launcher, plan, name, jobs = self.launcher, self.directory.plan, host.name, self._jobs_on(host)
+        if not _has_devices(plan.vendor):
+            return []
+        if not facts.lacking_modules:
+            await launcher.deliver(host.spec)
+            done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
+        else:
+            recipe = recipe_of(plan, jobs[0].job)
+            if recipe is None or (await host.run(recipe.present)).code != 0:
+                what = f"devices of {plan.vendor} cannot be read before the image exists"
+                lacking = f"{facts.executable} lacks {', '.join(facts.lacking_modules)}"
+                return [HostProblem(name, what, lacking, "warning")]
+            await launcher.deliver(host.spec)
+            spec = job_on_hosts(self.directory, jobs[0], go_on=False)
+            nodes = node_jobs(self.directory, jobs[0], spec, launcher)
+            node = next(node for node in nodes if node.host.name == name)
+            done = await host.run(
+                launcher.sandbox_command(node, _DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S
+            )
+        try:
+            if done.code == 0:
+                self._devices[name] = devices = _DEVICES.validate_json(done.out)
+                needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
+                return device_problems(name, devices, plan.vendor, needed)
+        except ValidationError:
+            pass
+        return [HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.message}")]
+
+    async def _check_images(self, host: Host) -> list[HostProblem]:
+        """Return a problem for each image that is neither on a host nor in its registry.
+
+        Where it is not known whether a pull would fail, the problem is a warning.
+        """
+        found: list[HostProblem] = []
+        for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
+            if (await host.run(recipe.present)).code == 0:
+                continue
+            what = f"the image {recipe.name} is absent, and was not found in its registry"
+            try:
+                done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
+            except UnreachableError:
+                raise
+            except HostError as error:
+                found.append(HostProblem(host.name, f"{what}: {error.what}", _IMAGE_HINT, "warning"))
+                continue
+            answer = availability(done.code, done.message)
+            if answer != "found":
+                severity: Severity = "error" if answer == "absent" else "warning"
+                found.append(HostProblem(host.name, f"{what}: {done.message}", _IMAGE_HINT, severity))
+        return found
 
     async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
         """Check that the other hosts of each job reach its master port."""
@@ -175,6 +239,18 @@ def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
     return found
 
 
+def _has_devices(vendor: str) -> bool:
+    """Return whether a vendor's devices can be checked; CPUs are always present and in use."""
+    detect = load_vendor(vendor).telemetry.get("detect") or {}
+    return bool(detect) and not (isinstance(detect, dict) and detect.get("always"))
+
+
+def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
+    """Return each image of ``jobs`` that is pulled where it is absent, not built or loaded."""
+    recipes = (recipe_of(plan, job.job) for job in jobs)
+    return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
+
+
 def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
     """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
     hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
@@ -182,10 +258,10 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
     found: dict[str, list[list[str]]] = {}
     for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
         found[name] = [command(python, "probe")]
-        for recipe in pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
+        for recipe in _pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
             found[name] += [recipe.present, recipe.look_up]
-        if has_devices(plan.vendor):
-            found[name].append(devices_command(launcher.variables, python, plan.vendor))
+        if _has_devices(plan.vendor):
+            found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
     for master, others in _masters(jobs).items():
         found[master].append(command(python, "port", "listen", port, "TOKEN"))
         address = launcher.master_address(hosts[master].spec)
