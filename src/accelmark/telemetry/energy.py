@@ -102,11 +102,8 @@ def _integral(
 
 
 def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
-    problems = {
-        EnergyReason.START_NOT_COVERED: bool(points) and points[0][0] > start_s,
-        EnergyReason.END_NOT_COVERED: bool(points) and points[-1][0] < end_s,
-    }
-    return tuple(reason for reason, holds in problems.items() if holds)
+    starts = (EnergyReason.START_NOT_COVERED,) if points and points[0][0] > start_s else ()
+    return (*starts, EnergyReason.END_NOT_COVERED) if points and points[-1][0] < end_s else starts
 
 
 def _at(points: Series, t: float) -> float:
