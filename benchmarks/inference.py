@@ -27,14 +27,12 @@ from torch import Tensor, from_numpy, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
 from accelmark.cases.resnet_mini._model import ResNetMini
-from accelmark.infer.batches import SyntheticBatches
-from accelmark.infer.case import InferBatch, InferCase
+from accelmark.infer.batches import synthetic_batches
+from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.engine import Engine, EngineRequest, as_list
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import Context
 from accelmark.infer.measure import measure
 from accelmark.infer.onnx_export import export_onnx
-from accelmark.spec.events import WarmUp
 from accelmark.spec.inference import InferSettings
 
 ENGINES = ("eager", "onnxruntime", "openvino", "aotinductor", "inductor")
@@ -51,7 +49,7 @@ PEER = Path(__file__).with_name("optimum_peer.py")
 class _Mini(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.network = ResNetMini([16, 32, 64], 1, 10)
+        self.network = ResNetMini(16, 3, 1)
 
     def forward(self, image: Tensor) -> Tensor:
         logits: Tensor = self.network.classifier(self.network.features(image).mean((2, 3)))
@@ -105,8 +103,8 @@ class _Speed(InferCase):
 
     make_inputs: Callable[[int], tuple[Tensor, ...]]
 
-    def build_dataloader(self) -> SyntheticBatches:
-        return SyntheticBatches(self.synthetic_batch, self.settings.batch_size, 1)
+    def build_dataloader(self) -> InferBatches:
+        return synthetic_batches(self.synthetic_batch, self.settings.batch_size, 1)
 
     def create_model(self) -> nn.Module:
         raise AssertionError
@@ -156,8 +154,8 @@ def our_times(engine: Engine, case: _Speed, batch: InferBatch, calls: int) -> li
             partial(case.engine_forward, engine),
             _Same(batch, calls),
             case,
-            warmed=WarmUp(phase="inference", first_call_ms=0, calls_ms=()),
-            context=Context("benchmark", engine.name, batch.num_items, "cpu"),
+            phase="inference",
+            engine=engine.name,
             evaluated=False,
             emit=lambda event, value: None,
         )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accelmark.automl.controller.journal import SessionBegan
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig
+from accelmark.automl.controller.journal import SearchState, SessionBegan
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
-from accelmark.automl.scoring.rules import PRESETS, Facts
 from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation
-from accelmark.automl.scoring.summary import apply_rules
+from accelmark.automl.scoring.summary import PRESETS, verdict
+from accelmark.results.rounds.search import SearchVerdict
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
@@ -128,41 +130,56 @@ def test_idle_time_is_without_training_and_evaluation() -> None:
     assert utilisation(state(running, [])).idle_share is None, "no epoch has ended yet"
 
 
-GOOD = Facts(
-    duration_s=3600,
-    precisions=frozenset({"bf16"}),
-    held_out_accuracy=0.71,
-    search_accuracy=0.75,
-    dataset="imagenet",
-    pretrained=False,
-    finished_trials=3,
-    interruptions=1,
-)
+def judged(
+    rules: str = "aiperf-v1",
+    *,
+    duration_s: float = 3600.0,
+    precisions: tuple[str, ...] = ("bf16",),
+    held_out: float | None = 0.71,
+    search: float | None = 0.75,
+    dataset: str = "imagenet",
+    pretrained: bool = False,
+    finished: bool = True,
+    **changes: object,
+) -> SearchVerdict:
+    """The verdict on a search that was resumed once, with a trial for each precision."""
+    status = "finished" if finished else "cut"
+    trials = [
+        trial(number, 0.0, duration_s, held_out).model_copy(update={"status": status, "precision": name})
+        for number, name in enumerate(precisions or (None,))
+    ]
+    recorded = state(trials, [epoch(0, 0.0, duration_s, search)])
+    session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
+    config = AutomlConfig(
+        rules=rules,
+        schedule=ScheduleConfig(max_trials=3),
+        search=SearchConfig(initial_weights=Path("weights.npz") if pretrained else None),
+        dataset=DatasetConfig.model_validate(changes),
+    )
+    return verdict(config, replace(recorded, sessions=[session, session]))
 
 
 def test_a_run_within_the_rules_is_valid_with_disclosures() -> None:
-    judged = apply_rules(PRESETS["aiperf-v1"], GOOD)
-    assert (judged.verdict, judged.reasons) == ("VALID", ())
-    text = " ".join(judged.disclosures)
+    good = judged()
+    assert (good.verdict, good.reasons) == ("VALID", ())
+    text = " ".join(good.disclosures)
     assert "random weights" in text
     assert "0.2500" in text
     assert "interrupted" in text
 
 
 def test_every_violated_rule_is_a_reason() -> None:
-    facts = Facts(
+    bad = judged(
         duration_s=3599,
-        precisions=frozenset({"fp8", "fp32", "odd"}),
-        held_out_accuracy=0.70,
-        search_accuracy=0.99,
+        precisions=("fp8", "fp32", "odd"),
+        held_out=0.70,
+        search=0.99,
         dataset="fashion-mnist",
         pretrained=True,
-        finished_trials=0,
-        interruptions=0,
+        finished=False,
     )
-    judged = apply_rules(PRESETS["aiperf-v1"], facts)
-    assert judged.verdict == "INVALID"
-    text = "\n".join(judged.reasons)
+    assert bad.verdict == "INVALID"
+    text = "\n".join(bad.reasons)
     for message in ("3599.0 s", "fp8", "'odd'", "0.7000", "fashion-mnist", "no trial finished"):
         assert message in text
     assert "fp32" not in text
@@ -172,42 +189,37 @@ def test_every_violated_rule_is_a_reason() -> None:
     ("broken", "kept", "message"),
     [
         ({"duration_s": 3599.9}, {"duration_s": 3600.0}, "at least 3600 s"),
-        ({"precisions": frozenset({"fp8"})}, {"precisions": frozenset({"fp16"})}, "at least 16 bits"),
-        ({"precisions": frozenset({"bf16", "int8"})}, {"precisions": frozenset({"bf16", "tf32"})}, "int8"),
-        ({"held_out_accuracy": 0.70}, {"held_out_accuracy": 0.7001}, "held-out accuracy above 0.70"),
-        ({"held_out_accuracy": 0.60, "search_accuracy": 0.9}, {"search_accuracy": 0.6}, "held-out accuracy is 0.6000"),
+        ({"precisions": ("fp8",)}, {"precisions": ("fp16",)}, "at least 16 bits"),
+        ({"precisions": ("bf16", "int8")}, {"precisions": ("bf16", "tf32")}, "int8"),
+        ({"held_out": 0.70}, {"held_out": 0.7001}, "held-out accuracy above 0.70"),
+        ({"held_out": 0.60, "search": 0.9}, {"search": 0.6}, "held-out accuracy is 0.6000"),
         ({"dataset": "a part of imagenet (5 training and 2 held-out images)"}, {}, "a part of imagenet"),
-        ({"dataset": "imagenet (a part of it)"}, {"pretrained": True}, "expected: data set imagenet"),
-        ({"finished_trials": 0}, {"finished_trials": 1}, "no trial finished"),
+        ({"limit": 10}, {"pretrained": True}, "'imagenet (a part of it)' (expected: data set imagenet"),
+        ({"finished": False}, {"finished": True}, "no trial finished"),
     ],
 )
 def test_each_rule_of_aiperf_v1_fires_alone_and_not_at_its_edge(
     broken: dict[str, Any], kept: dict[str, Any], message: str
 ) -> None:
-    reasons = apply_rules(PRESETS["aiperf-v1"], GOOD.model_copy(update=broken)).reasons
+    reasons = judged(**broken).reasons
     assert len(reasons) == 1
     assert message in reasons[0]
-    assert apply_rules(PRESETS["aiperf-v1"], GOOD.model_copy(update=kept)).verdict == "VALID"
+    assert judged(**kept).verdict == "VALID"
 
 
 def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
-    changes = {"duration_s": 1.0, "held_out_accuracy": 0.1, "dataset": "arrays", "pretrained": True}
-    little = GOOD.model_copy(update=changes)
-    assert apply_rules(PRESETS["smoke"], little).verdict == "VALID"
-    assert apply_rules(PRESETS["smoke"], little.model_copy(update={"finished_trials": 0})).verdict == "INVALID"
-    assert (
-        apply_rules(PRESETS["smoke"], little.model_copy(update={"precisions": frozenset({"fp8"})})).verdict == "INVALID"
-    )
+    little: dict[str, Any] = {"duration_s": 1.0, "held_out": 0.1, "dataset": "arrays", "pretrained": True}
+    assert judged("smoke", **little).verdict == "VALID"
+    assert judged("smoke", **little, finished=False).verdict == "INVALID"
+    assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
     assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 1, "smoke": 1}
 
 
 def test_a_pretrained_start_is_disclosed() -> None:
-    pretrained = GOOD.model_copy(update={"pretrained": True})
-    assert "pretrained weights" in " ".join(apply_rules(PRESETS["aiperf-v1"], pretrained).disclosures)
+    assert "pretrained weights" in " ".join(judged(pretrained=True).disclosures)
 
 
 def test_an_unmeasured_figure_is_not_valid() -> None:
-    unmeasured: dict[str, Any] = {"precisions": frozenset(), "held_out_accuracy": None, "search_accuracy": None}
-    reasons = apply_rules(PRESETS["aiperf-v1"], GOOD.model_copy(update=unmeasured)).reasons
+    reasons = judged(precisions=(), held_out=None, search=None).reasons
     assert "no precision was recorded" in " ".join(reasons)
     assert "no held-out accuracy was measured" in " ".join(reasons)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.frameworks.pytorch import identity
-from accelmark.frameworks.pytorch.attention import with_attention
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.identity import count_flops, meta_copy, num_parameters
-from accelmark.frameworks.pytorch.synthetic import on_meta
+from accelmark.frameworks.pytorch.data.feed import on_meta
+from accelmark.frameworks.pytorch.model import identity
+from accelmark.frameworks.pytorch.model.attention import with_attention
+from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters
+from tests.cases.flops import published_flops
 from tests.cases.test_definitions import CASES, SMALL, case_of
 
 PARAMETERS = {
@@ -55,7 +56,7 @@ def test_a_case_is_counted_at_full_size_without_memory(name: str) -> None:
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     flops, reason = count_flops(case, model)
     assert reason is None
-    assert flops == case.flops_per_sample()
+    assert flops == published_flops(name, case.settings.model)
     assert resident_mib("VmHWM") - before < 400, "MiB"
     del model
     gc.collect()
@@ -153,7 +154,7 @@ def test_a_small_model_that_reads_values_is_counted_on_real_tensors() -> None:
     case, model, batch = reading()
     with pytest.raises(RuntimeError, match="meta"):
         case.loss(meta_copy(model), on_meta(batch))
-    assert count_flops(case, model) == (case.flops_per_sample(), None)
+    assert count_flops(case, model) == (published_flops("llama_mini", case.settings.model), None)
 
 
 def test_a_large_model_that_reads_values_is_not_counted_and_the_reason_is_given(

@@ -20,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from accelmark.cases.minilm._text import SentenceEncoder, read_text
+from accelmark.cases.minilm.infer_pytorch import SentenceEncoder, read_text
 from tests.cases.infer_of import Inferred, infer, packaged
 
 VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}

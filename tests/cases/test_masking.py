@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from accelmark.cases.bert._masking import CLS, MASK, SEP, MaskedWindows
-from accelmark.frameworks.pytorch.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.language_modelling import IGNORED
+from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.tasks.language_modelling import CLS, IGNORED, MASK, SEP, MaskedWindows
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 
 

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from accelmark.cases.llama_mini.pytorch import HELD_OUT, read_plays
-from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
 from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import read_split
+from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
+from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.test_definitions import case_of
 
 WORDS = {"comedies": "love merry jest", "histories": "king crown war", "tragedies": "death blood grief"}
 
@@ -73,7 +75,7 @@ def test_resnet_mini_learns(tmp_path: Path, fashion: Path) -> None:
     finished = value_of(run(job_of("resnet_mini", tmp_path / "run", {"fashion_mnist": fashion}, over)), Event.FINISHED)
     assert finished["end_reason"] == "max_epochs"
     assert finished["final_metrics"]["top1"] > 0.5
-    assert finished["flops_per_sample"] == finished["flops_per_sample_formula"]
+    assert finished["flops_per_sample"] == published_flops("resnet_mini", case_of("resnet_mini", over).settings.model)
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainJob
+from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.test_definitions import case_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
     "model.image_size": 32,
@@ -85,7 +87,7 @@ def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path, imag
     assert finished["num_trained_samples"] == 24
     assert set(finished["final_metrics"]) == {"top1", "top5", "eval_loss"}
     assert finished["final_metrics"]["top5"] == 1.0
-    assert finished["flops_per_sample"] == finished["flops_per_sample_formula"]
+    assert finished["flops_per_sample"] == published_flops("resnet50", case_of("resnet50", over).settings.model)
     assert all(map(math.isfinite, losses_of(events)))
     rates = [value["learning_rate"] for name, value in events if name == Event.STEP_END]
     assert max(rates) == pytest.approx(0.1 * 4 / 256), "the rate follows the global batch"

@@ -56,8 +56,8 @@ def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path
     checks = vendor_checks("acme2")
     assert not any("replaces nothing" in check.what for check in checks)
     told = missing(checks)
-    assert "unknown setting log_every_step did you mean 'log_every_steps'?" in told
-    assert "optimizer.name is immutable" in told
+    assert "log_every_step: unknown setting did you mean 'log_every_steps'?" in told
+    assert "optimizer.name: is not mutable" in told
     assert "csrc cannot be built" in told
     assert "'metrics', which is not a hook" in told
     assert "no README.md" in told

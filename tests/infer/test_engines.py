@@ -9,10 +9,10 @@ import torch
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import EngineMissingError, PrecisionError
+from accelmark.infer.failures import InferenceError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.plugins.engine import own_engines
+from accelmark.spec.plugins.catalog import engine_files
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
@@ -121,7 +121,7 @@ def test_a_provider_that_cannot_compute_in_fp32_is_refused_unless_the_environmen
 ) -> None:
     named = {"providers": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}
     request = _request(make_job, tiny_onnx, tmp_path, device_type="cuda", options=named)
-    with pytest.raises(PrecisionError, match="NVIDIA_TF32_OVERRIDE=0"):
+    with pytest.raises(InferenceError, match="NVIDIA_TF32_OVERRIDE=0"):
         engine_class("onnxruntime", None)(request)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     engine_class("onnxruntime", None)(request)
@@ -129,7 +129,7 @@ def test_a_provider_that_cannot_compute_in_fp32_is_refused_unless_the_environmen
 
 
 def test_the_seven_engines_are_there() -> None:
-    assert own_engines() >= {
+    assert engine_files() >= {
         "eager", "inductor", "aotinductor", "onnxruntime", "openvino", "tensorrt", "torch_tensorrt",
     }  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_an_engine_whose_package_is_absent_says_what_to_do(
 ) -> None:
     if find_spec(name) is not None:
         pytest.skip(f"{name} is installed here")
-    with pytest.raises(EngineMissingError, match=f"{name} cannot be imported.*install it"):
+    with pytest.raises(InferenceError, match=f"{name} cannot be imported.*install it"):
         engine_class(name, None)(_request(make_job, tiny_onnx, tmp_path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.engine import engine_specs
+from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.plugins.requirements import (
     Need,
     distributions,

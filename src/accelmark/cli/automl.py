@@ -14,7 +14,6 @@ from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.directory import SearchDirectory
-    from accelmark.automl.controller.session import Session
 
 app = typer.Typer(
     name="automl",
@@ -62,8 +61,8 @@ def run(
     from accelmark.automl.controller.session import start_search
 
     with _live(as_json) as observer:
-        session = start_search(loaded, runs, observer=observer, announce=_announce)
-    _finish(session, as_json)
+        found = start_search(loaded, runs, _announce, observer)
+    _finish(found, as_json)
 
 
 @app.command()
@@ -77,8 +76,8 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     found = find_search(name, runs)
     _announce(found)
     with _live(as_json) as observer:
-        session = resume_search(found, observer=observer)
-    _finish(session, as_json)
+        resume_search(found, observer)
+    _finish(found, as_json)
 
 
 @app.command()
@@ -189,19 +188,18 @@ def _live(as_json: bool) -> Any:
     return live_view()
 
 
-def _finish(session: Session, as_json: bool) -> None:
+def _finish(found: SearchDirectory, as_json: bool) -> None:
     from accelmark.automl.scoring.summary import summarise
     from accelmark.report.search_page import write_report
     from accelmark.report.search_terminal import show_summary
 
-    written = write_report(session.directory)
-    summary = summarise(session.directory)
+    written, summary = write_report(found), summarise(found)
     if as_json:
         typer.echo(summary.to_json())
     else:
         show_summary(summary)
         typer.echo(f"report: {written[0]}")
-    if session.ended.reason == "asked":
+    if summary.ended_because == "asked":
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Final, Literal, final
 
 from accelmark.plan.adaptation import adaptation_files
-from accelmark.spec.errors import AccelmarkError, nearest
-from accelmark.spec.layers import flatten, may_change, setting_defaults
+from accelmark.spec.errors import AccelmarkError, SpecError, nearest
+from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.model import read_yaml
 from accelmark.spec.plugins.catalog import find, folders, load_case, load_vendor
-from accelmark.spec.settings import TrainSettings
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -60,7 +59,7 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
         if any(peak is not None for peak in chip.peaks.model_dump().values()):
-            checks.append(Check("good", f"chip {chip.name} {chip.variant}".strip() + f": peaks from {chip.source}"))
+            checks.append(Check("good", f"chip {chip.title}: peaks from {chip.source}"))
         else:
             checks.append(Check("advice", f"chip {chip.name}: no peak rate", "MFU is null until a peak is added"))
     if not spec.chips:
@@ -116,23 +115,18 @@ def _adaptation_checks(folder: Path) -> Iterator[Check]:
     if not dash or not (find("cases", model).path / f"{framework}.py").is_file():
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
-    train = case.train
     for file in sorted(folder.glob("config*.yaml")):
+        name = f"{where}/{file.name}"
         try:
-            values = flatten(read_yaml(file))
-        except AccelmarkError as error:
-            yield Check("missing", f"{where}: {error}", "correct the file")
-            continue
-        known = {*setting_defaults(TrainSettings), *flatten(train.settings)} if train else set()
-        unknown = [key for key in values if key not in known]
-        immutable = [key for key in values if train and key in known and not may_change(key, train.mutable)]
-        for key in unknown:
-            yield Check("missing", f"{where}/{file.name}: unknown setting {key}", nearest(key, known))
-        for key in immutable:
-            do = "remove it, or run with --open, which permanently marks the result OPEN"
-            yield Check("missing", f"{where}/{file.name}: {key} is immutable", do)
-        if not unknown and not immutable:
-            yield Check("good", f"{where}/{file.name}: {len(values)} settings, all mutable")
+            layer = Layer.of(name, read_yaml(file))
+            if case.train is not None:
+                base = Layer.of("case.yaml", case.train.settings)
+                resolve(base, [layer], mutable=case.train.mutable, is_open=False)
+        except SpecError as error:
+            for problem in error.problems:
+                yield Check("missing", f"{name}: {problem.key}: {problem.what}", problem.hint or "correct the file")
+        else:
+            yield Check("good", f"{name}: {len(layer.values)} settings, all mutable")
     found = adaptation_files(folder)
     if found is not None and (folder / "csrc").is_dir() and not found.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, final
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from accelmark.infer.case import InferBatch, InferBatches
-from accelmark.spec.errors import DataError
+from accelmark.spec.inference import InferSettings
 
 
 @final
@@ -21,11 +23,7 @@ class TensorBatches:
         self.inputs = tuple(inputs)
         self.labels = labels
         self.batch_size = batch_size
-
-    @property
-    def num_items(self) -> int:
-        """Number of items in one pass."""
-        return int(self.labels.shape[0])
+        self.num_items = int(labels.shape[0])
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass; every batch is a copy, as with a data loader."""
@@ -36,74 +34,57 @@ class TensorBatches:
 
 @final
 class LoaderBatches:
-    """A data set that is read item by item, in worker processes if ``num_workers`` is positive."""
+    """A data set of (input, ..., label), read item by item, in worker processes if ``num_workers`` is positive."""
 
-    def __init__(
-        self, dataset: Dataset[Any], batch_size: int, num_workers: int, collate: Callable[[list[Any]], InferBatch]
-    ) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset[Any], settings: InferSettings) -> None:
         self.num_items = len(dataset)  # type: ignore[arg-type] # a map-style data set has a length
-        self.loader: DataLoader[Any] | None = None
+        self.loader: Iterable[InferBatch] = ()
         if self.num_items:
             self.loader = DataLoader(
                 dataset,
-                batch_size=batch_size,
-                num_workers=num_workers,
-                collate_fn=collate,
-                persistent_workers=num_workers > 0,
+                batch_size=settings.batch_size,
+                num_workers=settings.num_workers,
+                collate_fn=_collate,
+                persistent_workers=settings.num_workers > 0,
             )
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass."""
-        return iter(self.loader) if self.loader is not None else iter(())
+        return iter(self.loader)
+
+
+def _collate(samples: Sequence[tuple[Any, ...]]) -> InferBatch:
+    *inputs, labels = zip(*samples, strict=True)
+    return InferBatch(tuple(torch.stack(each) for each in inputs), torch.tensor(labels))
 
 
 @final
-class SyntheticBatches:
-    """Synthetic items in a fixed number of batches, created once."""
+@dataclass(frozen=True, slots=True)
+class DerivedBatches:
+    """Batches that a function yields at each pass."""
 
-    def __init__(self, make: Callable[[int], InferBatch], batch_size: int, num_batches: int) -> None:
-        self.batches = tuple(make(batch_size) for _ in range(num_batches))
-        self.num_items = batch_size * num_batches
-
-    def __iter__(self) -> Iterator[InferBatch]:
-        """Start a pass."""
-        return iter(self.batches)
-
-
-@final
-class PinnedBatches:
-    """Another data set with its batches in page-locked memory; calls do not include the time of pinning."""
-
-    def __init__(self, whole: InferBatches) -> None:
-        self.whole = whole
-        self.num_items = whole.num_items
+    num_items: int
+    start: Callable[[], Iterable[InferBatch]]
+    is_part: bool = False
+    """Whether they are the first part of other data."""
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass."""
-        return (batch.pinned() for batch in self.whole)
+        return iter(self.start())
 
 
-@final
-class FirstBatches:
-    """The first batches of another data set."""
-
-    def __init__(self, whole: InferBatches, num_batches: int, batch_size: int) -> None:
-        self.whole = whole
-        self.num_batches = num_batches
-        self.num_items = min(whole.num_items, num_batches * batch_size)
-
-    def __iter__(self) -> Iterator[InferBatch]:
-        """Start a pass."""
-        return islice(iter(self.whole), self.num_batches)
+def synthetic_batches(make: Callable[[int], InferBatch], batch_size: int, num_batches: int) -> DerivedBatches:
+    """Return a fixed number of batches of synthetic items, created once."""
+    batches = tuple(make(batch_size) for _ in range(num_batches))
+    return DerivedBatches(batch_size * num_batches, lambda: batches)
 
 
-def not_empty(batches: InferBatches, where: str) -> InferBatches:
-    """Return ``batches``.
+def pinned_batches(whole: InferBatches) -> DerivedBatches:
+    """Return the batches in page-locked memory; calls do not include the time of pinning."""
+    return DerivedBatches(whole.num_items, lambda: (batch.pinned() for batch in whole))
 
-    Raises:
-        DataError: it has no item.
-    """
-    if batches.num_items < 1:
-        raise DataError(f"{where}: the data has no item; check the data directory of the run")
-    return batches
+
+def first_batches(whole: InferBatches, num_batches: int, batch_size: int) -> DerivedBatches:
+    """Return the first batches of ``whole``."""
+    num_items = min(whole.num_items, num_batches * batch_size)
+    return DerivedBatches(num_items, lambda: islice(whole, num_batches), is_part=True)

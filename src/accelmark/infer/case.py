@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, final
+from typing import ClassVar, Final, Protocol, final
 
 from torch import Tensor, nn
 
@@ -14,6 +14,8 @@ from accelmark.infer.engine import Engine, as_list
 from accelmark.infer.onnx_export import export_onnx
 from accelmark.spec.inference import InferSettings
 from accelmark.spec.settings import Scalar
+
+_IGNORED: Final = -100
 
 
 @final
@@ -112,3 +114,20 @@ class InferCase(ABC):
     def engine_forward(self, engine: Engine, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch of CPU tensors in the engine; return CPU tensors and seconds that are not inference."""
         return engine(inputs)
+
+
+class Classification(InferCase):
+    """Prediction of labels by the largest logit along the last dimension; a label of -100 is not counted."""
+
+    output_names = ("logits",)
+    metric: ClassVar[str] = "top1"
+    """Name of the share of correct predictions."""
+
+    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
+        """Count correct predictions."""
+        right = (outputs[0].argmax(-1) == labels).sum()
+        return {"right": float(right), "count": float((labels != _IGNORED).sum())}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the share of correct predictions."""
+        return {self.metric: sums["right"] / max(1.0, sums["count"])}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.failures import CorruptModelError, EngineMissingError, IncompatibleEngineError, PrecisionError
+from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError
 from accelmark.spec.inference import EngineOption, InferPrecision
 
@@ -73,7 +74,8 @@ class Engine(ABC):
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
             known = ", ".join(self.precisions)
-            raise PrecisionError(f"{self.name} does not support {request.precision}; it supports {known}")
+            what = f"{self.name} does not support {request.precision}; it supports {known}"
+            raise InferenceError(what, "bad_request")
 
     @property
     def name(self) -> str:
@@ -120,12 +122,12 @@ class Engine(ABC):
 
         Raises:
             RequestError: there is none.
-            CorruptModelError: it is empty.
+            InferenceError: it is empty.
         """
         if self.request.onnx_path is None:
             raise RequestError(f"{self.name} compiles an ONNX file: set exist_onnx_path to null or to a file")
         if self.request.onnx_path.stat().st_size == 0:
-            raise CorruptModelError(f"{self.request.onnx_path}: is an empty file; export it again")
+            raise InferenceError(f"{self.request.onnx_path}: is an empty file; export it again", "corrupt_model")
         return self.request.onnx_path
 
     def torch_model(self) -> nn.Module:
@@ -142,40 +144,50 @@ class Engine(ABC):
         """Return the compiled engine to load, or None when one has to be compiled.
 
         Raises:
-            IncompatibleEngineError: there is no such file, or its fingerprint differs.
+            InferenceError: there is no such file, or its fingerprint differs.
         """
         path = self.request.engine_path
         if path is None:
             return None
         if not path.exists():
-            raise IncompatibleEngineError(f"{path}: exist_compiler_path does not exist")
+            raise InferenceError(f"{path}: exist_compiler_path does not exist", "incompatible_engine")
         fingerprint = fingerprint_file(path)
-        if fingerprint.is_file():
-            try:
-                recorded = json.loads(fingerprint.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise IncompatibleEngineError(f"{fingerprint}: not JSON; compile the engine again") from error
-            if not isinstance(recorded, dict):
-                raise IncompatibleEngineError(f"{fingerprint}: not an engine's fingerprint; compile the engine again")
-            here = self.fingerprint()
-            differing = [key for key in here if recorded.get(key) != here[key]]
-            if differing:
-                what = "; ".join(f"{key} {recorded.get(key)!r} instead of {here[key]!r}" for key in differing)
-                raise IncompatibleEngineError(f"{path}: built for {what}; compile it again")
+        if not fingerprint.is_file():
+            return path
+        try:
+            recorded = json.loads(fingerprint.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            what = f"{fingerprint}: not JSON; compile the engine again"
+            raise InferenceError(what, "incompatible_engine") from error
+        if not isinstance(recorded, dict):
+            what = f"{fingerprint}: not an engine's fingerprint; compile the engine again"
+            raise InferenceError(what, "incompatible_engine")
+        differing = [
+            f"{key} {recorded.get(key)!r} instead of {value!r}"
+            for key, value in self.fingerprint().items()
+            if recorded.get(key) != value
+        ]
+        if differing:
+            what = f"{path}: built for {'; '.join(differing)}; compile it again"
+            raise InferenceError(what, "incompatible_engine")
         return path
 
-    def missing(self, package: str, error: BaseException) -> EngineMissingError:
-        """Return the error for a package that cannot be imported."""
-        return EngineMissingError(
-            f"{self.name} is not available: {package} cannot be imported ({error}); install it or choose another engine"
-        )
+    def package(self, name: str) -> Any:
+        """Import the engine's package.
 
-    def incompatible(self, path: Path, error: object) -> IncompatibleEngineError:
+        Raises:
+            InferenceError: it cannot be imported.
+        """
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            what = f"{self.name} is not available: {name} cannot be imported ({error})"
+            raise InferenceError(f"{what}; install it or choose another engine", "engine_missing") from error
+
+    def incompatible(self, path: Path, error: object) -> InferenceError:
         """Return the error for an engine file that cannot be loaded."""
-        reason = " ".join(str(error).split())[:300]
-        return IncompatibleEngineError(
-            f"{path}: {self.name} cannot load this engine on this chip and version; compile it again ({reason})"
-        )
+        what = f"{path}: {self.name} cannot load this engine on this chip and version; compile it again"
+        return InferenceError(f"{what} ({shortened(error, 300)})", "incompatible_engine")
 
 
 def fingerprint_file(path: Path) -> Path:

@@ -1,10 +1,10 @@
-"""Errors that end an inference run, and the classification of an engine's exception as one of them."""
+"""Errors that end an inference run, and the classification of an engine's exception by its message."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import Final, final
 
 import torch
 
@@ -12,52 +12,13 @@ from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunEr
 from accelmark.spec.events import InferEndReason
 
 
+@final
 class InferenceError(RunError):
-    """An inference run ended early; ``end_reason`` is the kind, the message the cause and the remedy."""
+    """An inference run ended early; the message has the cause and the remedy."""
 
-    end_reason: ClassVar[InferEndReason] = "error"
-
-
-class CorruptModelError(InferenceError):
-    """The ONNX file is not readable."""
-
-    end_reason = "corrupt_model"
-
-
-class IncompatibleEngineError(InferenceError):
-    """The engine file was built for another chip, version or precision, or is damaged."""
-
-    end_reason = "incompatible_engine"
-
-
-class UnsupportedOperatorError(InferenceError):
-    """The engine lacks an operator of the model."""
-
-    end_reason = "unsupported_operator"
-
-
-class WrongShapeError(InferenceError):
-    """The data's shapes or types differ from those of the model."""
-
-    end_reason = "wrong_shape"
-
-
-class OutOfMemoryError(InferenceError):
-    """The device or the host has too little memory for this batch."""
-
-    end_reason = "out_of_memory"
-
-
-class EngineMissingError(InferenceError):
-    """The engine is not installed, or its device is missing."""
-
-    end_reason = "engine_missing"
-
-
-class PrecisionError(InferenceError):
-    """The engine does not support the requested precision."""
-
-    end_reason = "bad_request"
+    def __init__(self, message: str, end_reason: InferEndReason = "error") -> None:
+        super().__init__(message)
+        self.end_reason: InferEndReason = end_reason
 
 
 @final
@@ -100,32 +61,33 @@ _SHAPE: Final = re.compile(
 
 
 def classify(error: BaseException, context: Context) -> AccelmarkError:
-    """Return ``error`` as the matching class of error; an :class:`AccelmarkError` is returned unchanged."""
+    """Return ``error`` with its end reason; an :class:`AccelmarkError` is returned unchanged."""
     if isinstance(error, AccelmarkError):
         return error
     text = f"{type(error).__name__}: {error}"
     place = f"{context.engine} on {context.device}, {context.activity}"
-    first = " ".join(text.split())[:400]
+    first = shortened(text, 400)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _MEMORY.search(text):
-        return OutOfMemoryError(f"{place}: out of memory at batch {context.batch_size}; {_smaller(context)}")
+        remedy = f"try batch_size {context.batch_size // 2}"
+        if context.batch_size == 1:
+            remedy = "the model itself does not fit; use a device with more memory or a narrower precision"
+        return InferenceError(f"{place}: out of memory at batch {context.batch_size}; {remedy}", "out_of_memory")
     for pattern in _OPERATORS:
-        match = pattern.search(text)
-        if match is not None:
-            operator = match.group("op").strip()
+        if match := pattern.search(text):
+            what = f"operator {match.group('op').strip()} is not supported"
             hint = "choose another engine, or replace the operator in the model"
-            return UnsupportedOperatorError(f"{place}: operator {operator} is not supported; {hint} ({first})")
+            return InferenceError(f"{place}: {what}; {hint} ({first})", "unsupported_operator")
     if _CORRUPT.search(text):
-        return CorruptModelError(f"{place}: the model file is not readable; export it again ({first})")
+        return InferenceError(f"{place}: the model file is not readable; export it again ({first})", "corrupt_model")
     if _SHAPE.search(text):
         hint = "compare their shapes and types with those of the exported model"
-        return WrongShapeError(f"{place}: the inputs do not match the model; {hint} ({first})")
+        return InferenceError(f"{place}: the inputs do not match the model; {hint} ({first})", "wrong_shape")
     return InferenceError(f"{place}: {first}")
 
 
-def _smaller(context: Context) -> str:
-    if context.batch_size == 1:
-        return "the model itself does not fit; use a device with more memory or a narrower precision"
-    return f"try batch_size {max(1, context.batch_size // 2)}"
+def shortened(text: object, limit: int) -> str:
+    """Return a message on one line, cut after ``limit`` characters."""
+    return " ".join(str(text).split())[:limit]
 
 
 def end_reason_of(error: BaseException) -> InferEndReason:
@@ -134,6 +96,4 @@ def end_reason_of(error: BaseException) -> InferEndReason:
         return error.end_reason
     if isinstance(error, DataError):
         return "bad_data"
-    if isinstance(error, RequestError):
-        return "bad_request"
-    return "error"
+    return "bad_request" if isinstance(error, RequestError) else "error"

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, final
+from typing import Final, final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.failures import Context, InferenceError, WrongShapeError, classify
+from accelmark.infer.failures import InferenceError
 from accelmark.spec.events import Event, ForwardWindow, InferEvaluation, Phase, WarmUp
 from accelmark.spec.model import Spec
 
@@ -31,23 +31,18 @@ _MAX_HELD_BYTES: Final = 32 * 2**20
 class Measured:
     """The measurements of one phase."""
 
-    phase: Phase
-    warm_up: WarmUp
     windows: tuple[ForwardWindow, ...]
     metrics: Mapping[str, float | None]
-    nonfinite_batches: int
+
+    @property
+    def nonfinite_batches(self) -> int:
+        """Batches whose outputs contain NaN or infinity."""
+        return sum(window.nonfinite_batches for window in self.windows)
 
 
 def warm_up(
-    forward: Forward,
-    batch: InferBatch,
-    num_calls: int,
-    phase: Phase,
-    context: Context,
-    emit: Emit,
-    *,
-    last_items: int = 0,
-) -> WarmUp:
+    forward: Forward, batch: InferBatch, num_calls: int, phase: Phase, engine: str, emit: Emit, *, last_items: int = 0
+) -> None:
     """Call ``forward`` once and then ``num_calls`` times on one batch; only the first call is timed.
 
     Args:
@@ -55,44 +50,32 @@ def warm_up(
         batch: a full batch.
         num_calls: calls after the first.
         phase: the phase to warm up for.
-        context: for the message of a failure.
+        engine: its name, for messages.
         emit: writes the event.
         last_items: items of the last batch of a pass if it is smaller, else 0; an additional call prepares the
             engine for it.
 
     Raises:
-        AccelmarkError: the forward fails, as one of :mod:`accelmark.infer.failures`.
+        InferenceError: the engine violates its contract.
     """
 
-    def call_s(inputs: list[Tensor]) -> float:
+    def call_ms(inputs: list[Tensor]) -> float:
         began = time.perf_counter()
-        try:
-            outputs, other_s = forward(inputs)
-        except Exception as error:  # noqa: BLE001 - classified
-            _raise_classified(error, context)
+        outputs, other_s = forward(inputs)
         took_s = time.perf_counter() - began
-        check_outputs(outputs, context.engine)
-        check_excluded_time(other_s, took_s, context.engine)
-        return took_s
+        check_outputs(outputs, engine)
+        check_excluded_time(other_s, took_s, engine)
+        return took_s * 1000
 
-    first_call_ms = call_s(list(batch.inputs)) * 1000
+    first_call_ms = call_ms(list(batch.inputs))
     if last_items:
-        call_s([each[:last_items] for each in batch.inputs])
-    calls_ms = tuple(call_s(list(batch.inputs)) * 1000 for _ in range(num_calls))
-    warmed = WarmUp(phase=phase, first_call_ms=first_call_ms, calls_ms=calls_ms)
-    emit(Event.WARMUP, warmed)
-    return warmed
+        call_ms([each[:last_items] for each in batch.inputs])
+    calls_ms = tuple(call_ms(list(batch.inputs)) for _ in range(num_calls))
+    emit(Event.WARMUP, WarmUp(phase=phase, first_call_ms=first_call_ms, calls_ms=calls_ms))
 
 
 def measure(
-    forward: Forward,
-    batches: InferBatches,
-    case: InferCase,
-    *,
-    warmed: WarmUp,
-    context: Context,
-    evaluated: bool,
-    emit: Emit,
+    forward: Forward, batches: InferBatches, case: InferCase, *, phase: Phase, engine: str, evaluated: bool, emit: Emit
 ) -> Measured:
     """Run ``settings.repeat`` passes over ``batches``.
 
@@ -100,13 +83,13 @@ def measure(
         forward: the framework's or the engine's.
         batches: the data.
         case: evaluates the outputs, on the CPU.
-        warmed: the warm-up of this phase.
-        context: for the message of a failure.
+        phase: the phase that is measured.
+        engine: its name, for messages.
         evaluated: whether outputs are compared with labels; False for synthetic data and untrained weights.
         emit: writes the events: each window when it is complete, and the evaluation.
 
     Raises:
-        AccelmarkError: the forward fails, as one of :mod:`accelmark.infer.failures`.
+        InferenceError: the engine violates its contract.
     """
     settings = case.settings
     windows: list[ForwardWindow] = []
@@ -120,31 +103,28 @@ def measure(
     clock = time.perf_counter
     max_held = 1
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(warmed.phase, pass_number, settings.log_freq, max_held, context)
+        window = _Window(phase, pass_number, settings.log_freq, max_held, engine)
         for batch in batches:
             inputs = list(batch.inputs)
-            try:
-                began = clock()
-                outputs, other_s = forward(inputs)
-                took_s = clock() - began
-            except Exception as error:  # noqa: BLE001 - classified
-                _raise_classified(error, context)
+            began = clock()
+            outputs, other_s = forward(inputs)
+            took_s = clock() - began
             # Nothing else happens between two calls: outputs are checked and evaluated in `settle`.
             window.held.append((batch, outputs, took_s, other_s))
             if len(window.held) == window.capacity:
                 window.settle(evaluate)
                 if len(window.items) == settings.log_freq:
                     windows.append(window.closed(emit))
-                    window = _Window(warmed.phase, pass_number, settings.log_freq, window.max_held, context)
+                    window = _Window(phase, pass_number, settings.log_freq, window.max_held, engine)
         window.settle(evaluate)
         max_held = window.max_held
         if window.items:
             windows.append(window.closed(emit))
     num_items = sum(sum(window.items) for window in windows)
-    metrics = _finite(case.metrics(dict(sums))) if sums else {}
-    emit(Event.EVALUATE, InferEvaluation(phase=warmed.phase, num_items=num_items, metrics=metrics))
-    nonfinite = sum(window.nonfinite_batches for window in windows)
-    return Measured(warmed.phase, warmed, tuple(windows), metrics, nonfinite)
+    found = case.metrics(dict(sums)) if sums else {}
+    metrics = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    emit(Event.EVALUATE, InferEvaluation(phase=phase, num_items=num_items, metrics=metrics))
+    return Measured(tuple(windows), metrics)
 
 
 @final
@@ -154,11 +134,11 @@ class _Window:
     Outputs are kept and evaluated together, so that evaluation does not disturb caches and threads between calls.
     """
 
-    def __init__(self, phase: Phase, pass_number: int, log_freq: int, max_held: int, context: Context) -> None:
+    def __init__(self, phase: Phase, pass_number: int, log_freq: int, max_held: int, engine: str) -> None:
         self.phase: Phase = phase
         self.pass_number = pass_number
         self.log_freq = log_freq
-        self.context = context
+        self.engine = engine
         self.max_held = max_held
         """Number of calls whose outputs can be kept, by the size of the last outputs."""
         self.capacity = min(max_held, log_freq)
@@ -176,11 +156,10 @@ class _Window:
         Raises:
             InferenceError: they violate the contract of an engine.
         """
-        engine = self.context.engine
         for _, outputs, took_s, other_s in self.held:
-            check_outputs(outputs, engine)
-            check_excluded_time(other_s, took_s, engine)
-        check_separate_memory([outputs for _, outputs, _, _ in self.held], engine)
+            check_outputs(outputs, self.engine)
+            check_excluded_time(other_s, took_s, self.engine)
+        check_separate_memory([outputs for _, outputs, _, _ in self.held], self.engine)
         size = 0
         for batch, outputs, took_s, other_s in self.held:
             self.items.append(batch.num_items)
@@ -214,33 +193,16 @@ def _is_finite(output: Tensor) -> bool:
     return math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
 
 
-def _raise_classified(error: Exception, context: Context) -> NoReturn:
-    typed = classify(error, context)
-    if typed is error:
-        raise error
-    raise typed from error
-
-
 def _evaluate(case: InferCase, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
     plain = [output.float() if output.is_floating_point() else output for output in outputs]
     if plain[0].shape[0] != labels.shape[0]:
-        raise WrongShapeError(
-            f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items; export it with a dynamic batch"
-        )
+        what = f"the model returned {plain[0].shape[0]} rows for {labels.shape[0]} items"
+        raise InferenceError(f"{what}; export it with a dynamic batch", "wrong_shape")
     return case.evaluator(plain, labels)
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
 def check_excluded_time(other_s: object, took_s: float, engine: str) -> None:
-    """Check the seconds of a call that an engine reports as not inference.
-
-    Args:
-        other_s: the value that it returned.
-        took_s: duration of the call.
-        engine: its name, for the message.
+    """Check the seconds of a call of ``took_s`` that ``engine`` reports as not inference.
 
     Raises:
         InferenceError: the value is not a finite number from 0 to ``took_s``.

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.failures import InferenceError
 from accelmark.spec.errors import RequestError
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
@@ -24,14 +24,15 @@ def export_onnx(
     """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input.
 
     Raises:
-        EngineMissingError: the exporter's packages are not installed.
+        InferenceError: the exporter's packages are not installed.
         RequestError: the numbers of inputs and of names differ.
     """
     try:
         import onnx  # noqa: F401 - only the export needs it
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise EngineMissingError("the ONNX export needs onnx and onnxscript: pip install onnx onnxscript") from error
+        what = "the ONNX export needs onnx and onnxscript: pip install onnx onnxscript"
+        raise InferenceError(what, "engine_missing") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
     # The exporter treats a dimension of 1 as constant, so the example needs at least two items.

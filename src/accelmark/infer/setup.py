@@ -1,4 +1,4 @@
-"""Set up a run: device, case, data, and the engine's request."""
+"""Set up a run: device, case, data and engine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import resource
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, final
 
 import torch
-from torch import nn
 
-from accelmark.infer.batches import FirstBatches, PinnedBatches, SyntheticBatches
+from accelmark.infer.batches import first_batches, pinned_batches, synthetic_batches
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import Engine, EngineRequest, device_name
+from accelmark.infer.engine import Engine, device_name
 from accelmark.infer.engines import engine_class as find_engine_class
-from accelmark.infer.failures import EngineMissingError, IncompatibleEngineError
+from accelmark.infer.failures import InferenceError, shortened
 from accelmark.spec.errors import RequestError, RunError, nearest
 from accelmark.spec.events import InferStarted
-from accelmark.spec.inference import InferPrecision, InferSettings, Note, file_at
+from accelmark.spec.inference import InferSettings, Note, file_at
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.plugins.catalog import folder_module, folders
 
@@ -36,54 +34,46 @@ _SYNTHETIC_BATCHES: Final = 32
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class ComputeDevice:
-    """The device of this process."""
+    """The device of this process; creating it does not open the device."""
 
-    device: torch.device
-    device_type: str
-    threads: int
-    framework_module: str | None
-    needs_framework: bool
-    """Whether PyTorch needs the device, for the validation."""
-
-    @classmethod
-    def of(cls, job: JobSpec, settings: InferSettings) -> ComputeDevice:
-        """Return the device of a job without opening it."""
+    def __init__(self, job: JobSpec, settings: InferSettings) -> None:
         try:
-            device = torch.device(job.device_type)
+            self.device = torch.device(job.device_type)
         except RuntimeError:
-            device = torch.device("cpu")
-        threads = settings.threads or len(os.sched_getaffinity(0))
-        return cls(device, job.device_type, threads, job.framework_module, not settings.no_validation)
+            self.device = torch.device("cpu")
+        self.device_type = job.device_type
+        self.threads = settings.threads or len(os.sched_getaffinity(0))
+        self._module = job.framework_module
+        self._settings = settings
 
     def prepare(self) -> None:
         """Register the vendor's device with PyTorch, set the number of threads, and open the device.
 
         Raises:
-            EngineMissingError: validation needs the device, and PyTorch cannot use it.
+            InferenceError: validation needs the device, and PyTorch cannot use it.
         """
         torch.set_num_threads(self.threads)
         try:
-            if self.framework_module is not None:
-                importlib.import_module(self.framework_module)
+            if self._module is not None:
+                importlib.import_module(self._module)
             if self.device.type != self.device_type:
                 raise RuntimeError(f"unknown device type {self.device_type!r}")
             torch.empty(1, device=self.device)
         except (ImportError, RuntimeError, AssertionError) as error:
-            if self.needs_framework:
-                raise EngineMissingError(
-                    f"PyTorch cannot use device {self.device_type!r} ({' '.join(str(error).split())[:200]}); "
-                    "install its PyTorch support, or set no_validation with exist_onnx_path"
-                ) from error
+            if not self._settings.no_validation:
+                what = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
+                remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
+                raise InferenceError(f"{what}; {remedy}", "engine_missing") from error
 
-    def describe(self, settings: InferSettings) -> InferStarted:
+    def describe(self) -> InferStarted:
         """Return versions, device and effective settings."""
+        settings = self._settings
         return InferStarted(
             framework="pytorch",
             framework_version=torch.__version__,
             device_type=self.device_type,
-            device_name=device_name(self.device, self.device_type) if self.needs_framework else None,
+            device_name=None if settings.no_validation else device_name(self.device, self.device_type),
             hostname=socket.gethostname(),
             threads=self.threads,
             precision=settings.precision,
@@ -128,44 +118,13 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
             batch = case.synthetic_batch(size)
             return batch.pinned() if pinned else batch
 
-        return SyntheticBatches(make, settings.batch_size, num_batches)
+        return synthetic_batches(make, settings.batch_size, num_batches)
     batches = case.build_dataloader()
     if pinned:
-        batches = PinnedBatches(batches)
+        batches = pinned_batches(batches)
     if settings.max_batches is not None and settings.max_batches * settings.batch_size < batches.num_items:
-        return FirstBatches(batches, settings.max_batches, settings.batch_size)
+        return first_batches(batches, settings.max_batches, settings.batch_size)
     return batches
-
-
-def validation_precision(settings: InferSettings) -> InferPrecision:
-    """Return the precision of the validation: the engine's, or fp32 if that is quantised."""
-    return "fp32" if settings.precision == "int8" else settings.precision
-
-
-def engine_request(
-    place: ComputeDevice,
-    settings: InferSettings,
-    model: nn.Module | None,
-    example: InferBatch,
-    onnx_path: Path | None,
-    work_dir: Path,
-    precision: InferPrecision,
-) -> EngineRequest:
-    """Return the arguments of an engine."""
-    existing = settings.exist_compiler_path
-    work_dir.mkdir(parents=True, exist_ok=True)
-    return EngineRequest(
-        model=model,
-        onnx_path=onnx_path or file_at(settings.exist_onnx_path),
-        engine_path=Path(existing).expanduser() if existing is not None else None,
-        example=example.inputs,
-        precision=precision,
-        device=place.device,
-        device_type=place.device_type,
-        threads=place.threads,
-        options=settings.engine_options,
-        work_dir=work_dir,
-    )
 
 
 def check_paths(job: JobSpec, settings: InferSettings) -> None:
@@ -174,7 +133,7 @@ def check_paths(job: JobSpec, settings: InferSettings) -> None:
     Raises:
         RequestError: ``exist_compiler_path`` is set and the engine cannot load a file, or the engine compiles an ONNX
             file and ``exist_onnx_path`` is not a file.
-        IncompatibleEngineError: the file of ``exist_compiler_path`` does not exist.
+        InferenceError: the file of ``exist_compiler_path`` does not exist.
     """
     existing = settings.exist_compiler_path
     named = settings.exist_onnx_path
@@ -190,11 +149,10 @@ def check_paths(job: JobSpec, settings: InferSettings) -> None:
             raise RequestError(f"exist_onnx_path: {named} {what}, and {settings.compiler} compiles an ONNX file")
         return
     if not engine.loads:
-        raise RequestError(
-            f"exist_compiler_path: the engine {settings.compiler} cannot load a compiled engine; remove the setting"
-        )
+        what = f"exist_compiler_path: the engine {settings.compiler} cannot load a compiled engine"
+        raise RequestError(f"{what}; remove the setting")
     if not Path(existing).expanduser().exists():
-        raise IncompatibleEngineError(f"{existing}: exist_compiler_path does not exist")
+        raise InferenceError(f"{existing}: exist_compiler_path does not exist", "incompatible_engine")
 
 
 def unknown_options(engine: type[Engine], settings: InferSettings) -> Iterator[Note]:
@@ -210,11 +168,6 @@ def engine_class(job: JobSpec, compiler: str) -> type[Engine]:
     """Return the class of the job's engine; the vendor's own takes precedence."""
     vendor = folders("vendors").get(job.vendor)
     return find_engine_class(compiler, vendor.path if vendor is not None else None)
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Return the number of parameters of a model."""
-    return sum(each.numel() for each in model.parameters())
 
 
 def peak_host_memory_mib() -> float:

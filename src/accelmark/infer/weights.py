@@ -10,11 +10,13 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from accelmark.infer.case import InferCase
+from accelmark.infer.failures import shortened
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec, TrainingWork
 
@@ -33,40 +35,55 @@ def load_weights(model: nn.Module, path: Path) -> None:
         from safetensors.torch import load_file
     except ImportError as error:
         raise DataError(f"{path}: safetensors is not installed: pip install safetensors") from error
-    if hasattr(model, "from_pretrained"):
-        try:
-            _load_transformers(model, path)
-        except SafetensorError as error:
-            raise DataError(f"{path}: not a readable safetensors file: {error}") from error
-        return
     try:
-        state = load_file(path)
+        if hasattr(model, "from_pretrained"):
+            missing, unexpected = _load_transformers(model, path)
+        else:
+            missing, unexpected = model.load_state_dict(load_file(path), strict=False)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: not a readable safetensors file: {error}") from error
-    try:
-        missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise DataError(f"{path}: weights of another model: {' '.join(str(error).split())[:300]}") from error
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: weights of another model: {shortened(error, 300)}") from error
     if missing or unexpected:
         parts = [f"lacks {', '.join(missing[:3])}"] if missing else []
         parts += [f"has {', '.join(unexpected[:3])} besides"] if unexpected else []
         raise DataError(f"{path}: weights of another model: {'; '.join(parts)}")
 
 
-def _load_transformers(model: Any, path: Path) -> None:
-    """Load with transformers, which restores omitted tied weights and renamed ones."""
-    try:
-        loaded, info = type(model).from_pretrained(
-            path.parent, config=model.config, output_loading_info=True, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"{path}: weights of another model: {' '.join(str(error).split())[:300]}") from error
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if missing or info["mismatched_keys"]:
-        lacking = ", ".join(map(str, [*missing, *info["mismatched_keys"]][:3]))
-        besides = f"; has {', '.join(unexpected[:3])} besides" if unexpected else ""
-        raise DataError(f"{path}: weights of another model: lacks {lacking}{besides}")
-    model.load_state_dict(loaded.state_dict())
+def _load_transformers(model: Any, path: Path) -> tuple[list[str], list[str]]:
+    """Load with transformers, which restores omitted tied weights and renamed ones; return what does not fit.
+
+    Weights that the model does not have are accepted where it lacks none.
+    """
+    loaded, info = type(model).from_pretrained(
+        path.parent, config=model.config, output_loading_info=True, local_files_only=True
+    )
+    missing = [str(name) for name in (*sorted(info["missing_keys"]), *info["mismatched_keys"])]
+    if not missing:
+        model.load_state_dict(loaded.state_dict())
+    return missing, sorted(info["unexpected_keys"]) if missing else []
+
+
+def pretrained(case: InferCase, net: nn.Module) -> nn.Module:
+    """Return ``net``, a model of transformers, as a model that returns its logits, with the case's weights if any."""
+    case.trained = "weights" in case.data_dirs
+    if case.trained:
+        load_weights(net, case.data_dirs["weights"])
+    return _Logits(net)
+
+
+@final
+class _Logits(nn.Module):
+    """Wrapper of a model of transformers that returns its logits as a plain tensor."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the logits of images, or of tokens with their padding mask."""
+        logits: Tensor = (self.net(inputs) if mask is None else self.net(inputs, mask)).logits
+        return logits
 
 
 def save_weights(round_dir: Path, case_dir: Path) -> Path:

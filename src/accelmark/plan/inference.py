@@ -21,25 +21,17 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     side = _inference_side(request)
     layers, files = request.vendor_layers("infer")
     # The command-line option for synthetic data uses the name of the training setting.
-    given = {
-        "synthetic" if key == "loader.synthetic" else key: value for key, value in request.run.command_line.items()
-    }
-    over = [Layer.of(request.where, request.request.settings), Layer("command line", given)]
+    given = dict(request.run.command_line)
+    if "loader.synthetic" in given:
+        given["synthetic"] = given.pop("loader.synthetic")
+    over = [Layer.of(request.run.where, request.request.settings), Layer("command line", given)]
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     data_dirs, warnings = _data(request, side, settings)
     notes = [note.what for note in resolved.notes if note.severity == "warning"]
-    work = InferJob(
-        unit=side.unit,
-        metric=side.metric,
-        tolerance=side.tolerance,
-        reference=side.reference,
-        settings=settings,
-        parameters=side.parameters,
-        notes=resolved.notes,
-    )
+    of_case = {name: getattr(side, name) for name in ("unit", "metric", "tolerance", "reference", "parameters")}
     return PlannedWork(
-        work=work,
+        work=InferJob(**of_case, settings=settings, notes=resolved.notes),
         directory=_directory(request.key, settings),
         data_dirs=data_dirs,
         provenance=resolved.provenance,
@@ -51,7 +43,7 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 
 
 def _inference_side(request: KeyRequest) -> InferCaseSpec:
-    key, side, where = request.key, request.case.infer, request.where
+    key, side, where = request.key, request.case.infer, request.run.where
     if side is None:
         able = [name for name in folders("cases") if load_case(name).infer is not None]
         what = f"the case {key.model!r} has no inference side; those that have: {', '.join(able) or 'none'}"

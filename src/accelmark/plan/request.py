@@ -81,11 +81,6 @@ class KeyRequest:
     capabilities: Capabilities
 
     @property
-    def where(self) -> str:
-        """The run file, or ``command line``, for errors."""
-        return self.run.where
-
-    @property
     def adaptation(self) -> Path:
         """The vendor's folder for the case; it need not exist."""
         return self.run.vendor_folder / "cases" / f"{self.key.model}-{self.key.framework}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from accelmark.plan.request import KeyRequest, PlannedWork
@@ -26,25 +26,20 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         hint = nearest(key.framework, [*present, *folders("trainers")])
-        raise SpecError([Problem(request.where, str(key), what, hint)])
+        raise SpecError([Problem(request.run.where, str(key), what, hint)])
     layers, files = request.vendor_layers("config")
-    over = [*layers, Layer.of(request.where, request.request.settings), Layer("command line", request.run.command_line)]
+    run = request.run
+    over = [*layers, Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, train.settings)
-    resolved = resolve(base, over, mutable=train.mutable, is_open=request.run.options.open)
+    resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
     settings = resolved.settings
     if trainer is None:
-        _check_settings(key.framework, resolved)
+        _check_settings(key.framework, resolved, request.capabilities.sources)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
-    common: dict[str, Any] = {
-        "unit": train.unit,
-        "units_per_sample": units,
-        "target": train.target,
-        "reference_loss": train.reference_loss,
-        "min_repeats": train.min_repeats,
-        "settings": settings,
-    }
+    common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
+    common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
     return PlannedWork(
         work=TrainJob(**common) if trainer is None else ExternalJob(**common, trainer=trainer),
         directory=key.slug,
@@ -56,13 +51,13 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     )
 
 
-def _check_settings(framework: str, resolved: Resolved[TrainSettings]) -> None:
-    """Raise SpecError with all combinations of settings that the framework does not support."""
+def _check_settings(framework: str, resolved: Resolved[TrainSettings], capabilities: Collection[str]) -> None:
+    """Raise SpecError with all combinations of settings that the framework or the device does not support."""
     provenance = resolved.provenance
     problems = [
         Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
         for refused in load_framework(framework).refused_settings
-        if refused.applies(lambda key: provenance[key].value)
+        if refused.applies(lambda key: provenance[key].value, capabilities)
         for key in refused.when
         if provenance[key].layer != "default"
     ]
@@ -75,7 +70,7 @@ def _training_side(request: KeyRequest) -> TrainCaseSpec:
         return request.case.train
     trainable = [name for name in folders("cases") if load_case(name).train is not None]
     what = f"the case {request.key.model!r} has no training side; those that have: {', '.join(trainable)}"
-    raise SpecError([Problem(request.where, str(request.key), what)])
+    raise SpecError([Problem(request.run.where, str(request.key), what)])
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:
@@ -94,7 +89,7 @@ def _trainer_problems(
     key = request.key
     if key.model not in trainer.cases:
         what = f"the trainer {trainer.name} has no arguments for the case {key.model!r}"
-        yield Problem(request.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
+        yield Problem(request.run.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
     for setting, origin in resolved.provenance.items():
         changed = origin.layer not in (request.case_file, "default")
         if changed and not trainer.passes(setting) and setting not in _NOT_PASSED:

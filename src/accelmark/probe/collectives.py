@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from accelmark.probe.timing import time_collective
 from accelmark.spec.records import Rate
@@ -24,37 +26,30 @@ def probe_collectives(device: torch.device, budget_s: float) -> dict[str, Rate]:
         single = Rate(value=None, unit="GB/s", reason="needs at least two ranks")
         return {"all_reduce": single, "point_to_point": single}
     sizes = CPU_SIZES_MIB if device.type == "cpu" else ACCELERATOR_SIZES_MIB
-    share_s = budget_s / 2 / len(sizes)
-    reduced = [_all_reduce(mib, device, share_s) for mib in sizes]
-    sent = [_point_to_point(mib, device, share_s) for mib in sizes]
-    return {"all_reduce": max(reduced, key=_bandwidth), "point_to_point": max(sent, key=_bandwidth)}
+    num_ranks, rank, last = dist.get_world_size(), dist.get_rank(), dist.get_world_size() - 1
 
-
-def _all_reduce(mib: int, device: torch.device, budget_s: float) -> Rate:
-    num_ranks = dist.get_world_size()
-    buffer = torch.zeros(mib * 2**18, device=device)
-    timing = time_collective(lambda: dist.all_reduce(buffer), device, budget_s)
-    return _rate(mib, 2 * (num_ranks - 1) / num_ranks, timing.seconds, timing.repetitions)
-
-
-def _point_to_point(mib: int, device: torch.device, budget_s: float) -> Rate:
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    buffer = torch.zeros(mib * 2**18, device=device)
-
-    def send() -> None:
+    def point_to_point(buffer: Tensor) -> None:
         if rank == 0:
             dist.send(buffer, last)
         elif rank == last:
             dist.recv(buffer, 0)
 
-    timing = time_collective(send, device, budget_s)
-    return _rate(mib, 1.0, timing.seconds, timing.repetitions)
+    operations: dict[str, tuple[Callable[[Tensor], object], float]] = {
+        "all_reduce": (dist.all_reduce, 2 * (num_ranks - 1) / num_ranks),
+        "point_to_point": (point_to_point, 1.0),
+    }
+    share_s = budget_s / len(operations) / len(sizes)
+    best: dict[str, Rate] = {}
+    for name, (operation, factor) in operations.items():
+        rates = [_bandwidth(operation, factor, mib, device, share_s) for mib in sizes]
+        best[name] = max(rates, key=lambda rate: rate.value or 0.0)
+    return best
 
 
-def _rate(mib: int, factor: float, seconds: float, repetitions: int) -> Rate:
-    value = factor * mib * 2**20 / seconds / 1e9
-    return Rate(value=value, unit="GB/s", size=f"{mib} MiB", repetitions=repetitions)
-
-
-def _bandwidth(rate: Rate) -> float:
-    return rate.value or 0.0
+def _bandwidth(
+    operation: Callable[[Tensor], object], factor: float, mib: int, device: torch.device, budget_s: float
+) -> Rate:
+    buffer = torch.zeros(mib * 2**18, device=device)
+    timing = time_collective(lambda: operation(buffer), device, budget_s)
+    value = factor * mib * 2**20 / timing.seconds / 1e9
+    return Rate(value=value, unit="GB/s", size=f"{mib} MiB", repetitions=timing.repetitions)

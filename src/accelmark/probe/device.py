@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from accelmark.probe.timing import time_operation
 from accelmark.spec.records import Rate
@@ -18,28 +17,33 @@ PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _FLOATS: Final = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
                   "bf16": torch.bfloat16, "fp16": torch.float16}  # fmt: skip
 _GIB: Final = 2**30
+_Moves = dict[str, tuple[Callable[[], object], int]]
+"""Name -> operation that moves memory, and the bytes that it moves per byte of the buffer."""
+
+
+def probe_products(device: torch.device, budget_s: float) -> dict[str, Rate]:
+    """Return the rate of matrix products in each precision."""
+    return {name: probe_matmul(name, device, budget_s / len(PRECISIONS)) for name in PRECISIONS}
 
 
 def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
     """Return the best rate over the sizes: 2 n^3 operations, random operands (zeros draw less power)."""
     unit = "TOP/s" if precision == "int8" else "TFLOP/s"
-    best: tuple[float, int, int] | None = None
+    best = Rate(value=None, unit=unit, reason="no size could be timed")
     try:
-        with _tf32(precision, device):
+        with _float32_products(precision):
             for side in SIZES:
                 timing = time_operation(_product(precision, side, device), device, budget_s / len(SIZES))
                 rate = 2 * side**3 / timing.seconds / 1e12
-                if best is None or rate > best[0]:
-                    best = (rate, side, timing.repetitions)
+                if best.value is None or rate > best.value:
+                    size = f"{side} x {side} x {side}"
+                    best = Rate(value=rate, unit=unit, size=size, repetitions=timing.repetitions)
                 if timing.seconds * 8 > budget_s:
                     break
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        if best is None:
+        if best.value is None:
             return Rate(value=None, unit=unit, reason=_first_line(error))
-    if best is None:
-        return Rate(value=None, unit=unit, reason="no size could be timed")
-    rate, side, repetitions = best
-    return Rate(value=rate, unit=unit, size=f"{side} x {side} x {side}", repetitions=repetitions)
+    return best
 
 
 def _product(precision: str, side: int, device: torch.device) -> Callable[[], object]:
@@ -67,7 +71,8 @@ def _scaled_product(side: int, device: torch.device) -> Callable[[], object]:
 
 
 @contextmanager
-def _tf32(precision: str, device: torch.device) -> Iterator[None]:
+def _float32_products(precision: str) -> Iterator[None]:
+    """Allow tf32 in products of fp32 tensors if it is the ``precision``."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -78,57 +83,48 @@ def _tf32(precision: str, device: torch.device) -> Iterator[None]:
 
 def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
     """Return the bandwidth of a copy (2 bytes moved per byte) and of ``a = b + s c`` (3), counted as STREAM does."""
-    size = _buffer_bytes(device)
+    # much larger than caches and much smaller than memory
+    size = _GIB // 4 if device.type == "cpu" else 2 * _GIB
     try:
         source, target, third = (torch.rand(size // 4, device=device) for _ in range(3))
     except RuntimeError as error:
-        failed = Rate(value=None, unit="GB/s", reason=_first_line(error))
-        return {"copy": failed, "triad": failed}
-
-    def triad() -> Tensor:
-        return torch.add(source, third, alpha=3.0, out=target)
-
-    moves: dict[str, tuple[Callable[[], object], int]] = {
+        return _not_measured(("copy", "triad"), _first_line(error))
+    moves: _Moves = {
         "copy": (lambda: target.copy_(source), 2),
-        "triad": (triad, 3),
+        "triad": (lambda: torch.add(source, third, alpha=3.0, out=target), 3),
     }
-    rates: dict[str, Rate] = {}
-    for name, (operation, factor) in moves.items():
-        timing = time_operation(operation, device, budget_s / 2)
-        rates[name] = _bandwidth(factor * size, timing.seconds, size, timing.repetitions)
-    return rates
+    return _bandwidths(moves, size, device, budget_s)
 
 
 def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
     """Return the bandwidth between pinned host memory and the device; null on a CPU."""
     names = ("host_to_device", "device_to_host")
     if device.type == "cpu":
-        reason = "the device is the CPU, so there is no such copy"
-        return {name: Rate(value=None, unit="GB/s", reason=reason) for name in names}
+        return _not_measured(names, "the device is the CPU, so there is no such copy")
     size = _GIB // 4
     on_device = torch.empty(size, dtype=torch.uint8, device=device)
     try:
         on_host = torch.empty(size, dtype=torch.uint8).pin_memory()
     except RuntimeError as error:
-        return {name: Rate(value=None, unit="GB/s", reason=_first_line(error)) for name in names}
-    moves: dict[str, Callable[[], object]] = {
-        "host_to_device": lambda: on_device.copy_(on_host, non_blocking=True),
-        "device_to_host": lambda: on_host.copy_(on_device, non_blocking=True),
+        return _not_measured(names, _first_line(error))
+    moves: _Moves = {
+        "host_to_device": (lambda: on_device.copy_(on_host, non_blocking=True), 1),
+        "device_to_host": (lambda: on_host.copy_(on_device, non_blocking=True), 1),
     }
+    return _bandwidths(moves, size, device, budget_s)
+
+
+def _not_measured(names: Iterable[str], reason: str) -> dict[str, Rate]:
+    return {name: Rate(value=None, unit="GB/s", reason=reason) for name in names}
+
+
+def _bandwidths(moves: _Moves, size: int, device: torch.device, budget_s: float) -> dict[str, Rate]:
     rates: dict[str, Rate] = {}
-    for name, move in moves.items():
-        timing = time_operation(move, device, budget_s / 2)
-        rates[name] = _bandwidth(size, timing.seconds, size, timing.repetitions)
+    for name, (operation, factor) in moves.items():
+        timing = time_operation(operation, device, budget_s / len(moves))
+        value = factor * size / timing.seconds / 1e9
+        rates[name] = Rate(value=value, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=timing.repetitions)
     return rates
-
-
-def _buffer_bytes(device: torch.device) -> int:
-    """Return a buffer size much larger than caches and much smaller than memory."""
-    return _GIB // 4 if device.type == "cpu" else 2 * _GIB
-
-
-def _bandwidth(moved: int, seconds: float, size: int, repetitions: int) -> Rate:
-    return Rate(value=moved / seconds / 1e9, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=repetitions)
 
 
 def _first_line(error: Exception) -> str:

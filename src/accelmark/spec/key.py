@@ -11,6 +11,7 @@ from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_COUNT: Final = re.compile(r"[0-9]*[1-9][0-9]*")
 _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
@@ -41,44 +42,43 @@ class CaseKey(Spec):
     @property
     def slug(self) -> str:
         """Directory name: the key without its repeat and characters special to shells or container engines."""
-        version = f"_{self.framework_version}" if self.framework_version else ""
-        return f"{self.model}-{self.framework}{version}-{self.hardware}x{self.nnodes}x{self.nproc}"
+        return f"{self.model}-{self._versioned}-{self.hardware}x{self.nnodes}x{self.nproc}"
+
+    @property
+    def _versioned(self) -> str:
+        return f"{self.framework}_{self.framework_version}" if self.framework_version else self.framework
 
     def __str__(self) -> str:
-        version = f"_{self.framework_version}" if self.framework_version else ""
-        scale = f"{self.nnodes}:{self.nproc}:{self.repeat}"
-        return f"{self.model}:{self.framework}{version}:{self.hardware}:{scale}"
+        return f"{self.model}:{self._versioned}:{self.hardware}:{self.nnodes}:{self.nproc}:{self.repeat}"
 
     @classmethod
-    def parse(cls, text: str, *, hardware: str, framework: str = "pytorch", where: str = "key") -> Self:
+    def parse(cls, text: str, *, hardware: str, where: str = "key") -> Self:
         """Parse a key; omitted trailing parts take their defaults (``resnet_mini`` alone is a key).
 
         ``hardware`` is usually the detected chip. Raises SpecError, naming ``where``, with each part that is wrong.
         """
         parts = text.split(":")
-        problems: list[Problem] = []
         if len(parts) > len(_PARTS):
-            expected = ":".join(_PARTS)
-            raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", expected)])
+            raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", ":".join(_PARTS))])
         named = dict(zip(_PARTS, parts, strict=False))
-        for part in ("model", "framework", "hardware"):
-            value = named.get(part)
-            if value is not None and not _NAME.fullmatch(value):
-                problems.append(Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -"))
-        counts: dict[str, int] = {}
-        for part in ("nnodes", "nproc", "repeat"):
-            value = named.get(part, "1")
-            if not value.isascii() or not value.isdigit() or int(value) < 1:
-                problems.append(Problem(where, text, f"{part} {value!r} is not a whole number of at least 1"))
-            else:
-                counts[part] = int(value)
+        names = {part: named[part] for part in _PARTS[:3] if part in named}
+        counts = {part: named.get(part, "1") for part in _PARTS[3:]}
+        problems = [
+            Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -")
+            for part, value in names.items()
+            if not _NAME.fullmatch(value)
+        ] + [
+            Problem(where, text, f"{part} {value!r} is not a whole number of at least 1")
+            for part, value in counts.items()
+            if not _COUNT.fullmatch(value)
+        ]
         if problems:
             raise SpecError(problems)
-        framework_name, _, version = named.get("framework", framework).partition("_")
+        framework_name, _, version = named.get("framework", "pytorch").partition("_")
         return cls(
             model=named["model"],
             framework=framework_name,
             framework_version=version or None,
             hardware=named.get("hardware", hardware),
-            **counts,
+            **{part: int(value) for part, value in counts.items()},
         )

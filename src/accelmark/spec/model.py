@@ -33,12 +33,18 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
-    """Validate ``values`` as ``model``; raise SpecError with every problem, each with ``where`` and its dotted key."""
+def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[Problem] = ()) -> M:
+    """Validate ``values`` as ``model``; raise SpecError with every problem, those in ``also`` included.
+
+    Each problem names ``where`` and its dotted key.
+    """
     try:
-        return model.model_validate(values)
+        parsed = model.model_validate(values)
     except ValidationError as error:
-        raise SpecError(problems_of(error, model, where)) from error
+        raise SpecError([*problems_of(error, model, where), *also]) from error
+    if problems := list(also):
+        raise SpecError(problems)
+    return parsed
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:

@@ -11,8 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from accelmark.spec.errors import AccelmarkError, RequestError
-from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_launch, load_vendor
-from accelmark.spec.plugins.engine import EngineSpec, engine_specs
+from accelmark.spec.plugins.catalog import (
+    EngineSpec,
+    engine_specs,
+    folders,
+    framework_device,
+    load_framework,
+    load_launch,
+    load_vendor,
+)
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of

@@ -7,10 +7,6 @@ arXiv:2204.02311, appendix B: 6 N + 12 L H Q T a token). Recomputation by activa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import final
-
 
 def dense_flops(num_weights: int, num_vectors: int) -> float:
     """Return the FLOPs of multiplying ``num_vectors`` (tokens of a sample) by ``num_weights`` matrix weights."""
@@ -26,25 +22,14 @@ def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
     return 12.0 * num_layers * hidden_size * length * length
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Conv:
-    """A square convolution: output side of ``size``, ``kernel`` x ``kernel`` weights, channels in and out."""
+def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
+    """Return the FLOPs of a square convolution for one image.
 
-    size: int
-    kernel: int
-    channels_in: int
-    channels_out: int
-    is_first: bool = False
-    """The image needs no gradient, so the backward pass of the first convolution has only one product."""
-
-    @property
-    def flops(self) -> float:
-        """Forward and backward FLOPs."""
-        forward = 2.0 * self.size**2 * self.kernel**2 * self.channels_in * self.channels_out
-        return forward * (2 if self.is_first else 3)
-
-
-def conv_flops(convs: Iterable[Conv]) -> float:
-    """Return the FLOPs of convolutions, forward and backward, for one image."""
-    return sum(conv.flops for conv in convs)
+    Args:
+        size: side of the output.
+        kernel: side of the kernel.
+        channels_in: channels of the input.
+        channels_out: channels of the output.
+        is_first: the input is the image, which needs no gradient, so the backward pass has only one product.
+    """
+    return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)

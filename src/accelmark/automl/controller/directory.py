@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.controller.journal import CONFIG_FILE, JOURNAL_FILE, NETWORK_FILE, read_journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import CONFIG_FILE, JOURNAL_FILE, NETWORK_FILE, SearchState, read_journal
 from accelmark.automl.dataset import read_weights
 from accelmark.automl.model.network import Network, load_network
 from accelmark.automl.model.weights import Array, Weights
@@ -103,7 +102,7 @@ class WeightStore:
         path = self._folder / f"{individual}.npz"
         return read_weights(path) if path.is_file() else None
 
-    def keep_only(self, individuals: Collection[int]) -> None:
+    def keep_only(self, individuals: Collection[int | None]) -> None:
         """Remove all other weights, and incomplete files of killed processes."""
         for path in self._folder.glob("*.npz"):
             if not path.stem.isdecimal() or int(path.stem) not in individuals:

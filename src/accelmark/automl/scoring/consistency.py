@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 from math import inf
 from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.dataset import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
-from accelmark.automl.scoring.rules import Check
 from accelmark.automl.search.schedule import EarlyStop
+
+Check = tuple[bool, str, str, str]
+"""Whether a fact agrees with a rule, the rule's name, what is expected, and the fact."""
 
 _SLACK_S: Final = 0.5
 _REPORT_DELAY_S: Final = 15.0
@@ -315,8 +318,6 @@ def lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Che
 
 def _morphed(network: Network, morphs: Iterable[Morph]) -> Network | None:
     try:
-        for morph in morphs:
-            network = apply_morph(network, morph)
+        return reduce(apply_morph, morphs, network)
     except MorphError:
         return None
-    return network

@@ -8,13 +8,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from accelmark.cases.bert._masking import MaskedWindows
-from accelmark.frameworks.pytorch.batches import IndexedBatches
-from accelmark.frameworks.pytorch.case import Batches
-from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens
+from accelmark.frameworks.pytorch.tasks.language_modelling import MaskedTokens, MaskedWindows
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.spec.errors import DataError
-from accelmark.train.formulas import attention_flops, dense_flops
 
 CHECKPOINT: Final = "initial/model.safetensors"
 
@@ -60,27 +56,13 @@ class Case(MaskedTokens):
             raise DataError(f"{path}: the initial checkpoint is missing; the case's README says where it comes from")
         absent = net.load_state_dict(load_file(path), strict=False).missing_keys
         tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-        if set(absent) - tied:
-            raise DataError(f"{path}: lacks {', '.join(sorted(set(absent) - tied)[:3])}: is it a BertForMaskedLM?")
+        lacking = sorted(set(absent) - tied)
+        if lacking:
+            raise DataError(f"{path}: lacks {', '.join(lacking[:3])}: is it a BertForMaskedLM?")
 
-    def _batches(self, split: str, size: int, *, train: bool) -> Batches:
+    def dataset(self, *, train: bool) -> MaskedWindows:
+        """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
         length, vocabulary = self.number("seq_length"), self.number("vocab_size")
+        split = "train" if train else "val"
         shards = TokenShards(self.data_dirs["bert_tokens"], split, length - 2, length - 2, vocabulary)
-        windows = MaskedWindows(shards, self.number("max_predictions"), vocabulary)
-        return IndexedBatches(windows, size, self.place, self.settings.loader, train=train)
-
-    def train_batches(self) -> Batches:
-        """Return windows of ``train``, masked anew in each epoch."""
-        return self._batches("train", self.settings.batch_size, train=True)
-
-    def eval_batches(self) -> Batches:
-        """Return windows of ``val``, masked identically in every evaluation."""
-        return self._batches("val", self.settings.eval_batch_size, train=False)
-
-    def flops_per_sample(self) -> float:
-        """Count encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
-        encoder = layers * (4 * hidden * hidden + 2 * hidden * self.number("intermediate_size"))
-        head = hidden * hidden + hidden * self.number("vocab_size")
-        dense = dense_flops(encoder, length) + dense_flops(head, self.number("max_predictions"))
-        return dense + attention_flops(layers, hidden, length)
+        return MaskedWindows(shards, self.number("max_predictions"), vocabulary)

@@ -11,11 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.cases.imagenet import centre_box
-from accelmark.cases.imagenet_inference import ImageNetCase
+from accelmark.frameworks.pytorch.tasks.images import centre_box, opened_image
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatches
-from accelmark.spec.errors import DataError
+from accelmark.infer.imagenet import ImageNetCase
 
 _PHOTOS: Final = {
     "chelsea.png": (281, 282, 285),
@@ -29,8 +28,8 @@ _PHOTOS: Final = {
 class Case(ImageNetCase):
     """Image classification; without ImageNet the accuracy is a sanity check on four photographs (marks the run)."""
 
-    mean = (127 / 255, 127 / 255, 127 / 255)
-    std = (128 / 255, 128 / 255, 128 / 255)
+    mean = (127 / 255,) * 3
+    std = (128 / 255,) * 3
 
     def build_dataloader(self) -> InferBatches:
         """Read ImageNet's validation images, or the photographs."""
@@ -44,12 +43,9 @@ class Case(ImageNetCase):
         return TensorBatches((images,), accepted, self.settings.batch_size)
 
     def _photo(self, name: str) -> Tensor:
-        path, side = self.data_dirs["photos"] / name, self.number("image_size")
-        try:
-            with Image.open(path) as file:
-                image = file.convert("RGB")
-        except OSError as error:
-            raise DataError(f"{path}: is not a readable image: {error}") from error
+        side = self.number("image_size")
+        with opened_image(self.data_dirs["photos"] / name) as file:
+            image = file.convert("RGB")
         image = image.resize((side, side), Image.Resampling.BICUBIC, box=centre_box(image.size))
         mean, std = self.constants()
         return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - mean) / std

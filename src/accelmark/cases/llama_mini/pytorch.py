@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.llama_mini._model import LlamaMini
-from accelmark.frameworks.pytorch.batches import TensorBatches
-from accelmark.frameworks.pytorch.case import Batches
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 from accelmark.spec.errors import DataError
-from accelmark.train.formulas import attention_flops, dense_flops
 
-_VOCAB: Final = 256
 HELD_OUT: Final = ("macbeth", "richard-ii", "twelfth-night")
 """Plays held out from training: a tragedy, a history, a comedy."""
 
@@ -41,13 +37,13 @@ class Case(NextToken):
     tokens = "bytes"
     dtype = torch.uint8
     reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = _VOCAB
+    vocab_size = 256
     block_class = "Layer"
 
     def build_model(self) -> nn.Module:
         """Build the decoder with random weights."""
         return LlamaMini(
-            vocab=_VOCAB,
+            vocab=self.vocab_size,
             hidden=self.number("hidden_size"),
             intermediate=self.number("intermediate_size"),
             layers=self.number("num_layers"),
@@ -55,23 +51,10 @@ class Case(NextToken):
             length=self.number("seq_length"),
         )
 
-    def _windows(self, *, held_out: bool) -> Tensor:
+    def dataset(self, *, train: bool) -> dict[str, Tensor]:
+        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
         length = self.number("seq_length")
-        return read_plays(self.data_dirs["shakespeare"], held_out=held_out).unfold(0, length + 1, length)
-
-    def train_batches(self) -> Batches:
-        """Return the training plays' windows in a new order each epoch."""
-        windows = self._windows(held_out=False)
-        return TensorBatches({"bytes": windows}, self.settings.batch_size, self.place, train=True)
-
-    def eval_batches(self) -> Batches:
-        """Return ``eval_windows`` windows, spread evenly over the held-out plays."""
-        windows = self._windows(held_out=True)
-        chosen = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
-        return TensorBatches({"bytes": chosen}, self.settings.eval_batch_size, self.place, train=False)
-
-    def flops_per_sample(self) -> float:
-        """Count layers, output layer and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        hidden, length, layers = self.number("hidden_size"), self.number("seq_length"), self.number("num_layers")
-        weights = layers * (4 * hidden * hidden + 3 * hidden * self.number("intermediate_size")) + hidden * _VOCAB
-        return dense_flops(weights, length) + attention_flops(layers, hidden, length)
+        windows = read_plays(self.data_dirs["shakespeare"], held_out=not train).unfold(0, length + 1, length)
+        if not train:
+            windows = windows[torch.linspace(0, len(windows) - 1, self.number("eval_windows")).long()]
+        return {"bytes": windows}

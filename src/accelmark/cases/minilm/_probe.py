@@ -1,6 +1,6 @@
-"""The linear probe, fitted on embeddings of passages that inference does not use, and saved to a file.
+"""Fit the linear probe on embeddings of passages that inference does not use, and save it to a file.
 
-``python -m accelmark.cases.minilm._probe PLAYS_DIR MINILM_DIR`` fits it again.
+Run ``python -m accelmark.cases.minilm._probe PLAYS_DIR MINILM_DIR``.
 """
 
 from __future__ import annotations
@@ -13,24 +13,17 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from accelmark.cases.minilm._text import SentenceEncoder, read_text
+from accelmark.cases.minilm.infer_pytorch import PROBE, SentenceEncoder, read_text
 from accelmark.cases.minilm_finetune._passages import KINDS
 
-FILE: Final = Path(__file__).with_name("probe.safetensors")
 RECORD: Final = Path(__file__).with_name("probe.json")
 _NUM_PASSAGES: Final = 3000
 _L2: Final = 1e-3
 _SEQ_LENGTH: Final = 64
 _PASSAGE_CHARS: Final = 220
-
-
-def load_probe() -> tuple[Tensor, Tensor]:
-    """Return weight, of shape (kinds, 384), and bias."""
-    held = load_file(FILE)
-    return held["weight"], held["bias"]
 
 
 def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +55,7 @@ def main(arguments: list[str]) -> None:
         batches = zip(torch.split(tokens, 100), torch.split(mask, 100), strict=True)
         parts = [model(*batch) for batch in batches]
     weight, bias = fit(torch.cat(parts).clone(), labels)
-    save_file({"weight": weight, "bias": bias}, FILE)
+    save_file({"weight": weight, "bias": bias}, PROBE)
     right = ((torch.cat(parts) @ weight.T + bias).argmax(1) == labels).float().mean()
     record = {
         "what": "logistic regression on embeddings of all-MiniLM-L6-v2 (packaged weights), classes " + ", ".join(KINDS),
@@ -71,7 +64,7 @@ def main(arguments: list[str]) -> None:
         "l2": _L2,
         "training_accuracy": round(float(right), 4),
         "framework": f"pytorch {torch.__version__}",
-        "sha256": hashlib.sha256(FILE.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(PROBE.read_bytes()).hexdigest(),
     }
     RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

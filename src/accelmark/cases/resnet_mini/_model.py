@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
-
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
-
-STEM_KERNEL: Final = 4
-STEM_STRIDE: Final = 2
 
 
 class Block(nn.Module):
@@ -35,17 +29,17 @@ class Block(nn.Module):
 
 
 class ResNetMini(nn.Module):
-    """A strided stem, one stage per width, and a classifier: uint8 images to logits."""
+    """A strided stem, stages of which each doubles the width, and a classifier: uint8 images to logits."""
 
-    def __init__(self, widths: Sequence[int], blocks: int, num_classes: int) -> None:
+    def __init__(self, width: int, num_stages: int, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
-        stem = nn.Conv2d(1, widths[0], STEM_KERNEL, STEM_STRIDE, 1, bias=False)
-        layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
-        before = widths[0]
-        for stage, width in enumerate(widths):
-            for block in range(blocks):
-                layers.append(Block(before, width, 2 if stage and not block else 1))
-                before = width
+        stem = nn.Conv2d(1, width, 4, 2, 1, bias=False)
+        layers: list[nn.Module] = [stem, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        before = width
+        for stage in range(num_stages):
+            for block in range(blocks_per_stage):
+                layers.append(Block(before, width * 2**stage, 2 if stage and not block else 1))
+                before = width * 2**stage
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(before, num_classes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,11 +11,9 @@ from torch import Tensor, nn
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.resnet_mini._model import ResNetMini
 from accelmark.infer.batches import TensorBatches
-from accelmark.infer.case import InferBatch, InferCase
+from accelmark.infer.case import Classification, InferBatch
 from accelmark.infer.weights import load_weights
 
-_SIDE: Final = 28
-_NUM_CLASSES: Final = 10
 _WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
 """Weights from a round of ``accelmark train resnet_mini``, recorded in ``weights.json``."""
 
@@ -34,11 +31,10 @@ class _FromNormalised(nn.Module):
         return logits
 
 
-class Case(InferCase):
+class Case(Classification):
     """Image classification; the normalised test images are kept in memory."""
 
     input_names = ("image",)
-    output_names = ("logits",)
 
     def build_dataloader(self) -> TensorBatches:
         """Read the test split."""
@@ -47,19 +43,10 @@ class Case(InferCase):
 
     def create_model(self) -> nn.Module:
         """Build the network with the packaged weights."""
-        widths = [self.number("width") * 2**stage for stage in range(self.number("num_stages"))]
-        network = ResNetMini(widths, self.number("blocks_per_stage"), _NUM_CLASSES)
+        network = ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))
         load_weights(network, _WEIGHTS)
         return _FromNormalised(network)
 
-    def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
-        """Count correct predictions."""
-        return {"right": float((outputs[0].argmax(1) == labels).sum()), "count": float(len(labels))}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return top-1 accuracy."""
-        return {"top1": sums["right"] / sums["count"]}
-
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random normalised images."""
-        return InferBatch((torch.randn(size, 1, _SIDE, _SIDE),), None)
+        return InferBatch((torch.randn(size, 1, 28, 28),), None)

@@ -9,39 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.compat.flagperf.parse import IGNORED, Given, Parsed, Values, parse_file
+from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Values, parse_file
 from accelmark.compat.flagperf.site import cluster_of, run_of, take
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.layers import Layer, nest, resolve
 
 _SCALE: Final = re.compile(r"config_[^/]+x[1-9][0-9]*x[1-9][0-9]*")
 _EVERY_SCALE: Final = "config_common"
-_NUMBERS: Final = {
-    "train_batch_size": "batch_size",
-    "eval_batch_size": "eval_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "weight_decay_rate": "optimizer.weight_decay",
-    "weight_decay": "optimizer.weight_decay",
-    "momentum": "optimizer.momentum",
-    "opt_lamb_beta_1": "optimizer.beta1",
-    "opt_lamb_beta_2": "optimizer.beta2",
-    "seed": "seed",
-    "max_steps": "end.max_steps",
-    "max_epoch": "end.max_epochs",
-    "max_epochs": "end.max_epochs",
-    "max_samples_termination": "end.max_samples",
-    "warmup_steps": "schedule.warmup_steps",
-    "warmup_proportion": "schedule.warmup_ratio",
-    "warmup": "schedule.warmup_ratio",
-    "num_workers": "loader.num_workers",
-    "dataloader_num_workers": "loader.num_workers",
-    "max_grad_norm": "gradient_clip_norm",
-    "eval_steps": "evaluate.every_steps",
-    "log_freq": "log_every_steps",
-}
-_PRECISIONS: Final = {"fp16": "fp16", "amp": "fp16", "bf16": "bf16"}
+_NUMBERS: Final[dict[str, str]] = TABLES["numbers"]
+_PRECISIONS: Final[dict[str, str]] = TABLES["precisions"]
 _LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
 """Required settings of a case, with which a layer can be checked alone."""
 
@@ -113,7 +89,8 @@ def _settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
         elif item.key in _NUMBERS:
             why = _take_number(item, taken, values)
         else:
-            why = IGNORED.get(item.key, "AccelMark has no such setting; look whether the case's model settings mean it")
+            unknown = "AccelMark has no such setting; look whether the case's model settings mean it"
+            why = TABLES["no_equivalent"].get(item.key, unknown)
         if why:
             left_over.append(item.left(why))
     for problem in _misfits(parsed.file, values):

@@ -22,15 +22,8 @@ Values = dict[str, Any]
 MAX_NESTING: Final = 100
 """Maximum nesting of an expression."""
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-IGNORED: Final = {
-    "FLAGPERF_PATH": "hosts need no clone: AccelMark delivers its own code",
-    "FLAGPERF_LOG_PATH": "runs are written below runs/, or to --out",
-    "LOG_CALL_INFORMATION": "AccelMark's log lines always have file and line",
-    "vendor": "the file's folder names the vendor",
-    "dist_backend": "vendor.yaml names the backend (collective_backend)",
-    "ddp_type": "the case's setting parallelism has it",
-}
-"""Settings without an equivalent -> the reason."""
+TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
+"""FlagPerf's settings and what AccelMark has in their place."""
 
 
 @final

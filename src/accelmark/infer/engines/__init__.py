@@ -11,8 +11,7 @@ from pathlib import Path
 
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.plugins.catalog import file_module
-from accelmark.spec.plugins.engine import ENTRY_POINTS, engine_files, known_engines, own_engines
+from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, file_module, known_engines
 
 
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
@@ -25,10 +24,10 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
     if vendor_folder is not None and name in engine_files(vendor_folder / "engines"):
         path = vendor_folder / "engines" / f"{name}.py"
         return _checked(getattr(file_module(f"accelmark_vendor_engines.{name}", path), "Engine", None), str(path))
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in entry_points(group=ENGINES_ENTRY_POINTS):
         if entry.name == name:
             return _checked(entry.load(), entry.value)
-    if name in own_engines():
+    if name in engine_files():
         module = importlib.import_module(f"{__name__}.{name}")
         return _checked(getattr(module, "Engine", None), module.__name__)
     raise RequestError(f"compiler: unknown engine {name!r} ({nearest(name, known_engines(vendor_folder))})")

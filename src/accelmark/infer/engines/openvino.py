@@ -10,7 +10,7 @@ from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, text_options
-from accelmark.infer.failures import CorruptModelError, EngineMissingError
+from accelmark.infer.failures import InferenceError
 from accelmark.spec.inference import InferPrecision
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -27,15 +27,11 @@ class Engine(Base):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        try:
-            # Importing openvino sends usage data from a process that it forks next to running threads, which can crash;
-            # without this package it does not.
-            sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-            import openvino
-        except ImportError as error:
-            raise self.missing("openvino", error) from error
-        self.ov: Any = openvino
-        self.core = openvino.Core()
+        # Importing openvino sends usage data from a process that it forks next to running threads, which can crash;
+        # without this package it does not.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+        self.ov = self.package("openvino")
+        self.core = self.ov.Core()
         self.target = self._target()
         existing = self.engine_file()
         settings = {
@@ -52,7 +48,7 @@ class Engine(Base):
         available = self.core.available_devices
         if target.partition(".")[0] not in {each.partition(".")[0] for each in available}:
             found = ", ".join(available) or "none"
-            raise EngineMissingError(f"{self.name}: device {target} does not exist; found {found}")
+            raise InferenceError(f"{self.name}: device {target} does not exist; found {found}", "engine_missing")
         return target
 
     def _compile(self, path: Path, settings: dict[str, Any]) -> Any:
@@ -61,8 +57,8 @@ class Engine(Base):
         except RuntimeError as error:
             text = str(error)
             if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
-                reason = " ".join(text.split())[-200:]
-                raise CorruptModelError(f"{path}: not a readable ONNX file; export it again ({reason})") from error
+                what = f"{path}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
+                raise InferenceError(what, "corrupt_model") from error
             raise
         compiled = self.core.compile_model(model, self.target, settings)
         kept = self.request.work_dir / f"{self.name}.blob"

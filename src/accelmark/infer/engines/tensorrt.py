@@ -10,16 +10,14 @@ from torch import Tensor
 
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, number_option
-from accelmark.infer.failures import (
-    CorruptModelError,
-    InferenceError,
-    OutOfMemoryError,
-    PrecisionError,
-    UnsupportedOperatorError,
-)
+from accelmark.infer.failures import InferenceError, shortened
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
 """The builder's flag for each precision; TF32 is on unless cleared."""
+_DTYPES: Final = {
+    "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT32": torch.int32, "INT64": torch.int64,
+    "INT8": torch.int8, "UINT8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _OPERATOR_ERRORS: Final = ("UNSUPPORTED_NODE", "UNSUPPORTED_NODE_ATTR", "UNSUPPORTED_NODE_INPUT")
 
 
@@ -36,16 +34,12 @@ class Engine(Base):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        try:
-            import tensorrt
-        except ImportError as error:
-            raise self.missing("tensorrt", error) from error
-        self.trt: Any = tensorrt
-        self.logger = tensorrt.Logger(tensorrt.Logger.WARNING)
+        trt = self.trt = self.package("tensorrt")
+        self.logger = trt.Logger(trt.Logger.WARNING)
         self.device = request.device
         existing = self.engine_file()
         path = existing or self._compile(self.onnx_file(), request.work_dir / f"{self.name}.plan")
-        self.runtime = tensorrt.Runtime(self.logger)
+        self.runtime = trt.Runtime(self.logger)
         try:
             self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())
         except OSError as error:
@@ -54,15 +48,15 @@ class Engine(Base):
             raise self.incompatible(path, "TensorRT rejected it; see its log line above")
         self.context = self.engine.create_execution_context()
         if self.context is None:
-            raise OutOfMemoryError(
-                f"{self.name}: no memory on the device for an execution context at batch {request.example[0].shape[0]}"
-            )
+            batch = request.example[0].shape[0]
+            what = f"{self.name}: no memory on the device for an execution context at batch {batch}"
+            raise InferenceError(what, "out_of_memory")
         self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
-        is_input = {name: self.engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT for name in names}
+        is_input = {name: self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
         self.inputs = [name for name in names if is_input[name]]
         self.outputs = [name for name in names if not is_input[name]]
-        self.dtypes = {name: _torch_dtype(tensorrt, self.engine.get_tensor_dtype(name)) for name in names}
+        self.dtypes = {name: _DTYPES[self.engine.get_tensor_dtype(name).name] for name in names}
 
     def _compile(self, source: Path, target: Path) -> Path:
         trt = self.trt
@@ -81,9 +75,8 @@ class Engine(Base):
         if self.request.precision in _FLAGS:
             flag = getattr(trt.BuilderFlag, _FLAGS[self.request.precision], None)
             if flag is None:
-                raise PrecisionError(
-                    f"{self.name} {trt.__version__} does not support {self.request.precision}; use fp32"
-                )
+                what = f"{self.name} {trt.__version__} does not support {self.request.precision}; use fp32"
+                raise InferenceError(what, "bad_request")
             config.set_flag(flag)
         profile = builder.create_optimization_profile()
         for index, example in enumerate(self.request.example):
@@ -98,11 +91,12 @@ class Engine(Base):
         return target
 
     def _parser_error(self, source: Path, errors: list[Any]) -> InferenceError:
-        reasons = "; ".join(" ".join(str(error.desc()).split()) for error in errors)[:300]
+        reasons = shortened("; ".join(str(error.desc()) for error in errors), 300)
         lacking = sorted({error.node_operator() for error in errors if error.code().name in _OPERATOR_ERRORS})
         if lacking:
-            return UnsupportedOperatorError(f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})")
-        return CorruptModelError(f"{source}: not readable by TensorRT; export it again ({reasons})")
+            what = f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})"
+            return InferenceError(what, "unsupported_operator")
+        return InferenceError(f"{source}: not readable by TensorRT; export it again ({reasons})", "corrupt_model")
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
@@ -138,18 +132,3 @@ class Engine(Base):
     def close(self) -> None:
         """Release the context and the engine."""
         del self.context, self.engine, self.runtime
-
-
-def _torch_dtype(trt: Any, dtype: Any) -> torch.dtype:
-    known = {
-        trt.DataType.FLOAT: torch.float32,
-        trt.DataType.HALF: torch.float16,
-        trt.DataType.BF16: torch.bfloat16,
-        trt.DataType.INT32: torch.int32,
-        trt.DataType.INT64: torch.int64,
-        trt.DataType.INT8: torch.int8,
-        trt.DataType.UINT8: torch.uint8,
-        trt.DataType.BOOL: torch.bool,
-    }
-    found: torch.dtype = known[dtype]
-    return found

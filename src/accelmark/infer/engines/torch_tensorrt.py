@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest, as_list, number_option
@@ -21,17 +19,13 @@ class Engine(TorchEngine):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        try:
-            import torch_tensorrt
-        except ImportError as error:
-            raise self.missing("torch_tensorrt", error) from error
-        self.package: Any = torch_tensorrt
+        trt = self.trt = self.package("torch_tensorrt")
         shapes = [(tuple(each.shape), each.dtype) for each in self.to_device(request.example)]
-        self.compiled = torch_tensorrt.compile(
+        self.compiled = trt.compile(
             self.model_on_device(),
             ir="dynamo",
             inputs=[
-                torch_tensorrt.Input(min_shape=(1, *shape[1:]), opt_shape=shape, max_shape=shape, dtype=dtype)
+                trt.Input(min_shape=(1, *shape[1:]), opt_shape=shape, max_shape=shape, dtype=dtype)
                 for shape, dtype in shapes
             ],
             use_explicit_typing=True,  # the model is in the precision already
@@ -45,7 +39,7 @@ class Engine(TorchEngine):
 
     def describe(self) -> dict[str, str]:
         """Return the versions and the element type."""
-        return {"torch_tensorrt": self.package.__version__} | super().describe()
+        return {"torch_tensorrt": self.trt.__version__} | super().describe()
 
     def close(self) -> None:
         """Release the compiled module."""

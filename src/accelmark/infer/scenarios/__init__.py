@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
@@ -13,10 +13,10 @@ import torch
 
 from accelmark.infer.case import InferBatches
 from accelmark.infer.failures import Context
-from accelmark.infer.measure import Emit, Forward
+from accelmark.infer.measure import Forward
 from accelmark.infer.scenarios.loadgen import LoadGenLog, LoadGenSettings, run_loadgen
 from accelmark.infer.scenarios.request_queue import RequestQueue, SampleLibrary
-from accelmark.spec.events import Event, ScenarioResult
+from accelmark.spec.events import ScenarioResult
 from accelmark.spec.inference import InferSettings, ScenarioName
 
 MLPERF_MIN_DURATION_S: Final = 600.0
@@ -37,75 +37,65 @@ class Scenarios:
         forward: Forward,
         batches: InferBatches,
         settings: InferSettings,
-        *,
         fixed_batch: bool,
         node_dir: Path,
         context: Context,
-        emit: Emit,
     ) -> None:
         self.forward = forward
         self.settings = settings
         self.fixed_batch = fixed_batch
         self.node_dir = node_dir
         self.context = context
-        self.emit = emit
         self.items = SampleLibrary(batches)
         self.minimum = LoadGenSettings(settings.scenario_duration_s, settings.scenario_queries)
 
-    def run(self) -> list[ScenarioResult]:
-        """Run them in the order of the settings; write each result immediately."""
+    def run(self) -> Iterator[ScenarioResult]:
+        """Run them in the order of the settings; yield each result immediately."""
         kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
             "offline": self._offline,
             "single_stream": lambda: self._stream("single_stream", 1),
             "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
             "server": self._server,
         }
-        results: list[ScenarioResult] = []
         for name in self.settings.scenarios:
-            results.append(kinds[name]())
-            self.emit(Event.SCENARIO, results[-1])
-        return results
+            yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
-        size = self.settings.batch_size
-        expected = replace(self.minimum, queries_per_s=size / self._call_s(size) * _HEADROOM)
-        log = self._run("offline", expected, self.log_dir("offline"))
-        if not log.long_enough:
-            # The estimate was too low for the minimum duration; LoadGen advises to expect more than the measured rate.
-            reached = log.number("result_samples_per_second") or expected.queries_per_s
-            log = self._run("offline", replace(expected, queries_per_s=reached * _HEADROOM), self.log_dir("offline"))
+        rate = self.settings.batch_size / self._call_s(self.settings.batch_size)
+        for _ in range(2):
+            # LoadGen advises to expect more than the measured rate, which lasts the minimum duration; the second run is
+            # for an estimate that was too low for it.
+            log = self._run("offline", replace(self.minimum, queries_per_s=rate * _HEADROOM), self.log_dir("offline"))
+            if log.long_enough:
+                break
+            rate = log.number("result_samples_per_second") or rate * _HEADROOM
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"))
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
         expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
+        percentile = "p90"
         if name == "multi_stream":
             least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
-            expected = replace(expected, min_queries=least)
+            expected, percentile = replace(expected, min_queries=least), "p99"
         log = self._run(name, expected, self.log_dir(name))
-        latencies = log.latencies_ms(per_query=samples > 1)
-        if name == "single_stream":
-            return self._result(name, log, "latency_p90_ms", latencies.get("p90"))
-        return self._result(name, log, "latency_p99_ms", latencies.get("p99"))
+        figure = log.latencies_ms(per_query=samples > 1).get(percentile)
+        return self._result(name, log, f"latency_{percentile}_ms", figure)
 
     def _server(self) -> ScenarioResult:
-        bound_ms = self.settings.server_latency_bound_ms
-        size = self.settings.batch_size
-        ceiling = size / self._call_s(size)
-        tried: list[tuple[float, bool]] = []
+        bound_ms, size = self.settings.server_latency_bound_ms, self.settings.batch_size
         logs: dict[float, LoadGenLog] = {}
 
         def meets_bound(rate: float) -> bool:
             expected = replace(self.minimum, queries_per_s=rate, latency_bound_ms=bound_ms)
-            log_dir = self.log_dir("server") / f"try{len(tried) + 1:02}_qps_{rate:.3f}"
+            log_dir = self.log_dir("server") / f"try{len(logs) + 1:02}_qps_{rate:.3f}"
             logs[rate] = self._run("server", expected, log_dir)
-            tried.append((rate, logs[rate].bound_met))
             return logs[rate].bound_met
 
-        best = highest(meets_bound, ceiling)
-        shown = logs[best] if best is not None else logs[min(logs)]
-        result = self._result("server", shown, "queries_per_second", best)
-        reason = result.reason if best is not None else "no tried rate met the latency bound"
-        return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tuple(tried), "reason": reason})
+        best = highest(meets_bound, size / self._call_s(size))
+        result = self._result("server", logs[min(logs) if best is None else best], "queries_per_second", best)
+        reason = "no tried rate met the latency bound" if best is None else result.reason
+        tried = tuple((rate, log.bound_met) for rate, log in logs.items())
+        return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tried, "reason": reason})
 
     def log_dir(self, name: ScenarioName) -> Path:
         """Return the directory of LoadGen's logs of a scenario."""

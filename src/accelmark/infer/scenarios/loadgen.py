@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.infer.failures import EngineMissingError
+from accelmark.infer.failures import InferenceError
 from accelmark.infer.scenarios.request_queue import Query, RequestQueue
 from accelmark.spec.errors import RunError
 from accelmark.spec.inference import ScenarioName
 
-_NAMES: Final[dict[ScenarioName, str]] = {
-    "offline": "Offline",
-    "single_stream": "SingleStream",
-    "multi_stream": "MultiStream",
-    "server": "Server",
-}
 _PREFIX: Final = ":::MLLOG "
 _PERCENTILES: Final = {"p50": "50.00", "p90": "90.00", "p99": "99.00", "p99.9": "99.90"}
 _NS_IN_MS: Final = 1e6
@@ -89,19 +83,18 @@ def run_loadgen(
     """Run one scenario in performance mode; LoadGen writes its logs to ``log_dir``.
 
     Raises:
-        EngineMissingError: LoadGen is not installed.
+        InferenceError: LoadGen is not installed.
         RunError: its log is not readable.
         AccelmarkError: the engine failed.
     """
     try:
         import mlperf_loadgen as lg
     except ImportError as error:
-        raise EngineMissingError(
-            f"scenarios need LoadGen, which cannot be imported ({error}): pip install mlcommons-loadgen"
-        ) from error
+        what = f"scenarios need LoadGen, which cannot be imported ({error}): pip install mlcommons-loadgen"
+        raise InferenceError(what, "engine_missing") from error
     log_dir.mkdir(parents=True, exist_ok=True)
     settings = lg.TestSettings()
-    settings.scenario = getattr(lg.TestScenario, _NAMES[scenario])
+    settings.scenario = getattr(lg.TestScenario, scenario.title().replace("_", ""))
     settings.mode = lg.TestMode.PerformanceOnly
     settings.min_duration_ms = math.ceil(expected.min_duration_s * 1000)
     settings.min_query_count = expected.min_queries

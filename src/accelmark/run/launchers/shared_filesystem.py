@@ -14,8 +14,8 @@ from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
-from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
+from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.agent import START_TIMEOUT_S, AgentHandle
 from accelmark.run.launchers.launcher import Launcher
@@ -89,7 +89,7 @@ class SharedFilesystemLauncher(Launcher):
             *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
         ]
         return ModuleCommand(
-            module="accelmark.run.agent",
+            module=AGENT_MODULE,
             arguments=(str(node.node_dir),),
             name=node.unique_name(self.run.name),
             environment={**agent_markers(node), **self.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})},

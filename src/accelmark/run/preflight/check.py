@@ -14,7 +14,7 @@ from typing import Final, final
 from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import node_jobs
 from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
@@ -153,8 +153,7 @@ class Preflight:
                 lacking = f"{facts.executable} lacks {', '.join(facts.lacking_modules)}"
                 return [HostProblem(name, what, lacking, "warning")]
             await launcher.deliver(host.spec)
-            spec = job_on_hosts(self.directory, jobs[0], go_on=False)
-            nodes = node_jobs(self.directory, jobs[0], spec, launcher)
+            nodes = node_jobs(self.directory, jobs[0], launcher)
             node = next(node for node in nodes if node.host.name == name)
             done = await host.run(
                 launcher.sandbox_command(node, _DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S

@@ -53,12 +53,11 @@ class RunDirectory:
             raise RequestError(f"{path}: {what}: {advice}")
         try:
             with write_errors(path / HOLDER_FILE):
-                os.close(os.open(path / HOLDER_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+                (path / HOLDER_FILE).touch(exist_ok=False)
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
-                raise RequestError(
-                    f"{path}: another run is starting there: choose another directory with --out"
-                ) from error
+                what = "another run is starting there: choose another directory with --out"
+                raise RequestError(f"{path}: {what}") from error
             raise
         # A resumed run needs the secrets of the cluster file: only the owner may read them.
         private = any(secrets_in(plan.model_dump(mode="json")))
@@ -150,11 +149,9 @@ def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
             who = f"process {holder.pid}" if holder else "another process"
             advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
-        identity = ProcessId.of(os.getpid())
-        assert identity is not None  # noqa: S101  a process can always see itself
         with write_errors(path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
+            os.pwrite(descriptor, ProcessId.own().model_dump_json().encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
     finally:

@@ -9,7 +9,7 @@ from typing import Final, final
 from urllib.parse import urlsplit
 
 from accelmark.plan.plan import Plan
-from accelmark.run.agent.host_setup import DROP_CACHES, DROP_CACHES_VARIABLE
+from accelmark.run.agent.host import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_of
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.job import InferJob, JobSpec

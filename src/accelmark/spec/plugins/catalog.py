@@ -1,4 +1,4 @@
-"""Find plug-ins (cases, vendors, frameworks, ...) in AccelMark, installed packages and ACCELMARK_PLUGINS."""
+"""Find plug-ins (cases, vendors, frameworks, ..., engines) in AccelMark, installed packages and ACCELMARK_PLUGINS."""
 
 from __future__ import annotations
 
@@ -38,8 +38,25 @@ _PACKAGE: Final = {
     "trainers": "accelmark.train.external.trainers",
 }
 _SOURCE: Final = Path(__file__).parents[3]
+ENGINES_ENTRY_POINTS: Final = "accelmark.engines"
+"""Entry point group in which a package declares its engines: ``name = package.module:Class``."""
+_ENGINES: Final = _SOURCE / "accelmark/infer/engines"
+_ENGINES_FILE: Final = "engines.yaml"
+"""File next to the engines of a folder: name -> :class:`EngineSpec`; optional in a vendor's folder."""
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 """Names of folders that are excluded from hashes."""
+
+
+class EngineSpec(Spec):
+    """Declaration of an engine, readable without importing it."""
+
+    title: str
+    module: str
+    """The module that it imports."""
+    distributions: tuple[str, ...] = ()
+    """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
+    requires: tuple[str, ...] = ()
+    """Requirements to install, as pip takes them."""
 
 
 class FolderRef(Spec):
@@ -248,3 +265,33 @@ def file_module(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def known_engines(vendor_folder: Path | None) -> set[str]:
+    """Return the names of all engines in this Python environment that a run on this vendor can use."""
+    found = engine_files() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
+    return found | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
+
+
+def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
+    """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence.
+
+    Raises SpecError if a declaration is wrong, or declares an engine without a file.
+    """
+    declared = _declared(_ENGINES)
+    return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
+
+
+def engine_files(folder: Path = _ENGINES) -> set[str]:
+    """Return the names of the engines in a directory, one per file; by default AccelMark's own."""
+    return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
+
+
+def _declared(folder: Path) -> dict[str, EngineSpec]:
+    path = folder / _ENGINES_FILE
+    if not path.is_file():
+        return {}
+    entries = read_yaml(path)
+    if unknown := sorted(set(entries) - engine_files(folder)):
+        raise SpecError([Problem(str(path), unknown[0], f"there is no file {unknown[0]}.py")])
+    return {name: parse(EngineSpec, values, str(path)) for name, values in entries.items()}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.model import Spec, parse, problems_of
 from accelmark.spec.plugins.catalog import find, folder_module, folders, load_spec
 
@@ -57,14 +57,7 @@ def options_of(model: type[O], cluster: ClusterSpec) -> O:
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
     """Check a cluster file and the settings of its launcher; raise SpecError with every problem."""
-    problems = launcher_problems(values, where)
-    try:
-        cluster = parse(ClusterSpec, values, where)
-    except SpecError as error:
-        raise SpecError([*error.problems, *problems]) from error
-    if problems:
-        raise SpecError(problems)
-    return cluster
+    return parse(ClusterSpec, values, where, launcher_problems(values, where))
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:

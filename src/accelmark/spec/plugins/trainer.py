@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from accelmark.spec.model import Spec
-from accelmark.spec.plugins.vendor import compiled
+from accelmark.spec.plugins.vendor import Regex
 from accelmark.spec.settings import Scalar
 
 STEP_GROUPS: Final = (
@@ -22,7 +22,6 @@ PLACEHOLDERS: Final = (
 )  # fmt: skip
 """Placeholders of a command template, besides ``data:<data set>`` and ``setting:<dotted key>``."""
 _PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
-_MAX_PATTERN_CHARACTERS: Final = 1000
 
 
 def placeholders(arguments: tuple[str, ...]) -> Iterator[str]:
@@ -65,21 +64,12 @@ class LogSpec(Spec):
 
     rank: Literal["first", "last"] = "first"
     """The rank whose output is read."""
-    step: str
+    step: Regex
     """A line after one or more optimizer steps, with the group ``step`` and any of ``STEP_GROUPS``."""
-    evaluation: str | None = None
+    evaluation: Regex | None = None
     """A line after an evaluation: ``duration`` (seconds), ``step``; every other named group is a metric."""
-    training_started: str | None = None
+    training_started: Regex | None = None
     """The line at which training begins; null: derived from the first step line and its ``step_time``."""
-
-    @field_validator("step", "evaluation", "training_started")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if len(value) > _MAX_PATTERN_CHARACTERS:
-            raise ValueError(f"is longer than {_MAX_PATTERN_CHARACTERS} characters")
-        return compiled(value)
 
     @model_validator(mode="after")
     def _groups_are_known(self) -> LogSpec:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints, model_validator
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Precision
 
 
-def compiled(value: str) -> str:
-    """Return ``value``; raise ValueError if it is not a regular expression."""
+def _compiles(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from error
     return value
+
+
+Regex = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_compiles)]
+"""A regular expression, as text."""
 
 
 class Peaks(Spec):
@@ -49,7 +52,7 @@ class Chip(Spec):
     """The name used in keys (``H100``), unique within its vendor together with ``variant``."""
     variant: str = ""
     """Variant of chips of the same name (``SXM``, ``PCIe``)."""
-    device_name: str
+    device_name: Regex
     """Regular expression that the whole device name has to match, ignoring case."""
     memory_gib: tuple[float, float] | None = None
     """Range of device memory, if the device name is ambiguous."""
@@ -60,11 +63,6 @@ class Chip(Spec):
     """Capabilities (``fp8``), for each of which ``config_<capability>.yaml`` in a case's folder applies."""
     source: str
     """Source of the figures: a document and its address or number."""
-
-    @field_validator("device_name")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        return compiled(value)
 
     @property
     def title(self) -> str:
@@ -84,13 +82,8 @@ class CapabilityFile(Spec):
     """A file of the host that shows whether it has a capability."""
 
     file: Path
-    pattern: str
-    """Regular expression that is searched for in the file."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        return compiled(value)
+    pattern: Regex
+    """Searched for in the file."""
 
 
 class ContainerDefaults(Spec):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, final
+from functools import cache
+from typing import Any, Final, final
 
-from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-
-T = TypeVar("T")
+from accelmark.telemetry.device import DeviceInfo, DeviceSample
+from accelmark.telemetry.library import LibrarySource, Readers
 
 _MIB: Final = 1024.0 * 1024.0
 _FIELD_POWER_INSTANT: Final = 186
@@ -27,94 +25,52 @@ _THROTTLE: Final = {
 
 
 @final
-class Source:
-    """All GPUs that NVML lists, in PCI bus order, which may differ from CUDA's.
+class Source(LibrarySource):
+    """All GPUs that NVML lists, in PCI bus order, which may differ from CUDA's."""
 
-    Args:
-        nvml: the ``pynvml`` module; None: imported when the devices are opened.
-    """
+    module = "pynvml"
+    title = "NVML"
+    missing = "nvidia-ml-py is not installed (pip install 'accelmark[nvidia]')"
+    error = "NVMLError"
+    essential = ("utilisation", "memory_used_mib", "temperature_c")
 
-    def __init__(self, nvml: Any = None) -> None:
-        self._nvml = nvml
-        self._handles: list[Any] = []
-        self._instant_power: list[bool] = []
-        self._missing: list[dict[str, str]] = []
+    def start(self) -> list[Any]:
+        """Initialise NVML."""
+        nvml = self.library
+        nvml.nvmlInit()
+        self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+        self._has_instant_power = [self._power_instant(handle) is not None for handle in handles]
+        return handles
 
-    def open(self) -> tuple[DeviceInfo, ...]:
-        """Initialise NVML and name the GPUs."""
-        if self._nvml is None:
-            try:
-                self._nvml = importlib.import_module("pynvml")
-            except ImportError as error:
-                raise SourceError("nvidia-ml-py is not installed (pip install 'accelmark[nvidia]')") from error
-        nvml = self._nvml
-        try:
-            nvml.nvmlInit()
-            driver = _text(nvml.nvmlSystemGetDriverVersion())
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError as error:
-            raise SourceError(f"NVML: {error}") from error
-        if not self._handles:
-            raise SourceError("NVML shows no GPU")
-        self._missing = [{} for _ in self._handles]
-        self._instant_power = [self._power_instant(handle) is not None for handle in self._handles]
-        first = self.sample()
-        return tuple(self._info(at, driver, first[at]) for at in range(len(self._handles)))
-
-    def sample(self) -> tuple[DeviceSample, ...]:
-        """Read every GPU once; a field that NVML cannot read is None."""
-        samples = tuple(self._sample(at) for at in range(len(self._handles)))
-        if all(_nothing_read(sample) for sample in samples):
-            reason = next(iter(self._missing[0].values()), "no reason given") if self._missing else "not open"
-            raise SourceError(f"NVML no longer answers: {reason}")
-        return samples
-
-    def close(self) -> None:
+    def stop(self) -> None:
         """Shut NVML down."""
-        if self._nvml is not None and self._handles:
-            self._handles = []
-            try:
-                self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError:
-                return
+        self.library.nvmlShutdown()
 
-    def _sample(self, at: int) -> DeviceSample:
-        nvml, handle = self._nvml, self._handles[at]
-        rates = self._try(at, "utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        memory = self._try(at, "memory_used_mib", lambda: _memory(nvml, handle))
-        energy = self._try(at, "energy_j", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        return DeviceSample(
-            index=at,
-            utilisation=None if rates is None else rates.gpu / 100,
-            memory_used_mib=None if memory is None else memory.used / _MIB,
-            memory_total_mib=None if memory is None else memory.total / _MIB,
-            power_w=self._power(at),
-            temperature_c=self._try(
-                at, "temperature_c", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-            ),
-            sm_clock_mhz=self._try(
-                at, "sm_clock_mhz", lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-            ),
-            memory_clock_mhz=self._try(
-                at, "memory_clock_mhz", lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
-            ),
-            throttle=self._try(at, "throttle", lambda: _throttle(nvml, handle)),
-            energy_j=None if energy is None else energy / 1000,
-            ecc_errors=self._try(at, "ecc_errors", lambda: _ecc_errors(nvml, handle)),
-            pids=self._try(at, "pids", lambda: _pids(nvml, handle)),
-        )
+    def readers(self, at: int) -> Readers:
+        """Return the readers of a sample."""
+        nvml, handle = self.library, self.handles[at]
+        memory = cache(lambda: _memory(nvml, handle))
+        return {
+            "utilisation": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            "memory_used_mib": lambda: memory().used / _MIB,
+            "memory_total_mib": lambda: memory().total / _MIB,
+            "power_w": lambda: self._power(at),
+            "temperature_c": lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            "sm_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            "throttle": lambda: _throttle(nvml, handle),
+            "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+            "ecc_errors": lambda: _ecc_errors(nvml, handle),
+            "pids": lambda: tuple(sorted(int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+        }
 
-    def _power(self, at: int) -> float | None:
-        handle = self._handles[at]
-        if self._instant_power[at]:
-            instant = self._power_instant(handle)
-            if instant is not None:
-                return instant
-        usage = self._try(at, "power_w", lambda: self._nvml.nvmlDeviceGetPowerUsage(handle))
-        return None if usage is None else usage / 1000
+    def _power(self, at: int) -> float:
+        instant = self._power_instant(self.handles[at]) if self._has_instant_power[at] else None
+        return self.library.nvmlDeviceGetPowerUsage(self.handles[at]) / 1000 if instant is None else instant
 
     def _power_instant(self, handle: Any) -> float | None:
-        nvml = self._nvml
+        nvml = self.library
         try:
             value = nvml.nvmlDeviceGetFieldValues(handle, [_FIELD_POWER_INSTANT])[0]
         except (nvml.NVMLError, AttributeError, IndexError):
@@ -123,47 +79,34 @@ class Source:
             return None
         return float(value.value.uiVal) / 1000
 
-    def _info(self, at: int, driver: str, first: DeviceSample) -> DeviceInfo:
-        nvml, handle = self._nvml, self._handles[at]
-        limit = self._try(at, "power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-        name = self._try(at, "name", lambda: _text(nvml.nvmlDeviceGetName(handle)))
-        bus = self._try(at, "bus_id", lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-        details = {"power": "instant" if self._instant_power[at] else "nvmlDeviceGetPowerUsage (may be a mean)"}
-        readers: dict[str, Callable[[], object]] = {
+    def info(self, at: int, first: DeviceSample, reasons: dict[str, str]) -> DeviceInfo:
+        """Return the properties of a GPU."""
+        nvml, handle = self.library, self.handles[at]
+        properties: Readers = {
+            "name": lambda: _text(nvml.nvmlDeviceGetName(handle)),
+            "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
+            "bus_id": lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
+            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        }
+        further: Readers = {
             "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
             "persistence_mode": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)),
             "ecc_enabled": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
             "mig_enabled": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
             "vbios": lambda: _text(nvml.nvmlDeviceGetVbiosVersion(handle)),
         }
-        for key, reader in readers.items():
-            value = self._try(at, key, reader)
-            if value is not None:
-                details[key] = str(value)
-        fields = set(DeviceSample.__dataclass_fields__)
+        values = self.read(at, properties)
+        values["name"] = values["name"] or "unknown"
+        power = "instant" if self._has_instant_power[at] else "nvmlDeviceGetPowerUsage (may be a mean)"
+        details = {name: str(value) for name, value in self.read(at, further).items() if value is not None}
         return DeviceInfo(
             index=at,
-            name=name or "unknown",
-            uuid=self._try(at, "uuid", lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
-            driver=driver,
+            driver=self._driver,
             memory_total_mib=first.memory_total_mib,
-            power_limit_w=None if limit is None else limit / 1000,
-            bus_id=bus,
-            details=details,
-            reasons={field: reason for field, reason in self._missing[at].items() if field in fields},
+            details={"power": power, **details},
+            reasons=reasons,
+            **values,
         )
-
-    def _try(self, at: int, name: str, read: Callable[[], T]) -> T | None:
-        try:
-            value = read()
-        except self._nvml.NVMLError as error:
-            self._missing[at][name] = f"NVML: {error}"
-            return None
-        except AttributeError as error:
-            self._missing[at][name] = f"this nvidia-ml-py lacks it: {error}"
-            return None
-        self._missing[at].pop(name, None)
-        return value
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
@@ -187,14 +130,6 @@ def _throttle(nvml: Any, handle: Any) -> tuple[str, ...]:
 def _ecc_errors(nvml: Any, handle: Any) -> int:
     kind, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
-
-
-def _pids(nvml: Any, handle: Any) -> tuple[int, ...]:
-    return tuple(sorted(int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)))
-
-
-def _nothing_read(sample: DeviceSample) -> bool:
-    return sample.utilisation is None and sample.memory_used_mib is None and sample.temperature_c is None
 
 
 def _text(value: Any) -> str:

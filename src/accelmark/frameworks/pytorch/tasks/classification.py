@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.case import Batch, TrainCase
+from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.metrics import classification_metrics
 
 
-class Classification(TrainCase):
+class Classification(TaskFamily):
     """A batch has the inputs of the model, and ``label`` of shape (batch,); the model returns logits."""
 
     inputs: ClassVar[tuple[str, ...]] = ("image",)

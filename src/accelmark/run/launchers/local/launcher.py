@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import final
 
-from accelmark.run.agent.task import NodeJob
+from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers.shared_filesystem import (
     CommandAgent,
@@ -44,7 +44,7 @@ create = LocalLauncher
 def local_agent(node: NodeJob) -> CommandAgent:
     """Return the agent of a job that runs on this machine without a container; no plan is needed."""
     variables, place, sandbox = _python_path(), (str(node.node_dir),), Sandbox()
-    agent = ModuleCommand("accelmark.run.agent", place, "", {**agent_markers(node), **variables})
+    agent = ModuleCommand(AGENT_MODULE, place, "", {**agent_markers(node), **variables})
     sweep = ModuleCommand("accelmark.run.processes", place, "", variables)
     command, clean_up = (sandbox.command(sys.executable, module) for module in (agent, sweep))
 

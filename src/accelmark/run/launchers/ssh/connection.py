@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from accelmark.run.host import FIRST_LINE_TIMEOUT_S, CommandResult, Host, HostError, UnreachableError
+from accelmark.run.host import END_TIMEOUT_S, FIRST_LINE_TIMEOUT_S, CommandResult, Host, HostError, UnreachableError
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
@@ -101,18 +101,25 @@ class SshConnection(Host):
         return UnreachableError(self.name, "the connection was lost" + (f" ({error})" if error else ""))
 
     @contextlib.asynccontextmanager
-    async def running(self, argv: Sequence[str]) -> AsyncIterator[bytes]:
+    async def running(
+        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
+    ) -> AsyncIterator[bytes]:
         """Run a command until the context ends."""
         process = await self.open(argv)
         try:
             try:
-                line = await asyncio.wait_for(process.stdout.readline(), FIRST_LINE_TIMEOUT_S)
+                process.stdin.write(stdin)
+                line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                if not line:
+                    done = await asyncio.wait_for(process.wait(), timeout_s)
+                    raise HostError(self.name, CommandResult(done.exit_status or 0, b"", _bytes(done.stderr)).message)
             except library().Error as error:
                 raise self.lost(error) from error
             yield line
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, TimeoutError):
                 process.stdin.write_eof()
+                await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
             process.close()
 
     def command(self, argv: Sequence[str]) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
-from accelmark.datasets import CACHE_VARIABLE, cache_directory
+from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import TASK_FILE, NodeJob
+from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
@@ -103,7 +103,7 @@ class SshLauncher(Launcher):
         layout, node_dir = self.layout, str(self.layout.node_dir(node))
         markers = {RUN_MARKER: layout.run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
         return ModuleCommand(
-            module="accelmark.run.agent",
+            module=AGENT_MODULE,
             arguments=(node_dir,),
             name=node.unique_name(layout.run_id),
             environment={**self.variables, **markers},

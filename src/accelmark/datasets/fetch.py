@@ -1,0 +1,226 @@
+"""Fetch files over HTTPS, or from a registry's package with the registry's own client, without installing anything."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, final
+from urllib.parse import quote, urlsplit
+
+from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_source_bytes
+from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, RegistrySource, UrlSource
+from accelmark.datasets.verify import INTERVAL_S, Progress, ProgressMeter, file_sha256
+
+REACH_TIMEOUT_S: Final = 2.0
+READ_TIMEOUT_S: Final = 20.0
+_CHUNK: Final = 1 << 16
+DOWNLOAD_TIMEOUT_S: Final = 900.0
+_LAST_LINES: Final = 3
+
+
+def fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progress | None) -> None:
+    """Download every file of ``spec`` to ``into``, still packed.
+
+    Raises FetchError if the host is not reachable or a file cannot be downloaded, OSError if one cannot be written.
+    """
+    _check_reachable(source.base)
+    opener = urllib.request.build_opener(_HttpsOnly)
+    meter = ProgressMeter(f"downloading {spec.name}", spec.bytes, progress)
+    for file in spec.files:
+        url = f"{source.base.rstrip('/')}/{quote(file.source_path)}"
+        target = into / file.source_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as stream:
+            _download(opener, url, stream, max_source_bytes(file), meter)
+
+
+def _download(
+    opener: urllib.request.OpenerDirector, url: str, target: IO[bytes], max_bytes: int, meter: ProgressMeter
+) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
+    try:
+        with opener.open(request, timeout=READ_TIMEOUT_S) as response:
+            promised = response.headers.get("Content-Length")
+            done = 0
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > max_bytes:
+                    raise FetchError(f"{url} is larger than the expected {max_bytes:,} bytes")
+                target.write(chunk)
+                meter.add(len(chunk))
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise FetchError(f"{url} returned {error.code} {error.reason}") from error
+    except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
+        raise FetchError(f"{url} could not be downloaded: {getattr(error, 'reason', error)}") from error
+    if promised is not None and done != int(promised):
+        raise FetchError(f"{url} ended after {done:,} of {promised} bytes")
+
+
+@final
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).scheme != "https":
+            raise FetchError(f"{req.full_url} redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_reachable(url: str) -> None:
+    """Connect to the host of ``url``, or to its proxy, within two seconds; raise FetchError if it is not reachable.
+
+    It runs in a daemon thread, because a name lookup can take far longer than the socket's timeout.
+    """
+    host, port = _first_hop(url)
+    failure = [f"no connection within {REACH_TIMEOUT_S:g} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+        except OSError as error:
+            failure[:] = [error.strerror or str(error)]
+        else:
+            failure.clear()
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(REACH_TIMEOUT_S)
+    if failure:
+        raise FetchError(f"{host} is not reachable: {failure[0]}")
+
+
+def _first_hop(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy and not urllib.request.proxy_bypass(host):
+        hop = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+        return hop.hostname or "", hop.port or 80
+    return host, parts.port or 443
+
+
+def fetch_package(
+    spec: DatasetSpec, source: PackageSource, into: Path, scratch: Path, progress: Progress | None
+) -> None:
+    """Download the package to ``scratch`` and copy the files of ``spec`` from it, still packed.
+
+    Raises FetchError if the client is missing or fails, or the package differs from the declared one or lacks a file;
+    OSError if a file cannot be written.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    meter = ProgressMeter(f"downloading {spec.name} ({source.describe()})", source.bytes, progress)
+    kind: ArchiveKind
+    if isinstance(source, DebianSource):
+        kind, pattern = "deb", "*.deb"
+        _download_debian(source, scratch, meter)
+    else:
+        kind, pattern = ("zip", "*.whl") if source.kind == "pypi" else ("tar", "*.tgz")
+        _run(_client_command(source, scratch), scratch, meter)
+    found = sorted(scratch.glob(pattern))
+    if len(found) != 1:
+        raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(found)}")
+    (archive,) = found
+    if isinstance(source, RegistrySource) and (digest := file_sha256(archive)) != source.sha256:
+        raise FetchError(f"{source.describe()}: {archive.name} has SHA-256 {digest}, expected {source.sha256}")
+    members = {str(PurePosixPath(source.root, file.source_path)): file for file in spec.files}
+    places = {name: into / file.source_path for name, file in members.items()}
+    extract(kind, archive, places, {name: max_source_bytes(file) for name, file in members.items()})
+
+
+def _download_debian(source: DebianSource, scratch: Path, meter: ProgressMeter) -> None:
+    options = [f"-oAcquire::{name}" for name in ("Retries=1", "http::Timeout=10", "https::Timeout=10")]
+    # When run as root, apt's sandbox user could not write here and apt would warn.
+    options.append("-oAPT::Sandbox::User=root")
+    try:
+        _run(["apt-get", *options, "download", source.package], scratch, meter)
+    except FetchError as error:
+        if not any(sign in str(error) for sign in ("Unable to locate", "404")):
+            raise
+        # The package lists are missing or old, and only root may update them: use separate lists.
+        lists = scratch / "state"
+        (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+        own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
+        _run(["apt-get", *options, *own, "update"], scratch, None)
+        _run(["apt-get", *options, *own, "download", source.package], scratch, meter)
+
+
+def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
+    if source.kind == "npm":
+        return [
+            "npm", "pack", f"{source.package}@{source.version}", "--pack-destination", str(scratch), "--ignore-scripts",
+            "--cache", str(scratch / "cache"), "--fetch-retries=1", "--fetch-timeout=20000",
+            "--no-audit", "--no-update-notifier", "--silent",
+        ]  # fmt: skip
+    # Wheels only: building a source distribution runs its code.
+    return [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
+        "--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10",
+        "--dest", str(scratch), f"{source.package}=={source.version}",
+    ]  # fmt: skip
+
+
+def _run(command: Sequence[str], scratch: Path, meter: ProgressMeter | None) -> None:
+    """Run a registry's client in ``scratch``, with its temporary files there to make its progress visible."""
+    log = scratch / "client.log"
+    own = {"TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                command,
+                cwd=scratch,
+                env=os.environ | own,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except FileNotFoundError as error:
+        raise FetchError(f"{command[0]} is not installed") from error
+    try:
+        status = _wait(process, scratch, meter)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
+        raise FetchError(f"{command[0]} exited with status {status}: {' / '.join(lines) or 'no output'}")
+
+
+def _wait(process: subprocess.Popen[bytes], scratch: Path, meter: ProgressMeter | None) -> int:
+    deadline_s = time.monotonic() + DOWNLOAD_TIMEOUT_S
+    while True:
+        try:
+            return process.wait(INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline_s:
+                raise FetchError(f"{process.args!r} did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from None
+            if meter is not None:
+                meter.set(_bytes_below(scratch))
+
+
+def _bytes_below(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):  # the client moved it
+                total += Path(folder, name).stat().st_size
+    return total

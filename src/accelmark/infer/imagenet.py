@@ -1,0 +1,59 @@
+"""Base class of inference cases on ImageNet's validation images."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from accelmark.frameworks.pytorch.tasks.images import MEAN, STD, ImageFolder
+from accelmark.infer.batches import LoaderBatches
+from accelmark.infer.case import Classification, InferBatch, InferBatches
+from accelmark.spec.errors import DataError
+
+
+@final
+class _Validation(Dataset[tuple[Tensor, int]]):
+    """Centre crops of ``val``, normalised."""
+
+    def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
+        self.folder, self.mean, self.std = folder, mean, std
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        sample = self.folder.read(index, torch.Generator())
+        return (sample["image"].float() - self.mean) / self.std, int(sample["label"])
+
+
+class ImageNetCase(Classification):
+    """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
+
+    input_names = ("image",)
+    mean: ClassVar[tuple[float, float, float]] = MEAN
+    """Mean of each channel, for values from 0 to 1."""
+    std: ClassVar[tuple[float, float, float]] = STD
+
+    def build_dataloader(self) -> InferBatches:
+        """Read ``val`` in worker processes."""
+        if "imagenet" not in self.data_dirs:
+            raise DataError(
+                "ImageNet is not here: name a directory that holds imagenet/val/<synset>/*.JPEG (--data DIR), or "
+                "measure speed only with made-up data (--synthetic)"
+            )
+        classes, side = self.number("num_classes"), self.number("image_size")
+        folder = ImageFolder(self.data_dirs["imagenet"], "val", num_classes=classes, size=side, train=False)
+        return LoaderBatches(_Validation(folder, *self.constants()), self.settings)
+
+    def constants(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation for pixel values from 0 to 255, of shape (3, 1, 1)."""
+        mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (self.mean, self.std))
+        return mean, std
+
+    def synthetic_batch(self, size: int) -> InferBatch:
+        """Return random normalised images."""
+        side = self.number("image_size")
+        return InferBatch((torch.randn(size, 3, side, side),), None)
