@@ -18,9 +18,8 @@ from typing import Any, Final
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
 from accelmark.run.host import Host, HostError, SubprocessHost
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.deliver import deliver
+from accelmark.run.launchers.ssh.delivery import deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
