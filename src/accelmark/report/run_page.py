@@ -15,9 +15,9 @@ from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, f
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
+from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
-from accelmark.results.store.manifest import update_manifest
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of

@@ -83,9 +83,7 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
     if items_per_s.value is None:
         return items_per_s
     if flops_per_item is None or peak_tflops is None:
-        why = (
-            "the case states no flops" if flops_per_item is None else "the chip's peak at this precision is unknown"
-        )
+        why = "the case states no flops" if flops_per_item is None else "the chip's peak at this precision is unknown"
         return Figure(value=None, reason=why)
     return Figure(value=items_per_s.value * flops_per_item / (peak_tflops * 1e12))
 

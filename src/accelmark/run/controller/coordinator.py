@@ -14,9 +14,9 @@ from typing import Any, Final, final
 from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState, Summary
+from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
-from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
 from accelmark.run.display.displays import RunObserver, display
