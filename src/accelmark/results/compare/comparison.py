@@ -34,7 +34,6 @@ _SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
 """Tasks whose variants are not comparable; inference engines are compared on purpose."""
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
-AREAS: Final[tuple[Area, ...]] = get_args(Area)
 ABSENT: Final = "–"
 
 _HOST: Final[dict[Area, tuple[str, ...]]] = {
@@ -316,7 +315,8 @@ def _effect(name: FigureName, difference: float, interval: tuple[float, float] |
 
 def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
     """Return the values that differ, by area and name."""
-    names = sorted(baseline.keys() | other.keys(), key=lambda item: (AREAS.index(item[0]), item[1]))
+    areas = get_args(Area)
+    names = sorted(baseline.keys() | other.keys(), key=lambda item: (areas.index(item[0]), item[1]))
     return tuple(
         ContextDifference(area=area, name=name, baseline=before, other=after)
         for area, name in names
