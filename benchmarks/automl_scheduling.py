@@ -91,10 +91,10 @@ def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float
     """Return the time in seconds of searched proposals with full memory, and of a random morph."""
     from accelmark.automl.model.seeds import resnet50
     from accelmark.automl.search.population import Individual, Population
-    from accelmark.automl.search.searchers import BayesianSearch, RandomSearch
+    from accelmark.automl.search.searchers import BayesianSearch, Searcher
 
     seed = Individual(id=0, network=resnet50(), status="observed", value=0.5)
-    population, draw = Population(0, [seed]), RandomSearch()
+    population, draw = Population(0, [seed]), Searcher()
     values = np.random.default_rng(0)
 
     def observe(one: Individual) -> None:
@@ -141,7 +141,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
             if assignment is None:
                 break
             epoch_s = stretch * float(generator.choice(measured.epoch_s))
-            busy_s = assignment.epochs * epoch_s + stretch * measured.held_out_s
+            busy_s = assignment.epochs_planned * epoch_s + stretch * measured.held_out_s
             heapq.heappush(ends, (late + measured.gap_s + busy_s, assignment.trial, busy_s, assignment))
             outcome.rounds[assignment.round] = outcome.rounds.get(assignment.round, 0) + 1
         return late

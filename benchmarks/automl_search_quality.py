@@ -36,8 +36,7 @@ from accelmark.automl.config import (
 )
 from accelmark.automl.controller.controller import SearchController
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import Proposed, read_journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import Proposed, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small

@@ -230,3 +230,11 @@ def test_an_unknown_network_comes_with_the_nearest_name(tmp_path: Path) -> None:
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         load_config(tmp_path / "none.yml")
+
+
+def test_a_flag_without_a_value_is_a_problem_and_stray_words_are_listed(tmp_path: Path) -> None:
+    text = AIPERF.replace("--epoch 60", "--epoch").replace("--final_lr 0", "--final_lr=0 --other=1 extra")
+    assert "trial.command: --epoch has no value" in problems(tmp_path, text)
+    _, unused = load_config(written(tmp_path, text.replace("--epoch ", "--epoch 60 ")))
+    remarks = [line for line in unused if "is not a known flag" in line]
+    assert [line.split("'")[1] for line in remarks] == ["--other=1", "extra"]

@@ -10,12 +10,13 @@ from accelmark.automl.config import TrainingConfig
 from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
-from accelmark.automl.records import EpochReport, Hyperparameters, Record, Splits, TrialOutcome, WeightMode
+from accelmark.automl.records import EpochReport, Hyperparameters, Splits, TrialOutcome, WeightMode
+from accelmark.spec.model import Spec
 
 TrainedWeights = dict[str, Array] | None
 
 
-class TrialOrder(Record):
+class TrialOrder(Spec):
     """One trial to run.
 
     ``network`` is the network to execute, hyperparameters written in. With ``parent_network`` the weights that are

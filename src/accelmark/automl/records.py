@@ -1,14 +1,15 @@
-"""Records of trials and epochs, from which scores are computed, and the messages between controller and workers."""
+"""Records of trials and epochs, from which scores are computed."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from accelmark.automl.model.counting import NetworkCount
 from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
 from accelmark.automl.model.network import Network
+from accelmark.spec.model import Spec
 
 TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
 """finished: reached its last epoch or its early stop; cut: ended by the end of the run; all others have no result."""
@@ -26,13 +27,7 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Record(BaseModel):
-    """Base of all records: frozen, unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Hyperparameters(Record):
+class Hyperparameters(Spec):
     """Hyperparameters of one trial; ``kernel`` and ``dropout`` None keep the network's own."""
 
     batch_size: Annotated[int, Field(ge=1)]
@@ -47,7 +42,7 @@ class Hyperparameters(Record):
         return network if self.dropout is None else with_dropout(network, self.dropout)
 
 
-class EpochReport(Record):
+class EpochReport(Spec):
     """One epoch, or with ``complete`` False the part of it before a cut.
 
     Times are seconds; in a report since the trial's start, in a record on the run's clock. Images were all processed.
@@ -74,7 +69,7 @@ class EpochRecord(EpochReport):
     attempt: Annotated[int, Field(ge=1)] = 1
 
 
-class OperationCost(Record):
+class OperationCost(Spec):
     """Operations of one network in one counting mode: per image, ``update`` per optimizer step."""
 
     forward: Count
@@ -85,9 +80,7 @@ class OperationCost(Record):
     @staticmethod
     def of(counted: NetworkCount) -> OperationCost:
         """Return the cost of a counted network."""
-        return OperationCost(
-            forward=counted.forward, backward=counted.backward, evaluation=counted.evaluation, update=counted.update
-        )
+        return OperationCost.model_validate(counted, from_attributes=True)
 
     def operations(self, epoch: EpochReport) -> int:
         """Return the operations of an epoch."""
@@ -95,7 +88,7 @@ class OperationCost(Record):
         return trained + self.evaluation * evaluated + self.update * epoch.steps
 
 
-class TrialOutcome(Record):
+class TrialOutcome(Spec):
     """The result of a trial as its worker reported it; None where the training driver recorded nothing.
 
     precision        in which the matrix work was computed
@@ -145,7 +138,7 @@ class TrialRecord(TrialOutcome):
         return TrialRecord.model_validate(self.model_dump() | changes)
 
 
-class Splits(Record):
+class Splits(Spec):
     """Number of images in each split of the data as the workers opened it, and of classes."""
 
     training: Annotated[int, Field(ge=1)]

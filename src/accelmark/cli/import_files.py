@@ -13,7 +13,7 @@ from accelmark.cli import options
 from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:
-    from accelmark.compat.flagperf import Converted
+    from accelmark.compat.flagperf.convert import Converted
 
 
 def import_files(
@@ -26,7 +26,7 @@ def import_files(
     as_json: options.AsJson = False,
 ) -> None:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
-    from accelmark.compat.flagperf import convert
+    from accelmark.compat.flagperf.convert import convert
     from accelmark.results.store.files import make_directory, write_atomic
 
     converted = convert(files)

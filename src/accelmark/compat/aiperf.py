@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import yaml
@@ -38,7 +40,6 @@ _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
 _NAME: Final = "aiperf"
 _NAME_LENGTH: Final = 80
-_KERNELS: Final = (3, 5, 7)
 _BATCH_SHARES: Final = (12, 13, 14)
 """AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
@@ -134,23 +135,21 @@ class _Reader:
             return {}, {}
         environment = dict(word.split("=", 1) for word in words if re.match(r"^[A-Za-z_]\w*=", word))
         script = next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
-        flags: dict[str, str] = {}
-        rest = words[script + 1 :]
-        while rest:
-            word = rest.pop(0)
-            name, given, value = word.removeprefix("--").partition("=")
-            follows = bool(rest) and not given and not rest[0].startswith("--")
-            if not word.startswith("--") or name not in _FLAGS:
-                if word not in environment and "=" not in word:
-                    self.unused.append(f"trial.command: {word!r} is not a known flag ({nearest(name, _FLAGS)})")
-                if follows:
-                    rest.pop(0)
-            elif not given and not follows:
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        for name in _FLAGS:
+            parser.add_argument(f"--{name}", nargs="?", default=SUPPRESS)
+        known, unknown = parser.parse_known_args(words[script + 1 :])
+        for before, word in pairwise(["", *unknown]):
+            is_value = before.startswith("--") and "=" not in before and not word.startswith("--")
+            if not is_value and word not in environment:
+                hint = nearest(word.partition("=")[0].removeprefix("--"), _FLAGS)
+                self.unused.append(f"trial.command: {word!r} is not a known flag ({hint})")
+        flags: dict[str, str] = {name: value for name, value in vars(known).items() if value is not None}
+        for name in vars(known):
+            if name not in flags:
                 self._problem("trial.command", f"--{name} has no value")
-            else:
-                flags[name] = value if given else rest.pop(0)
-                if name in _FLAGS_WITHOUT_EFFECT:
-                    self.unused.append(f"trial.command: --{name} has no effect here")
+            elif name in _FLAGS_WITHOUT_EFFECT:
+                self.unused.append(f"trial.command: --{name} has no effect here")
         return flags, environment
 
     def _get(self, key: str, default: Any, convert: Callable[[Any], Any]) -> Any:
@@ -186,7 +185,7 @@ class _Reader:
                 "max_duration": self._get("maxExecDuration", 12 * 3600.0, _hours),
                 "round_epochs": (*warmups, self._get("--epochs" if "epochs" in self.flags else "--epoch", 60, _count)),
             },
-            "tuning": {"kernel": _KERNELS, "batch_size": sorted(shares - {0}) or (batch,)},
+            "tuning": {"kernel": (3, 5, 7), "batch_size": sorted(shares - {0}) or (batch,)},
             "training": {
                 "batch_size": batch,
                 "learning_rate": self._get("--initial_lr", 0.1, partial(_rate, zero=False)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.search.population import Individual

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.records import TrialRecord
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise

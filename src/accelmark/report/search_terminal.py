@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.records import TrialStatus
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.automl.search.schedule import Scheduler

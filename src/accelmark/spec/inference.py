@@ -189,19 +189,8 @@ class Note(Spec):
         return f"{self.where}: {self.key}: {self.what}"
 
 
-class PlannedStep(Spec):
-    """One step of a run, and the reason if it is skipped."""
-
-    step: InferStep
-    skipped: str | None = None
-
-
-def planned_steps(settings: InferSettings) -> tuple[PlannedStep, ...]:
-    """Return the seven steps, each with the reason if the settings skip it."""
-    return tuple(PlannedStep(step=step, skipped=_why_skipped(step, settings)) for step in InferStep)
-
-
-def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+def why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+    """Return the reason if the settings skip a step, else None."""
     if step is InferStep.VALIDATE and settings.no_validation:
         return "no_validation is true"
     if step in (InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER) and settings.compiler is None:

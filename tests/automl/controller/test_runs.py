@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.controller.journal import read_journal
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState, read_journal
 from accelmark.automl.scoring.consistency import lineage
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import verify_search

@@ -97,10 +97,11 @@ def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ss
         cluster=(nodes := cluster(ssh_config, "node1")),
     )
     seen: set[int] = set()
-    session = start_search(config, tmp_path / "runs", announce=lambda run: seen.update(parts_of(nodes.port)))
+    state = start_search(config, tmp_path / "runs", lambda run: seen.update(parts_of(nodes.port))).state()
     assert len(seen) >= 2
-    assert session.ended.reason == "trials"
-    assert {record.status for record in session.directory.state().trials.values()} == {"finished"}
+    assert state.ended is not None
+    assert state.ended.reason == "trials"
+    assert {record.status for record in state.trials.values()} == {"finished"}
     wait_until_gone(nodes.port)
 
 

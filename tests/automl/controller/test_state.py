@@ -12,12 +12,12 @@ from accelmark.automl.controller.journal import (
     Event,
     Journal,
     Proposed,
+    SearchState,
     SessionBegan,
     TrialEvent,
     Valued,
     read_journal,
 )
-from accelmark.automl.controller.state import SearchState
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.search.population import Individual
 from accelmark.spec.errors import RunError

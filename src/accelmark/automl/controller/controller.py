@@ -12,30 +12,15 @@ from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.directory import SearchDirectory, WeightStore
+from accelmark.automl.controller.directory import SearchDirectory
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.controller.proposals import Proposals
-from accelmark.automl.controller.state import SearchState
 from accelmark.automl.dataset import read_weights
-from accelmark.automl.messages import (
-    Progress,
-    TrainedWeights,
-    TrialEnded,
-    TrialOrder,
-    WorkerLost,
-    WorkerReady,
-)
+from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
-from accelmark.automl.records import (
-    EpochRecord,
-    EpochReport,
-    Hyperparameters,
-    OperationCost,
-    TrialOutcome,
-    TrialRecord,
-    TrialStatus,
-)
+from accelmark.automl.records import EpochRecord, EpochReport, Hyperparameters, OperationCost, TrialRecord, TrialStatus
 from accelmark.automl.search.population import Individual
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
@@ -56,9 +41,6 @@ class _Running:
     """A trial that runs on a worker."""
 
     record: TrialRecord
-    order: TrialOrder
-    proposed: Hyperparameters
-    """TPE's proposal; the search's limits may change what is executed."""
     last_progress_s: float
     images: int = 0
     cut_s: float | None = None
@@ -68,12 +50,7 @@ class SearchController:
     """One session of a search."""
 
     def __init__(
-        self,
-        directory: SearchDirectory,
-        config: AutomlConfig,
-        workers: WorkerPool,
-        *,
-        observer: Observer | None = None,
+        self, directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, *, observer: Observer | None = None
     ) -> None:
         self._directory: Final = directory
         self._config: Final = config
@@ -81,7 +58,6 @@ class SearchController:
         self._observer: Final = observer
         self._state: Final = directory.state()
         self._journal: Final = journal.Journal(directory.path)
-        self._store: Final = WeightStore(directory)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
         self._running: dict[int, _Running] = {}
@@ -90,7 +66,7 @@ class SearchController:
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
         self._scheduler: Final = self._state.scheduler(config.schedule)
-        self._proposals: Final = Proposals(config, self._state, self._write)
+        self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
 
     def request_stop(self) -> None:
         """End the session as soon as running trials have been cut."""
@@ -141,9 +117,10 @@ class SearchController:
         if self._tuner is not None:
             self._tuner.abandon_running()
         if not self._state.individuals:
-            self._proposals.begin(self._directory.network())
+            seed = Individual(id=0, network=self._directory.network())
+            self._write(journal.Proposed(individual=seed, searcher="seed"))
             self._scheduler.offer(0)
-        self._proposals.fill(self._scheduler, wait=True)
+        self._proposals.fill(wait=True)
         reports = list(self._workers.ready.values())
         self._began = time.monotonic()
         self._write(
@@ -162,16 +139,14 @@ class SearchController:
         )
         for record in self._state.trials.values():
             if record.status == "running":
-                reason = "the run was interrupted"
-                self._write(
-                    journal.TrialEvent(trial=record.updated(status="lost", reason=reason, ended_s=self._base_s))
-                )
+                lost = record.updated(status="lost", reason="the run was interrupted", ended_s=self._base_s)
+                self._write(journal.TrialEvent(trial=lost))
 
     def _step(self) -> None:
         now = self._now()
         if self._directory.stop_mark.exists():
             self.request_stop()
-        self._proposals.fill(self._scheduler)
+        self._proposals.fill()
         self._start_trials()
         if self._scheduler.must_cut(now):
             self._cut_all(now)
@@ -210,7 +185,7 @@ class SearchController:
     def _start_trials(self) -> None:
         for worker in sorted(self._idle):
             if not self._scheduler.ready and not self._scheduler.retries:
-                self._proposals.add_random(self._scheduler)
+                self._proposals.add_random()
             assignment = self._scheduler.start(self._now())
             if assignment is None:
                 return
@@ -218,34 +193,16 @@ class SearchController:
 
     def _start(self, worker: int, assignment: Assignment) -> None:
         one = self._state.individuals[assignment.individual]
-        proposed, hyper, network = self._hyperparameters(assignment, one.network)
+        hyper, network = self._hyperparameters(assignment, one.network)
         weights, parent_network = self._initial_weights(one, network)
-        now = self._now()
-        order = TrialOrder(
-            round=assignment.round,
-            network=network,
-            parent_network=parent_network,
-            morphs=one.morphs,
-            hyperparameters=hyper,
-            training=self._config.training,
-            epochs=assignment.epochs,
-            early_stop=self._config.schedule.early_stop,
-            seed=(self._config.seed * 1_000_003 + assignment.trial * 101 + assignment.attempt) % 2**31,
-            limit_s=self._scheduler.remaining_s(now),
-        )
-        counted = count(network, self._config.counting)
+        counted, now = count(network, self._config.counting), self._now()
         record = TrialRecord(
-            trial=assignment.trial,
-            individual=one.id,
-            round=assignment.round,
-            attempt=assignment.attempt,
+            **assignment._asdict(),
             worker=worker,
             parent=one.parent,
             morphs=one.morphs,
             hyperparameters=hyper,
-            tuned=assignment.tuned,
             weights="from-scratch" if weights is None else "carried",
-            epochs_planned=assignment.epochs,
             cost=OperationCost.of(counted),
             parameters=counted.parameters,
             started_s=now,
@@ -255,60 +212,66 @@ class SearchController:
         if network != one.network:
             updated = one.model_copy(update={"network": network})
             self._write(journal.Proposed(individual=updated, searcher="hyperparameters"))
+        self._idle.discard(worker)
+        self._running[worker] = _Running(record, now)
+        order = TrialOrder(
+            round=record.round,
+            network=network,
+            parent_network=parent_network,
+            morphs=one.morphs,
+            hyperparameters=hyper,
+            training=self._config.training,
+            epochs=record.epochs_planned,
+            early_stop=self._config.schedule.early_stop,
+            seed=(self._config.seed * 1_000_003 + record.trial * 101 + record.attempt) % 2**31,
+            limit_s=self._scheduler.remaining_s(now),
+        )
+        self._workers.start(worker, order, weights)
+
+    def _hyperparameters(self, assignment: Assignment, network: Network) -> tuple[Hyperparameters, Network]:
+        """Return the hyperparameters to execute, and the network with them written in."""
+        if self._tuner is None or not assignment.tuned:
+            return self._config.training.hyperparameters, network
+        proposed = self._tuner.ask(assignment.trial)
+        hyper, network = within_limits(self._config, network, proposed)
         if hyper.kernel != proposed.kernel:
             instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
             limits = f"kernel {proposed.kernel} exceeds the limits of the search"
             self._note(f"trial {assignment.trial}: {limits}; {instead}")
-        self._idle.discard(worker)
-        self._running[worker] = _Running(record, order, proposed, now)
-        self._workers.start(worker, order, weights)
-
-    def _hyperparameters(
-        self, assignment: Assignment, network: Network
-    ) -> tuple[Hyperparameters, Hyperparameters, Network]:
-        """Return the proposed and the executed hyperparameters, and the network with the latter written in."""
-        if self._tuner is None or not assignment.tuned:
-            plain = self._config.training.hyperparameters
-            return plain, plain, network
-        proposed = self._tuner.ask(assignment.trial)
-        return proposed, *within_limits(self._config, network, proposed)
+        return hyper, network
 
     def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
         """Return the weights that a trial starts from, and their network; None: from scratch."""
         search = self._config.search
         if one.parent is None:
             return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
-        weights = None if search.weights == "from-scratch" else self._store.load(one.parent)
+        weights = None if search.weights == "from-scratch" else self._directory.load_weights(one.parent)
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 
     def _record_epoch(self, worker: int, report: EpochReport) -> None:
         running = self._running.get(worker)
-        if running is None:
-            return
-        record, values = running.record, report.model_dump()
-        times = {name: record.started_s + values[name] for name in ("begun_s", "ended_s")}
-        epoch = values | times | {"trial": record.trial, "attempt": record.attempt}
-        self._write(journal.EpochEvent(epoch=EpochRecord.model_validate(epoch)))
-        running.last_progress_s = self._now()
+        if running is not None:
+            record = running.record
+            times = {"begun_s": record.started_s + report.begun_s, "ended_s": record.started_s + report.ended_s}
+            values = report.model_dump() | times | {"trial": record.trial, "attempt": record.attempt}
+            self._write(journal.EpochEvent(epoch=EpochRecord.model_validate(values)))
+            running.last_progress_s = self._now()
 
     def _end_trial(self, worker: int, message: TrialEnded) -> None:
-        running, result = self._running[worker], message.result
-        status: TrialStatus = result.status
-        outcome = {name: getattr(result, name) for name in TrialOutcome.model_fields}
-        if result.executed not in (None, running.order.network.digest):
-            status, outcome["reason"] = "crashed", "the worker executed another network than the ordered one"
-        counted = count(running.order.network, self._config.counting).matrix
+        record, result = self._running[worker].record, message.result
+        network = self._state.individuals[record.individual].network
+        outcome = result.model_dump(exclude={"executed", "seconds"})
+        if result.executed not in (None, network.digest):
+            outcome |= {"status": "crashed", "reason": "the worker executed another network than the ordered one"}
+        counted = count(network, self._config.counting).matrix
         if result.flops_per_image not in (None, counted):
             seen = f"the driver counted {result.flops_per_image:.0f} FLOPs of matrix work per image"
-            status, outcome["reason"] = "crashed", f"{seen}, the score {counted}"
-        if status not in ("finished", "cut"):
+            outcome |= {"status": "crashed", "reason": f"{seen}, the score {counted}"}
+        if outcome["status"] not in ("finished", "cut"):
             outcome["held_out_accuracy"] = None
         elif message.weights is not None:
-            self._store.save(running.record.individual, message.weights)
-        ended_s = running.record.started_s + result.seconds
-        self._close_trial(
-            worker, running.record.updated(**outcome, status=status, ended_s=ended_s, weights=result.weights)
-        )
+            self._directory.save_weights(record.individual, message.weights)
+        self._close_trial(worker, record.updated(**outcome, ended_s=record.started_s + result.seconds))
         self._idle.add(worker)
 
     def _fail(self, worker: int, status: TrialStatus, reason: str, now: float) -> None:
@@ -319,10 +282,10 @@ class SearchController:
     def _replace(self, worker: int) -> None:
         self._idle.discard(worker)
         self._replaced[worker] = self._replaced.get(worker, 0) + 1
-        if self._replaced[worker] > _MAX_REPLACEMENTS:
+        if self._replaced[worker] <= _MAX_REPLACEMENTS:
+            self._workers.replace(worker)
+        else:
             self._note(f"worker {worker} is not replaced again after {_MAX_REPLACEMENTS} replacements in a row")
-            return
-        self._workers.replace(worker)
 
     def _close_trial(self, worker: int, done: TrialRecord) -> None:
         epochs = self._state.epochs_of(done)
@@ -343,8 +306,7 @@ class SearchController:
             again = "; it will be tried again" if retried else ""
             self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")
         self._running.pop(worker, None)
-        best = self._state.best_individual
-        self._store.keep_only(self._proposals.needed_weights() | (set() if best is None else {best}))
+        self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
 
     def _cut_all(self, now: float) -> None:
         for worker, running in list(self._running.items()):

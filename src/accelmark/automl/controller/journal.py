@@ -1,4 +1,4 @@
-"""The durable record of a search: one line per event, flushed to disk before anything else happens.
+"""The durable record of a search, one line per event, flushed to disk before anything else happens, and its state.
 
 The state of a search is computed from its journal only, so that another controller can continue after a kill. Each line
 has the SHA-256 of the line before, the first line that of configuration and seed network, so that changed, inserted or
@@ -8,22 +8,27 @@ removed lines are detected.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
-from accelmark.automl.records import EpochRecord, NonNegative, Record, Splits, TrialRecord
-from accelmark.automl.search.population import Individual, IndividualStatus
+from accelmark.automl.config import ScheduleConfig
+from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, NonNegative, Splits, TrialRecord
+from accelmark.automl.search.population import Individual, IndividualStatus, Population
+from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.spec.errors import RunError
+from accelmark.spec.model import Spec, first_error
 
 JOURNAL_FILE: Final = "journal.jsonl"
 CONFIG_FILE: Final = "automl.json"
 NETWORK_FILE: Final = "network.json"
 
 
-class _Event(Record):
+class _Event(Spec):
     after: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the line before; None in lines of early versions."""
 
@@ -59,8 +64,6 @@ class Proposed(_Event):
 
 class Valued(_Event):
     """The trial of a network ended, with a value or without one."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     event: Literal["valued"] = "valued"
     individual: int
@@ -156,30 +159,19 @@ def read_journal(directory: Path) -> list[Event]:
         try:
             events.append(_EVENTS.validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
-            raise RunError(f"{path}: line {number} is not a valid event: {where}{first['msg']}") from error
+            raise RunError(f"{path}: line {number} is not a valid event: {first_error(error)}") from error
     return events
 
 
-class HashChain(NamedTuple):
-    """The result of following the hashes through a journal.
-
-    lines     number of lines
-    unhashed  leading lines without a hash, from an early version
-    broken    first line (from 1) whose hash is not that of the line before; None where all are
-    """
-
-    lines: int
-    unhashed: int
-    broken: int | None
-
-
-def read_chain(directory: Path, events: list[Event]) -> HashChain:
+def follow_hashes(directory: Path, events: Sequence[Event]) -> tuple[int, int | None]:
     """Follow the hashes through a journal with these events.
 
     Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
     recomputed.
+
+    Returns:
+        The number of leading lines without a hash, from an early version, and the first line (from 1) whose hash is not
+        that of the line before; None where all are.
     """
     expected, unhashed = _sha256_of_request(directory), 0
     lines = _complete_lines(directory / JOURNAL_FILE)
@@ -187,6 +179,120 @@ def read_chain(directory: Path, events: list[Event]) -> HashChain:
         if event.after is None and unhashed == number - 1:
             unhashed = number
         elif event.after != expected:
-            return HashChain(len(lines), unhashed, number)
+            return unhashed, number
         expected = sha256(line).hexdigest()
-    return HashChain(len(lines), unhashed, None)
+    return unhashed, None
+
+
+@dataclass
+class SearchState:
+    """Sessions, networks, trials, epochs and clock of a search."""
+
+    attempts: dict[tuple[int, int], TrialRecord] = field(default_factory=dict)
+    """By trial and attempt."""
+    epochs: list[EpochRecord] = field(default_factory=list)
+    individuals: list[Individual] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    clock_s: float = 0.0
+    sessions: list[SessionBegan] = field(default_factory=list)
+    ended: SessionEnded | None = None
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> SearchState:
+        """Return the state after all events; raises RunError with the line of one that contradicts earlier ones."""
+        state = SearchState()
+        for line, event in enumerate(events, start=1):
+            try:
+                state.apply(event)
+            except RunError as error:
+                raise RunError(f"line {line} of the journal is about {error}") from error
+        return state
+
+    def apply(self, event: Event) -> None:
+        """Apply one event; raises RunError where it refers to an unknown network or trial."""
+        known, clock_s = len(self.individuals), 0.0
+        match event:
+            case SessionBegan(clock_s=clock_s):
+                self.sessions.append(event)
+                self.ended = None
+            case Proposed(individual=one):
+                if not 0 <= one.id <= known:
+                    raise RunError(f"network {one.id}, but only {known} networks were proposed before")
+                self.individuals[one.id : one.id + 1] = [one]
+            case Valued(individual=number):
+                if not 0 <= number < known:
+                    raise RunError(f"the value of network {number}, which was not proposed before")
+                changes = {"status": event.status, "value": event.value}
+                self.individuals[number] = self.individuals[number].model_copy(update=changes)
+            case TrialEvent(trial=record):
+                if record.individual >= known:
+                    which = f"trial {record.trial} of network {record.individual}"
+                    raise RunError(f"{which}, which was not proposed before")
+                self.attempts[record.trial, record.attempt] = record
+                clock_s = record.ended_s or record.started_s
+            case EpochEvent(epoch=epoch):
+                key, clock_s = (epoch.trial, epoch.attempt), epoch.ended_s
+                if key not in self.attempts:
+                    raise RunError(f"an epoch of trial {key[0]}, attempt {key[1]}, which was not started before")
+                self.epochs.append(epoch)
+            case Note():
+                self.notes.append(event)  # notes do not advance the run's clock
+            case Heartbeat(clock_s=clock_s):
+                pass
+            case SessionEnded(clock_s=clock_s):
+                self.ended = event
+        self.clock_s = max(self.clock_s, clock_s)
+
+    @property
+    def trials(self) -> dict[int, TrialRecord]:
+        """The latest attempt of every trial."""
+        return {trial: self.attempts[trial, attempt] for trial, attempt in sorted(self.attempts)}
+
+    @property
+    def interruptions(self) -> int:
+        """Number of times that the run was resumed."""
+        return max(0, len(self.sessions) - 1)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.sessions[-1].workers if self.sessions else 0
+
+    @property
+    def best_individual(self) -> int | None:
+        """The individual whose trial reached the best validation accuracy, of those that gave a result."""
+        with_result = {key: record for key, record in self.attempts.items() if record.status in ("finished", "cut")}
+        reached = [
+            (epoch.validation_accuracy, -epoch.trial, with_result[epoch.trial, epoch.attempt].individual)
+            for epoch in self.epochs
+            if epoch.validation_accuracy is not None and (epoch.trial, epoch.attempt) in with_result
+        ]
+        return max(reached)[-1] if reached else None
+
+    def epochs_of(self, record: TrialRecord) -> list[EpochRecord]:
+        """Return the epochs of one attempt."""
+        return [epoch for epoch in self.epochs if (epoch.trial, epoch.attempt) == (record.trial, record.attempt)]
+
+    def useful_epochs(self) -> list[EpochRecord]:
+        """Return the scored epochs: those of attempts that gave a result or are running."""
+        return [epoch for epoch in self.epochs if self.attempts[epoch.trial, epoch.attempt].status not in FAILURES]
+
+    def population(self, seed: int) -> Population:
+        """Return the population."""
+        return Population(seed, list(self.individuals))
+
+    def scheduler(self, schedule: ScheduleConfig) -> Scheduler:
+        """Return the scheduler in this state; trials that were running are tried again."""
+        trials = self.trials
+        finished = sum(record.status == "finished" for record in trials.values())
+        scheduler = Scheduler(schedule, started_trials=len(trials), finished_trials=finished)
+        for record in trials.values():
+            retried = record.status in RETRIED and record.attempt < schedule.max_attempts
+            if record.status == "running" or retried:
+                planned = record.trial, record.individual, record.round, record.epochs_planned
+                scheduler.retries.append(Assignment(*planned, record.tuned, record.attempt + 1))
+        started = {record.individual for record in trials.values()}
+        for one in self.individuals:
+            if one.status == "pending" and one.id not in started:
+                scheduler.offer(one.id)
+        return scheduler

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from accelmark.automl.config import AutomlConfig, SearchName
-from accelmark.automl.controller.journal import Proposed
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import Proposed, SearchState
 from accelmark.automl.model.morphs import MorphError
-from accelmark.automl.model.network import Network
 from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.automl.search.searchers import SEARCHERS, Searcher
@@ -20,70 +19,61 @@ from accelmark.automl.search.searchers import SEARCHERS, Searcher
 class Proposals:
     """Keeps the scheduler supplied with networks; state changes in the caller's thread only, through ``write``."""
 
-    def __init__(self, config: AutomlConfig, state: SearchState, write: Callable[[Proposed], None]) -> None:
+    def __init__(
+        self, config: AutomlConfig, state: SearchState, scheduler: Scheduler, write: Callable[[Proposed], None]
+    ) -> None:
         search = config.search
         self._seed: Final = config.seed
         self._state: Final = state
+        self._scheduler: Final = scheduler
         self._write: Final = write
         self._method: Final = search.method
         self._fallback: Final[SearchName] = "none" if search.method == "none" else "random"
-        self._searchers: Final = {
-            name: SEARCHERS[name](search.morphs, search) for name in {self._method, self._fallback}
-        }
+        names = {self._method, self._fallback}
+        self._searchers: Final = {name: SEARCHERS[name](search.morphs, search) for name in names}
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[Individual, float]] | None = None
         self._possible_parents: set[int] = set()
         """Of the network that is being prepared."""
 
-    @property
-    def population(self) -> Population:
-        """A copy of the population."""
-        return self._state.population(self._seed)
-
-    def begin(self, seed_network: Network) -> None:
-        """Add the seed network."""
-        self._write(Proposed(individual=Individual(id=0, network=seed_network), searcher="seed"))
-
-    def fill(self, scheduler: Scheduler, *, wait: bool = False) -> None:
+    def fill(self, *, wait: bool = False) -> None:
         """Add the network that is ready and prepare as many as the scheduler wants; ``wait`` for them."""
         while True:
             if self._next is not None and (wait or self._next.done()):
                 try:
-                    self._add(*self._next.result(), self._method, scheduler)
+                    self._add(*self._next.result(), self._method)
                 except MorphError:
-                    scheduler.exhausted = True
+                    self._scheduler.exhausted = True
                 self._next, self._possible_parents = None, set()
-            if self._next is not None or scheduler.wanted() == 0:
+            if self._next is not None or self._scheduler.wanted() == 0:
                 return
-            population = self.population
+            population = self._state.population(self._seed)
             self._possible_parents = {one.id for one in population.parents}
             self._next = self._pool.submit(_timed, self._searchers[self._method], population)
             if not wait:
                 return
 
-    def add_random(self, scheduler: Scheduler) -> None:
+    def add_random(self) -> None:
         """Add a random morph at once; used where a worker would have to wait for the searcher."""
-        if scheduler.wanted():
-            try:
-                found = _timed(self._searchers[self._fallback], self.population)
-                self._add(*found, f"{self._fallback} (immediate)", scheduler)
-            except MorphError:
-                return
+        with suppress(MorphError):
+            if self._scheduler.wanted():
+                found = _timed(self._searchers[self._fallback], self._state.population(self._seed))
+                self._add(*found, f"{self._fallback} (immediate)")
 
-    def _add(self, one: Individual, seconds: float, searcher: str, scheduler: Scheduler) -> None:
+    def _add(self, one: Individual, seconds: float, searcher: str) -> None:
         added = one.model_copy(update={"id": len(self._state.individuals)})
         self._write(Proposed(individual=added, searcher=searcher, seconds=seconds))
-        scheduler.offer(added.id)
+        self._scheduler.offer(added.id)
 
-    def needed_weights(self) -> set[int]:
+    def needed_weights(self) -> set[int | None]:
         """Return the individuals whose weights may be needed.
 
         These are all possible parents, also of the network in preparation, and the parents of pending networks, whose
         trials may be retried.
         """
-        population = self.population
-        of_pending = {one.parent for one in population.pending if one.parent is not None}
-        return {one.id for one in population.parents} | of_pending | self._possible_parents
+        population = self._state.population(self._seed)
+        of_pending = {one.parent for one in population.pending}
+        return of_pending.union((one.id for one in population.parents), self._possible_parents)
 
     def close(self) -> None:
         """End the background thread."""

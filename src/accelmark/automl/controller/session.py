@@ -8,14 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
 
 from accelmark.automl.config import AutomlConfig, LocalCluster
 from accelmark.automl.controller.cluster import cluster_address
 from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import SessionEnded
 from accelmark.automl.controller.request import check_batches, check_request, resolve_network
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.network import Network
@@ -24,21 +21,10 @@ from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording
 
 
-class Session(NamedTuple):
-    """A search, and how its session ended."""
-
-    directory: SearchDirectory
-    ended: SessionEnded
-
-
 def start_search(
-    config: AutomlConfig,
-    root: Path,
-    *,
-    observer: Observer | None = None,
-    announce: Callable[[SearchDirectory], None] | None = None,
-) -> Session:
-    """Check the request, start the workers, make the directory below ``root``, and run the search.
+    config: AutomlConfig, root: Path, announce: Callable[[SearchDirectory], None], observer: Observer | None = None
+) -> SearchDirectory:
+    """Check the request, start the workers, make the directory below ``root``, announce it, and run the search.
 
     Raises:
         AccelmarkError: the request is wrong, or the cluster does not start; no directory was made.
@@ -46,13 +32,13 @@ def start_search(
     network = resolve_network(config.network)
     with _workers(config, network, check_request(config, network)) as workers:
         directory = SearchDirectory.create(root, config, network)
-        if announce is not None:
-            announce(directory)
+        announce(directory)
         with directory.held():
-            return Session(directory, _run(directory, config, workers, observer))
+            _run(directory, config, workers, observer)
+    return directory
 
 
-def resume_search(directory: SearchDirectory, *, observer: Observer | None = None) -> Session:
+def resume_search(directory: SearchDirectory, observer: Observer | None = None) -> None:
     """Continue a search that was stopped or killed; raises RequestError where it is complete or its data changed."""
     config, network = directory.config(), directory.network()
     with directory.held():
@@ -66,7 +52,7 @@ def resume_search(directory: SearchDirectory, *, observer: Observer | None = Non
             if {session.dataset_fingerprint for session in state.sessions} - fingerprints:
                 raise RequestError(f"{directory.path}: the data are not those that this search began with")
             directory.stop_mark.unlink(missing_ok=True)
-            return Session(directory, _run(directory, config, workers, observer))
+            _run(directory, config, workers, observer)
 
 
 @contextmanager
@@ -84,29 +70,28 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
             workers.close()
 
 
-def _run(directory: SearchDirectory, config: AutomlConfig, workers: RayPool, observer: Observer | None) -> SessionEnded:
-    number = len(directory.state().sessions) + 1
+def _run(directory: SearchDirectory, config: AutomlConfig, workers: RayPool, observer: Observer | None) -> None:
+    telemetry = directory.telemetry(len(directory.state().sessions) + 1)
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.
-    local = isinstance(config.cluster, LocalCluster)
-    telemetry = recording(directory.telemetry(number)) if local else nullcontext()
-    with telemetry:
-        return _run_with_signals(controller)
+    monitoring = recording(telemetry) if isinstance(config.cluster, LocalCluster) else nullcontext()
+    with monitoring, _on_first_signal(controller.request_stop):
+        controller.run()
 
 
-def _run_with_signals(controller: SearchController) -> SessionEnded:
-    """Run a session; the first SIGINT or SIGTERM ends it gracefully, the second one at once."""
+@contextmanager
+def _on_first_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` on the first SIGINT or SIGTERM; the second one ends the context at once."""
 
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        controller.request_stop()
+    def handle(number: int, _frame: object) -> None:
+        act()
         signal.signal(number, signal.default_int_handler)
 
-    if threading.current_thread() is not threading.main_thread():
-        return controller.run()  # only the main thread may handle signals
-    former = [(number, signal.signal(number, request_stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    # Only the main thread may handle signals.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    former = {number: signal.signal(number, handle) for number in numbers}
     try:
-        return controller.run()
+        yield
     finally:
-        for number, handler in former:
+        for number, handler in former.items():
             signal.signal(number, handler)

@@ -21,7 +21,7 @@ _UPDATE_PER_PARAMETER: Final = 4
 _AIPERF_BATCH_NORM_BACKWARD: Final = 36
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operations:
     """Operations for one image, except ``update``, which is for one optimizer step.
 
@@ -100,23 +100,11 @@ def count(network: Network, mode: Mode) -> NetworkCount:
                 backward += max(readers[node.name] - 1, 0) * prod(result)
             forward, evaluation, backward = forward + matrix, evaluation + matrix, backward + matrix_backward
             update = _UPDATE_PER_PARAMETER * parameters
-        counted.append(
-            LayerCount(
-                name=node.name,
-                kind=layer.kind,
-                forward=forward,
-                evaluation=evaluation,
-                backward=backward,
-                update=update,
-                matrix_forward=matrix,
-                matrix_backward=matrix_backward,
-                update_in_backward=update_in_backward,
-                parameters=parameters,
-            )
-        )
+        values = (forward, evaluation, backward, update, matrix, matrix_backward, update_in_backward, parameters)
+        counted.append(LayerCount(*values, name=node.name, kind=layer.kind))
         trained[node.name] = input_gradient or parameters > 0
-    totals = {field.name: sum(getattr(one, field.name) for one in counted) for field in fields(Operations)}
-    return NetworkCount(mode=mode, network=network.name, layers=tuple(counted), **totals)
+    totals = (sum(getattr(one, field.name) for one in counted) for field in fields(Operations))
+    return NetworkCount(*totals, mode=mode, network=network.name, layers=tuple(counted))
 
 
 def _aiperf_v1(

@@ -146,42 +146,37 @@ def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
     Raises:
         LayerError: the layer does not accept them; the message says why.
     """
+    found = ", ".join(map(str, sources))
     if isinstance(layer, Add | Concat):
-        return _merged_shape(layer, sources)
+        if len(sources) < 2:
+            raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
+        if isinstance(layer, Add) and len(set(sources)) > 1:
+            raise LayerError(f"an add needs equal shapes, not {found}")
+        if len({source[1:] for source in sources}) > 1:
+            raise LayerError(f"a concat needs equal height and width, not {found}")
+        channels = (source[0] for source in sources)
+        return sources[0] if isinstance(layer, Add) else (sum(channels), *sources[0][1:])
     if len(sources) != 1:
         raise LayerError(f"a {layer.kind} reads one input, not {len(sources)}")
     source = sources[0]
-    if isinstance(layer, BatchNorm | ReLU | Dropout):
-        return source
-    if isinstance(layer, Flatten):
-        return (prod(source),)
-    if isinstance(layer, Dense | Softmax):
-        if len(source) != 1:
-            raise LayerError(f"a {layer.kind} reads a flat input, not shape {source}; flatten or pool it first")
-        return (layer.units,) if isinstance(layer, Dense) else source
+    match layer:
+        case BatchNorm() | ReLU() | Dropout():
+            return source
+        case Flatten():
+            return (prod(source),)
+        case Dense() | Softmax():
+            if len(source) != 1:
+                raise LayerError(f"a {layer.kind} reads a flat input, not shape {found}; flatten or pool it first")
+            return (layer.units,) if isinstance(layer, Dense) else source
     if len(source) != 3:
-        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {source}")
-    return source[:1] if isinstance(layer, GlobalPool) else _windowed_shape(layer, *source)
-
-
-def _windowed_shape(layer: Convolution | MaxPool | AveragePool, channels: int, height: int, width: int) -> Shape:
-    if isinstance(layer, MaxPool | AveragePool) and 2 * layer.padding > layer.kernel:
-        raise LayerError(f"padding {layer.padding} is more than half of the {layer.kernel}-pixel window")
-    rows, columns = ((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in (height, width))
-    if rows < 1 or columns < 1:
-        window = f"{layer.kernel}x{layer.kernel}"
-        raise LayerError(f"a window of {window} does not fit into {height}x{width} with padding {layer.padding}")
-    return (layer.filters if isinstance(layer, Convolution) else channels, rows, columns)
-
-
-def _merged_shape(layer: Add | Concat, sources: Sequence[Shape]) -> Shape:
-    if len(sources) < 2:
-        raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
-    first, found = sources[0], ", ".join(map(str, sources))
-    if isinstance(layer, Add):
-        if any(source != first for source in sources):
-            raise LayerError(f"an add needs equal shapes, not {found}")
-        return first
-    if any(source[1:] != first[1:] for source in sources):
-        raise LayerError(f"a concat needs equal height and width, not {found}")
-    return (sum(source[0] for source in sources), *first[1:])
+        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {found}")
+    if isinstance(layer, GlobalPool):
+        return source[:1]
+    kernel, padding = layer.kernel, layer.padding
+    if not isinstance(layer, Convolution) and 2 * padding > kernel:
+        raise LayerError(f"padding {padding} is more than half of the {kernel}-pixel window")
+    sides = [(side + 2 * padding - kernel) // layer.stride + 1 for side in source[1:]]
+    if min(sides) < 1:
+        window, image = f"{kernel}x{kernel}", f"{source[1]}x{source[2]}"
+        raise LayerError(f"a window of {window} does not fit into {image} with padding {padding}")
+    return (layer.filters if isinstance(layer, Convolution) else source[0], *sides)

@@ -54,106 +54,62 @@ def apply_morph(network: Network, morph: Morph) -> Network:
     Raises:
         MorphError: the network does not allow this morph.
     """
-    if morph.at not in network.by_name:
-        raise MorphError(f"{morph}: there is no node {morph.at!r}")
-    change = {
-        "deepen": _deepen, "widen": _widen, "kernel-grow": _grow_kernel, "add-skip": _add_skip,
-        "concat-skip": _concat_skip,
-    }[morph.kind]  # fmt: skip
-    child = change(network, morph)
+    if morph.model_copy(update={"label": "", "seed": 0}) not in MorphChoices(network, _UNBOUNDED).of(morph.kind):
+        raise MorphError(f"{network.name!r} does not allow {morph}")
+    child = _morphed(network, morph)
     if problems := find_problems(child):
         raise MorphError(f"{morph} does not fit: {NetworkError(problems)}")
     return child
 
 
-def _convolution_at(network: Network, morph: Morph) -> layers.Convolution:
-    layer = network.by_name[morph.at].layer
-    if not isinstance(layer, layers.Convolution):
-        raise MorphError(f"{morph}: {morph.at!r} is a {layer.kind}, not a convolution")
-    return layer
+def _morphed(network: Network, morph: Morph) -> Network:
+    """Return the network after a morph that it allows."""
+    at, label, size = morph.at, morph.label, morph.size
+    if morph.kind == "widen":
+        group = channel_groups(network)[at]
+        return network.with_layers({n: network.convolutions[n].model_copy(update={"filters": size}) for n in group})
+    if morph.kind == "kernel-grow":
+        old = network.convolutions[at]
+        changes = {"kernel": size, "padding": old.padding + (size - old.kernel) // 2}
+        return network.with_layers({at: old.model_copy(update=changes)})
+    shapes = infer_shapes(network)
+    if morph.kind == "deepen":
+        convolution = layers.Convolution(filters=shapes[at][0], kernel=size, padding=size // 2)
+        added = _chain(label, at, conv=convolution, bn=layers.BatchNorm(), relu=layers.ReLU())
+        return network.inserted_after(at, added)
+    to = morph.to or ""
+    start, end, stride = shapes[at], shapes[to], _skip_stride(shapes[at], shapes[to]) or 1
+    if morph.kind == "add-skip":
+        resized = {} if start == end else {"conv": layers.Convolution(filters=end[0], kernel=1, stride=stride)}
+        branch = _chain(label, at, **resized, bn=layers.BatchNorm())
+        merged = [Node(name=f"{label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))]
+    else:
+        resized = {"conv": layers.Convolution(filters=start[0], kernel=1, stride=stride)} if stride > 1 else {}
+        branch = _chain(label, at, **resized)
+        joined = (to, branch[-1].name if branch else at)
+        merged = [Node(name=f"{label}_concat", layer=layers.Concat(), inputs=joined)]
+        fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
+        merged += _chain(label, merged[0].name, fuse=fuse, relu=layers.ReLU())
+    return network.inserted_after(to, [*branch, *merged])
 
 
-def _chain(morph: Morph, source: str, **added: layers.Layer) -> list[Node]:
-    """Return new nodes named after the morph, each reading the one before it and the first one ``source``."""
+def _chain(label: str, source: str, **added: layers.Layer) -> list[Node]:
+    """Return new nodes, each reading the one before it and the first one ``source``."""
     nodes: list[Node] = []
     for suffix, layer in added.items():
-        nodes.append(Node(name=f"{morph.label}_{suffix}", layer=layer, inputs=(source,)))
+        nodes.append(Node(name=f"{label}_{suffix}", layer=layer, inputs=(source,)))
         source = nodes[-1].name
     return nodes
 
 
-def _deepen(network: Network, morph: Morph) -> Network:
-    if not isinstance(network.by_name[morph.at].layer, layers.ReLU) or morph.size % 2 == 0:
-        raise MorphError(f"{morph}: deepening needs a ReLU and an odd kernel")
-    channels = infer_shapes(network)[morph.at][0]
-    convolution = layers.Convolution(filters=channels, kernel=morph.size, padding=morph.size // 2)
-    added = _chain(morph, morph.at, conv=convolution, bn=layers.BatchNorm(), relu=layers.ReLU())
-    return network.inserted_after(morph.at, added, reads=added[-1].name)
-
-
-def _widen(network: Network, morph: Morph) -> Network:
-    layer = _convolution_at(network, morph)
-    if morph.size <= layer.filters:
-        raise MorphError(f"{morph}: the convolution has {layer.filters} filters already")
-    members = channel_group(network, morph.at)
-    wider = {name: network.by_name[name].layer.model_copy(update={"filters": morph.size}) for name in members}
-    return network.with_layers(wider)
-
-
-def _grow_kernel(network: Network, morph: Morph) -> Network:
-    layer = _convolution_at(network, morph)
-    extra = morph.size - layer.kernel
-    if extra <= 0 or extra % 2:
-        raise MorphError(f"{morph}: a kernel of {layer.kernel} grows by even steps")
-    changed = layer.model_copy(update={"kernel": morph.size, "padding": layer.padding + extra // 2})
-    return network.with_layers({morph.at: changed})
-
-
-def skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
+def _skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
     """Return the stride of a 1x1 convolution from ``start``'s height and width to ``end``'s; None: there is none."""
-    if len(start) != 3 or len(end) != 3:
-        return None
     stride = -(-start[1] // end[1])
     fits = all((side - 1) // stride + 1 == wanted for side, wanted in zip(start[1:], end[1:], strict=True))
     return stride if fits else None
 
 
-def _skip_ends(network: Network, morph: Morph) -> tuple[str, layers.Shape, layers.Shape, int]:
-    if morph.to is None or morph.to not in network.by_name:
-        raise MorphError(f"{morph}: there is no node {morph.to!r} to skip to")
-    names = list(network.by_name)
-    if names.index(morph.at) >= names.index(morph.to):
-        raise MorphError(f"{morph}: a skip must go forward")
-    shapes = infer_shapes(network)
-    start, end = shapes[morph.at], shapes[morph.to]
-    stride = skip_stride(start, end)
-    if stride is None:
-        raise MorphError(f"{morph}: no stride takes shape {start} to {end}")
-    return morph.to, start, end, stride
-
-
-def _add_skip(network: Network, morph: Morph) -> Network:
-    to, start, end, stride = _skip_ends(network, morph)
-    convolution = {} if start == end else {"conv": layers.Convolution(filters=end[0], kernel=1, stride=stride)}
-    branch = _chain(morph, morph.at, **convolution, bn=layers.BatchNorm())
-    total = Node(name=f"{morph.label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))
-    return network.inserted_after(to, (*branch, total), reads=total.name)
-
-
-def _concat_skip(network: Network, morph: Morph) -> Network:
-    to, start, end, stride = _skip_ends(network, morph)
-    if not isinstance(network.by_name[to].layer, layers.ReLU):
-        raise MorphError(f"{morph}: a concat skip must join after a ReLU")
-    convolution = {"conv": layers.Convolution(filters=start[0], kernel=1, stride=stride)} if stride > 1 else {}
-    branch = _chain(morph, morph.at, **convolution)
-    skip = branch[-1].name if branch else morph.at
-    joined = Node(name=f"{morph.label}_concat", layer=layers.Concat(), inputs=(to, skip))
-    fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
-    fused = _chain(morph, joined.name, fuse=fuse, relu=layers.ReLU())
-    return network.inserted_after(to, (*branch, joined, *fused), reads=fused[-1].name)
-
-
-def _channel_groups(network: Network) -> dict[str, list[str]]:
+def channel_groups(network: Network) -> dict[str, list[str]]:
     """Return for every node and the image the nodes that determine its channels; all of them make equally many."""
     groups = {INPUT: [INPUT]}
     for node in network.nodes:
@@ -166,24 +122,6 @@ def _channel_groups(network: Network) -> dict[str, list[str]]:
                 group += other
                 groups |= {name: group for name, members in groups.items() if members is other}
     return groups
-
-
-def _fixed_member(network: Network, group: Iterable[str]) -> str | None:
-    """Return a node of the group that cannot be widened, if any."""
-    convolutions = {node.name for node in network.nodes if isinstance(node.layer, layers.Convolution)}
-    return next((name for name in group if name not in convolutions), None)
-
-
-def channel_group(network: Network, name: str) -> list[str]:
-    """Return the convolutions that must have as many filters as ``name``: those that are added to it.
-
-    Raises:
-        MorphError: one of the group cannot be widened: the image, a concat, a dense layer or a flatten.
-    """
-    group = _channel_groups(network)[name]
-    if (fixed := _fixed_member(network, group)) is not None:
-        raise MorphError(f"{name!r} cannot be widened: it is added to {fixed!r}, whose channels are fixed")
-    return group
 
 
 _Bound = Annotated[int, Field(strict=True, ge=1)]
@@ -212,14 +150,15 @@ class MorphLimits(Spec):
         )
 
 
+_UNBOUNDED: Final = MorphLimits(max_filters=10**9, max_kernel=10**9, max_nodes=10**9)
+
+
 class MorphChoices:
     """The morphs that one network allows, computed lazily per kind."""
 
     def __init__(self, network: Network, limits: MorphLimits | None = None) -> None:
         self.network: Final = network
         self.limits: Final = limits or MorphLimits()
-        self._shapes = infer_shapes(network)
-        self._main = main_chain(network)
         self._found: dict[MorphKind, tuple[Morph, ...]] = {}
 
     def of(self, kind: MorphKind) -> tuple[Morph, ...]:
@@ -239,43 +178,39 @@ class MorphChoices:
             if not remaining:
                 break
             kind = remaining[int(generator.integers(len(remaining)))]
-            if not self.of(kind):
+            if not (choices := self.of(kind)):
                 remaining.remove(kind)
                 continue
-            chosen = self.of(kind)[int(generator.integers(len(self.of(kind))))]
+            chosen = choices[int(generator.integers(len(choices)))]
             seed = int(generator.integers(2**31))
             morph = chosen.model_copy(update={"label": _unused_label(self.network), "seed": seed})
-            try:
-                child = apply_morph(self.network, morph)
-            except MorphError:
-                continue
+            child = _morphed(self.network, morph)
             if self.limits.allow(child):
                 return morph, child
         raise MorphError(f"{self.network.name!r} allows no further morph within the limits")
 
     def _find(self, kind: MorphKind) -> Iterator[Morph]:
-        nodes, shapes, limits = self.network.by_name, self._shapes, self.limits
-        convolutions = [
-            (name, layer) for name in self._main if isinstance(layer := nodes[name].layer, layers.Convolution)
-        ]
-        relus = [name for name in self._main if isinstance(nodes[name].layer, layers.ReLU) and len(shapes[name]) == 3]
+        network, shapes, limits = self.network, infer_shapes(self.network), self.limits
+        chain = main_chain(network)
+        convolutions = [(name, network.convolutions[name]) for name in chain if name in network.convolutions]
+        relus = [name for name in chain if network.by_name[name].layer.kind == "relu" and len(shapes[name]) == 3]
         match kind:
             case "widen":
-                groups = _channel_groups(self.network)
+                groups = channel_groups(network)
                 for name, layer in convolutions:
-                    size = 2 * layer.filters
-                    if size <= limits.max_filters and _fixed_member(self.network, groups[name]) is None:
-                        yield Morph(kind=kind, at=name, size=size)
+                    # The channels of the image, concats, dense and flatten layers are fixed.
+                    if 2 * layer.filters <= limits.max_filters and network.convolutions.keys() >= set(groups[name]):
+                        yield Morph(kind=kind, at=name, size=2 * layer.filters)
             case "kernel-grow":
                 for name, layer in convolutions:
                     if layer.kernel % 2 and layer.kernel + 2 <= limits.max_kernel:
                         yield Morph(kind=kind, at=name, size=layer.kernel + 2)
-            case _ if len(nodes) >= limits.max_nodes:
+            case _ if len(network.nodes) >= limits.max_nodes:
                 return
             case "deepen":
                 yield from (Morph(kind=kind, at=name, size=_DEEPEN_KERNEL) for name in relus)
             case _:
-                stride = cache(skip_stride)
+                stride = cache(_skip_stride)
                 for start, end in combinations(relus, 2):
                     if stride(shapes[start], shapes[end]) is not None:
                         yield Morph(kind=kind, at=start, to=end)
@@ -291,16 +226,13 @@ def with_kernel(network: Network, kernel: int) -> Network:
 
     A convolution is spatial if its kernel is above 1 and its padding ``kernel // 2``; no shape changes.
     """
-    changes: dict[str, layers.Layer] = {}
-    for node in network.nodes:
-        layer = node.layer
-        if not isinstance(layer, layers.Convolution) or layer.kernel == 1 or INPUT in node.inputs:
-            continue
-        if layer.padding == layer.kernel // 2:
-            changes[node.name] = layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
-    changed = network.with_layers(changes)
-    infer_shapes(changed)
-    return changed
+    spatial = {
+        node.name: node.layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
+        for node in network.nodes
+        if isinstance(node.layer, layers.Convolution) and node.layer.kernel > 1 and INPUT not in node.inputs
+        if node.layer.padding == node.layer.kernel // 2
+    }
+    return network.with_layers(spatial)
 
 
 def with_dropout(network: Network, rate: float) -> Network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from accelmark.automl.model.layers import (
     Add,
     Concat,
+    Convolution,
     Layer,
     LayerError,
     PositiveInt,
@@ -55,15 +56,14 @@ class Network(StrictSpec):
         """The nodes by name."""
         return {node.name: node for node in self.nodes}
 
-    @property
-    def output(self) -> str:
-        """Name of the last node."""
-        return self.nodes[-1].name
+    @cached_property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """The convolutions by name."""
+        return {node.name: node.layer for node in self.nodes if isinstance(node.layer, Convolution)}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Network:
         """Return a copy with other nodes, each valid by itself; connections are not checked."""
-        fields = {name: getattr(self, name) for name in Network.model_fields}
-        return Network.model_construct(**fields | {"nodes": tuple(nodes)})
+        return Network.model_construct(**dict(self) | {"nodes": tuple(nodes)})
 
     def with_layers(self, layers: Mapping[str, Layer]) -> Network:
         """Return a copy in which the named nodes have other layers."""
@@ -71,11 +71,11 @@ class Network(StrictSpec):
             node.model_copy(update={"layer": layers[node.name]}) if node.name in layers else node for node in self.nodes
         )
 
-    def inserted_after(self, anchor: str, added: Iterable[Node], *, reads: str) -> Network:
-        """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the node ``reads``."""
+    def inserted_after(self, anchor: str, added: Sequence[Node]) -> Network:
+        """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the last of them."""
         nodes: list[Node] = []
         for node in self.nodes:
-            sources = tuple(reads if source == anchor else source for source in node.inputs)
+            sources = tuple(added[-1].name if source == anchor else source for source in node.inputs)
             nodes.append(node if sources == node.inputs else node.model_copy(update={"inputs": sources}))
             if node.name == anchor:
                 nodes.extend(added)
@@ -119,58 +119,53 @@ def load_network(path: Path) -> Network:
 
 def infer_shapes(network: Network) -> Mapping[str, Shape]:
     """Return the output shape of every node and of the image; raises NetworkError with all problems."""
-    shapes, problems = _walk(network, where=network.name)
+    shapes, problems = _walk(network, network.name)
     if problems:
         raise NetworkError(problems)
     return shapes
 
 
-def find_problems(network: Network, *, where: str = "network") -> tuple[Problem, ...]:
+def find_problems(network: Network, *, where: str = "network") -> list[Problem]:
     """Return all reasons why the network cannot be built; none where it can."""
-    return tuple(_walk(network, where=where)[1])
+    return _walk(network, where)[1]
 
 
-def _walk(network: Network, *, where: str) -> tuple[dict[str, Shape], list[Problem]]:
+def _walk(network: Network, where: str) -> tuple[dict[str, Shape], list[Problem]]:
     shapes: dict[str, Shape] = {INPUT: network.input_shape}
     problems: list[Problem] = []
-    all_names = {node.name for node in network.nodes} | {INPUT}
-    defined = {INPUT}
-    for index, node in enumerate(network.nodes):
-        key = f"nodes.{index}.{node.name}"
-        if node.name in defined:
-            problems.append(Problem(where, key, f"the name {node.name!r} is used twice"))
-        defined.add(node.name)
-        sources: list[Shape] = []
-        for source in node.inputs:
-            if source not in all_names:
-                problems.append(Problem(where, key, f"reads unknown node {source!r}", nearest(source, all_names)))
-            elif source not in defined or source == node.name:
-                problems.append(Problem(where, key, f"reads {source!r}, which is the node itself or comes later"))
-            elif source in shapes:
-                sources.append(shapes[source])
-        if len(sources) == len(node.inputs):  # else the cause is reported already
-            try:
-                shapes[node.name] = output_shape(node.layer, sources)
-            except LayerError as error:
-                problems.append(Problem(where, key, str(error)))
-    return shapes, [*problems, *_output_problems(network, shapes.get(network.output), where)]
-
-
-def _output_problems(network: Network, output: Shape | None, where: str) -> Iterable[Problem]:
+    known = {node.name for node in network.nodes} | {INPUT}
     read = {source for node in network.nodes for source in node.inputs}
-    for index, node in enumerate(network.nodes[:-1]):
-        key = f"nodes.{index}.{node.name}"
-        if node.name not in read:
-            yield Problem(where, key, "no node reads this node", "connect or remove it")
-        if isinstance(node.layer, Softmax):
-            yield Problem(where, key, "only the last node may be a softmax")
+    defined = {INPUT}
+
+    def add(key: str, what: str, hint: str = "") -> None:
+        problems.append(Problem(where, key, what, hint))
+
+    for index, node in enumerate(network.nodes):
+        key, is_last = f"nodes.{index}.{node.name}", index == len(network.nodes) - 1
+        if node.name in defined:
+            add(key, f"the name {node.name!r} is used twice")
+        for source in node.inputs:
+            if source not in known:
+                add(key, f"reads unknown node {source!r}", nearest(source, known))
+            elif source not in defined:
+                add(key, f"reads {source!r}, which is the node itself or comes later")
+        defined.add(node.name)
+        if all(source in shapes for source in node.inputs):  # else the cause is reported already
+            try:
+                shapes[node.name] = output_shape(node.layer, [shapes[source] for source in node.inputs])
+            except LayerError as error:
+                add(key, str(error))
+        if not is_last and node.name not in read:
+            add(key, "no node reads this node", "connect or remove it")
+        if is_last != isinstance(node.layer, Softmax):
+            what = f"the last node is {node.layer.kind}, must be a softmax"
+            add(key, what if is_last else "only the last node may be a softmax")
     if INPUT not in read:
-        yield Problem(where, "nodes", "no node reads the image", f"one node must read {INPUT!r}")
-    last = network.nodes[-1].layer
-    if not isinstance(last, Softmax):
-        yield Problem(where, "nodes", f"the last node is {last.kind}, must be a softmax")
-    if output is not None and output != (network.classes,):
-        yield Problem(where, "classes", f"the output has shape {output}, expected {network.classes} classes")
+        add("nodes", "no node reads the image", f"one node must read {INPUT!r}")
+    output = shapes.get(network.nodes[-1].name, (network.classes,))
+    if output != (network.classes,):
+        add("classes", f"the output has shape {output}, expected {network.classes} classes")
+    return shapes, problems
 
 
 class Skip(NamedTuple):
@@ -189,7 +184,7 @@ def main_chain(network: Network) -> tuple[str, ...]:
         source = max(node.inputs, key=lambda name: depth[name])
         depth[node.name] = depth[source] + 1
         before[node.name] = source
-    chain = [network.output]
+    chain = [network.nodes[-1].name]
     while before[chain[-1]] != INPUT:
         chain.append(before[chain[-1]])
     return tuple(reversed(chain))
@@ -197,8 +192,8 @@ def main_chain(network: Network) -> tuple[str, ...]:
 
 def skips(network: Network) -> tuple[Skip, ...]:
     """Return the branches that leave the main chain and join it again."""
-    place = {INPUT: 0} | {name: index + 1 for index, name in enumerate(main_chain(network))}
-    origin: dict[str, int] = dict(place)
+    place = {name: index for index, name in enumerate((INPUT, *main_chain(network)))}
+    origin = dict(place)
     found: list[Skip] = []
     for node in network.nodes:
         if node.name not in place:

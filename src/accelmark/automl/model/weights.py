@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.morphs import Morph, channel_group
+from accelmark.automl.model.morphs import Morph, channel_groups
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 
 Array = NDArray[np.float32]
@@ -71,17 +71,17 @@ def carry_weights(
 def fitted_weights(network: Network, weights: Weights) -> dict[str, Array]:
     """Return ``weights`` with kernels zero-padded or cropped to those of ``network``; cropping changes the function."""
     fitted = dict(weights)
-    for node in network.nodes:
-        key = f"{node.name}.weight"
-        if isinstance(node.layer, layers.Convolution) and weights[key].shape[-1] != node.layer.kernel:
-            fitted[key] = _resized_kernel(weights[key], node.layer.kernel)
+    for name, layer in network.convolutions.items():
+        fitted[f"{name}.weight"] = _resized_kernel(weights[f"{name}.weight"], layer.kernel)
     return fitted
 
 
 def _resized_kernel(array: Array, kernel: int) -> Array:
     """Zero-pad a convolution's weights (out, in, k, k) to ``kernel``, or crop them to their middle."""
     step = (kernel - array.shape[-1]) // 2
-    if step >= 0:
+    if step == 0:
+        return array
+    if step > 0:
         return np.pad(array, ((0, 0), (0, 0), (step, step), (step, step)))
     return np.ascontiguousarray(array[:, :, -step:step, -step:step])
 
@@ -114,11 +114,10 @@ def _unchanged(channels: int) -> _Channels:
     return _Channels(np.arange(channels), np.ones(channels))
 
 
-def _copied(channels: int, size: int, generator: np.random.Generator) -> _Channels:
-    """Extend ``channels`` channels to ``size`` by copies: of each once when doubling, else of randomly chosen ones."""
-    own, added = np.arange(channels), size - channels
-    original = np.concatenate([own, own if added == channels else generator.integers(0, channels, size=added)])
-    weight = generator.uniform(0.5, 1.5, size=size)
+def _doubled(channels: int, generator: np.random.Generator) -> _Channels:
+    """Copy every channel once."""
+    original = np.tile(np.arange(channels), 2)
+    weight = generator.uniform(0.5, 1.5, size=2 * channels)
     return _Channels(original, weight / np.bincount(original, weights=weight, minlength=channels)[original])
 
 
@@ -126,8 +125,8 @@ def _widened(
     parent: Network, child: Network, morph: Morph, weights: Weights, generator: np.random.Generator
 ) -> dict[str, Array]:
     shapes = infer_shapes(parent)
-    widened = _copied(shapes[morph.at][0], morph.size, generator)
-    channels = _channels_of_all(parent, shapes, channel_group(parent, morph.at), widened)
+    widened = _doubled(shapes[morph.at][0], generator)
+    channels = _channels_of_all(parent, shapes, channel_groups(parent)[morph.at], widened)
     carried: dict[str, Array] = {}
     for key, array in weights.items():
         name, _, part = key.partition(".")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import log
 
-from accelmark.automl.controller.state import SearchState
+from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.records import TrialRecord
 from accelmark.results.rounds.search import SearchPoint, SearchUtilisation
 

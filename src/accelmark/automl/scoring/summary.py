@@ -1,19 +1,82 @@
-"""Compute the figures of a search and its verdict from its directory."""
+"""The figures of a search, and its verdict by versioned rules."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import HashChain, read_chain, read_journal
-from accelmark.automl.controller.state import SearchState
-from accelmark.automl.scoring.consistency import consistency_checks
-from accelmark.automl.scoring.rules import PRESETS, Check, disclosures, rule_checks, violations
+from accelmark.automl.controller.journal import SearchState, follow_hashes, read_journal
+from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.results.rounds.search import SearchConsumption, SearchSummary, SearchVerdict, search_consumption
+from accelmark.results.schema import Finding
+from accelmark.spec.model import Spec
+
+PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
+
+
+class Rules(Spec):
+    """One set of rules; a pretrained start is allowed by all and disclosed."""
+
+    name: str
+    version: int = 1
+    min_duration_s: float = 0.0
+    min_precision_bits: int = 16
+    min_accuracy: float = 0.0
+    """Held-out accuracy that must be exceeded; 0: any."""
+    datasets: tuple[str, ...] = ()
+    """Allowed data sets; empty: any."""
+    sample_s: float = 30.0
+    """Interval of the series of figures."""
+
+
+PRESETS: Final[dict[str, Rules]] = {
+    rules.name: rules
+    for rules in (
+        Rules(name="aiperf-v1", min_duration_s=3600.0, min_accuracy=0.70, datasets=("imagenet",), sample_s=360.0),
+        Rules(name="smoke"),
+    )
+}
+
+
+def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:
+    """Check a search as recorded, not as configured, by each rule."""
+    rules, error = PRESETS[config.rules], board.final().error
+    least_s, lasted_s = rules.min_duration_s, board.ended_s - board.started_s
+    yield lasted_s >= least_s, "duration", f"at least {least_s:.0f} s", f"the search ran {lasted_s:.1f} s"
+    bits = f"at least {rules.min_precision_bits} bits"
+    precisions = {record.precision for record in board.trials.values() if record.precision is not None}
+    yield bool(precisions), "precision", bits, "no precision was recorded"
+    for name in sorted(precisions):
+        known = "" if name in PRECISION_BITS else ", whose bits are unknown"
+        enough = PRECISION_BITS.get(name, 0) >= rules.min_precision_bits
+        yield enough, "precision", bits, f"trials computed in {name!r}{known}"
+    wanted, found = f"held-out accuracy above {rules.min_accuracy:.2f}", "no held-out accuracy was measured"
+    if error is not None:
+        found = f"the held-out accuracy is {1 - error:.4f}"
+    enough = error is not None and (1 - error > rules.min_accuracy or not rules.min_accuracy)
+    yield enough, "accuracy", wanted, found
+    finished = any(record.status == "finished" for record in board.trials.values())
+    yield finished, "trials", "at least one finished trial", "no trial finished"
+    identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
+    dataset = " or ".join(sorted(identities)) or config.dataset.name
+    dataset += "" if config.dataset.limit is None else " (a part of it)"
+    allowed = not rules.datasets or dataset in rules.datasets
+    yield allowed, "dataset", f"data set {' or '.join(rules.datasets)}", f"the data set is {dataset!r}"
+
+
+def _disclosures(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[str]:
+    """Yield what has to be disclosed, valid or not."""
+    pretrained, search_error = config.search.initial_weights is not None, board.final().search_error
+    yield f"the search started from {'pretrained' if pretrained else 'random'} weights"
+    if search_error is not None:
+        yield f"best error on the validation split, which the search optimizes: {search_error:.4f}"
+    if state.interruptions:
+        yield f"the run was interrupted and resumed {state.interruptions} times"
 
 
 def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> SearchSummary:
@@ -56,13 +119,17 @@ def verdict(
 ) -> SearchVerdict:
     """Return the audit's verdict by the rules and by further checks."""
     rules, board = PRESETS[config.rules], Scoreboard(state)
-    findings = [*violations(rule_checks(config, state, board)), *violations(checks)]
+    findings = [
+        Finding(severity="error", rule=f"search-{rule}", expected=expected, actual=actual)
+        for agrees, rule, expected, actual in (*_rule_checks(config, state, board), *checks)
+        if not agrees
+    ]
     return SearchVerdict(
         rules=rules.name,
         version=rules.version,
         verdict=verdict_of(findings),
         reasons=tuple(dict.fromkeys(map(str, findings))),
-        disclosures=(*disclosures(config, state, board), *disclosed),
+        disclosures=(*_disclosures(config, state, board), *disclosed),
     )
 
 
@@ -79,30 +146,27 @@ def verify_search(directory: SearchDirectory) -> Verified:
         RunError: the search cannot be read.
     """
     config, events = directory.config(), read_journal(directory.path)
-    chain, state = read_chain(directory.path, events), SearchState.of(events)
-    before = "configuration and seed network" if chain.broken == 1 else f"line {(chain.broken or 0) - 1}"
-    actual = f"line {chain.broken} of the journal does not follow from {before}: something was changed"
-    linked = chain.broken is None, "journal", "each line has the hash of the one before", actual
-    checks = [linked, *consistency_checks(config, events, state)]
+    state, (unhashed, broken) = SearchState.of(events), follow_hashes(directory.path, events)
+    before = "configuration and seed network" if broken == 1 else f"line {(broken or 0) - 1}"
+    actual = f"line {broken} of the journal does not follow from {before}: something was changed"
+    linked = broken is None, "journal", "each line has the hash of the one before", actual
+    missing: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        what = "the journal of an older version does not record the splits of the data"
+        missing.append(f"{what}: images, steps and accuracies could not all be compared with the data")
+    if unhashed:
+        which = "no line" if unhashed == len(events) else f"none of the first {unhashed} lines"
+        missing.append(f"{which} of the journal has a hash of the line before: changes there are not detected")
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
     return Verified(
-        **dict(verdict(config, state, checks, _unchecked(state, chain))),
+        **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)], missing)),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
-            f"{chain.lines - chain.unhashed} of {chain.lines} journal lines have the hash of the line before",
+            f"{len(events) - unhashed} of {len(events)} journal lines have the hash of the line before",
         ),
     )
-
-
-def _unchecked(state: SearchState, chain: HashChain) -> Iterator[str]:
-    if any(session.splits is None for session in state.sessions):
-        missing = "the journal of an older version does not record the splits of the data"
-        yield f"{missing}: images, steps and accuracies could not all be compared with the data"
-    if chain.unhashed:
-        which = "no line" if chain.unhashed == chain.lines else f"none of the first {chain.unhashed} lines"
-        yield f"{which} of the journal has a hash of the line before: changes there are not detected"
 
 
 def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboard) -> SearchConsumption:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import Record
+from accelmark.spec.model import Spec
 
 IndividualStatus = Literal["pending", "observed", "lost"]
 
@@ -18,14 +18,12 @@ BEST_PARENTS: Final = 16
 LATEST_PARENTS: Final = 20
 
 
-class Individual(Record):
+class Individual(Spec):
     """A proposed network.
 
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
     individual to whose network the ``morphs`` were applied in order; the seed has none.
     """
-
-    model_config = ConfigDict(populate_by_name=True)
 
     id: int
     network: Network

@@ -20,7 +20,7 @@ class Assignment(NamedTuple):
     trial: int
     individual: int
     round: int
-    epochs: int
+    epochs_planned: int
     tuned: bool
     attempt: int = 1
 

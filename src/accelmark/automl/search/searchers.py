@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from math import exp, inf
@@ -18,68 +18,60 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.search.population import Individual, Population
 from accelmark.automl.search.surrogate import GaussianProcess, Sketch, Vector, distances, sketch
 
+_ALIVE: Final = 20
+_TOURNAMENT: Final = 5
+_BETA: Final = 2.576
+_END_TEMPERATURE: Final = 1e-4
+_COOLING: Final = 0.5
+_CHILDREN: Final = 4
+_MEMORY: Final = 300
+
 
 @dataclass(frozen=True)
-class Searcher(ABC):
-    """Proposes networks by morphs of these kinds within the limits; stateless except for caches."""
+class Searcher:
+    """Proposes a random morph of a random possible parent; base of the other searchers.
+
+    ``kinds`` of morphs are used, within the ``limits``. Stateless except for caches.
+    """
 
     kinds: tuple[MorphKind, ...] = MORPH_KINDS
     limits: MorphLimits = field(default_factory=MorphLimits)
 
-    @abstractmethod
     def propose(self, population: Population) -> Individual:
         """Add the next network to the population and return it; equal populations give equal proposals.
 
         Raises:
             MorphError: no network may have a further child.
         """
-
-    def _child_of_first(
-        self, parents: Iterable[Individual], population: Population, generator: np.random.Generator
-    ) -> Individual:
-        """Add a random morph of the first parent that allows one."""
-        for parent in parents:
-            try:
+        generator = population.generator()
+        for parent in self._parents(population, generator):
+            with suppress(MorphError):
                 morph, child = MorphChoices(parent.network, self.limits).draw(generator, self.kinds)
-            except MorphError:
-                continue
-            return population.add(child, parent.id, (morph,))
+                return population.add(child, parent.id, (morph,))
         raise MorphError("no possible parent allows a further morph")
 
-
-class RandomSearch(Searcher):
-    """Proposes a random morph of a random possible parent."""
-
-    def propose(self, population: Population) -> Individual:  # noqa: D102
-        generator = population.generator()
+    def _parents(self, population: Population, generator: np.random.Generator) -> Iterator[Individual]:
+        """Yield parents in the order in which they are tried."""
         parents = population.parents or population.individuals[:1]
-
-        def drawn() -> Iterable[Individual]:
-            while parents:
-                yield parents.pop(int(generator.integers(len(parents))))
-
-        return self._child_of_first(drawn(), population, generator)
-
-
-_ALIVE: Final = 20
-_TOURNAMENT: Final = 5
+        while parents:
+            yield parents.pop(int(generator.integers(len(parents))))
 
 
 class EvolutionSearch(Searcher):
     """Regularized evolution (Real et al. 2019): the best of a random tournament of the youngest has a child."""
 
-    def propose(self, population: Population) -> Individual:  # noqa: D102
-        generator = population.generator()
+    def _parents(self, population: Population, generator: np.random.Generator) -> Iterator[Individual]:
         alive = population.observed[-_ALIVE:] or population.individuals[:1]
         chosen = generator.choice(len(alive), size=min(_TOURNAMENT, len(alive)), replace=False)
         ranked = sorted((alive[int(index)] for index in chosen), key=lambda one: one.value or 0.0, reverse=True)
-        return self._child_of_first(ranked, population, generator)
+        yield from ranked
 
 
 class NoSearch(Searcher):
     """Proposes the seed network again, continuing from its latest weights: trains the seed longer."""
 
-    def propose(self, population: Population) -> Individual:  # noqa: D102
+    def propose(self, population: Population) -> Individual:
+        """Add the seed network as the child of its latest training."""
         latest = (population.observed or population.individuals[:1])[-1]
         return population.add(latest.network, latest.id, ())
 
@@ -88,13 +80,6 @@ class _Point(NamedTuple):
     network: Network
     parent: int
     morphs: tuple[Morph, ...]
-
-
-_BETA: Final = 2.576
-_END_TEMPERATURE: Final = 1e-4
-_COOLING: Final = 0.5
-_CHILDREN: Final = 4
-_MEMORY: Final = 300
 
 
 @dataclass(frozen=True)
@@ -109,12 +94,13 @@ class BayesianSearch(Searcher):
     _sketches: dict[int, tuple[Network, Sketch]] = field(default_factory=dict, repr=False)
     _known: dict[tuple[Sketch, Sketch], float] = field(default_factory=dict, repr=False)
 
-    def propose(self, population: Population) -> Individual:  # noqa: D102
+    def propose(self, population: Population) -> Individual:
+        """Add the next network; a random one where fewer than two were observed or none can be found."""
         if len(population.observed) >= 2:
             model, fitted = self._fit(population)
             if (found := self._walk(population, model, fitted)) is not None:
                 return population.add(*found)
-        return RandomSearch(self.kinds, self.limits).propose(population)
+        return super().propose(population)
 
     def _fit(self, population: Population) -> tuple[GaussianProcess, list[Individual]]:
         best = sorted(population.observed, key=lambda one: one.value or 0.0)[-_MEMORY // 2 :]
@@ -122,12 +108,11 @@ class BayesianSearch(Searcher):
         chosen = sorted([*best, *recent], key=lambda one: one.id)
         values = [one.value or 0.0 for one in chosen]
         model = GaussianProcess.fitted(self._matrix(chosen), np.array(values))
-        pending = population.pending
-        if not pending:
+        if not (pending := population.pending):
             return model, chosen
         values += [model.predict(self._distances(one, chosen))[0] for one in pending]
-        everyone = [*chosen, *pending]
-        return GaussianProcess.fitted(self._matrix(everyone), np.array(values)), everyone
+        chosen += pending
+        return GaussianProcess.fitted(self._matrix(chosen), np.array(values)), chosen
 
     def _walk(self, population: Population, model: GaussianProcess, fitted: list[Individual]) -> _Point | None:
         """Return the best network on the way; None where no visited network allows a morph."""
@@ -139,12 +124,13 @@ class BayesianSearch(Searcher):
             return mean + _BETA * deviation
 
         order = count()
-        queue: list[tuple[float, int, _Point]] = []
         parents = {one.id for one in population.parents}
-        for one in fitted:
-            if one.id in parents:
-                point = _Point(one.network, one.id, ())
-                heapq.heappush(queue, (-bound(self._distances(one, fitted)), next(order), point))
+        queue = [
+            (-bound(self._distances(one, fitted)), next(order), _Point(one.network, one.id, ()))
+            for one in fitted
+            if one.id in parents
+        ]
+        heapq.heapify(queue)
         best: tuple[float, _Point | None] = (-inf, None)
         highest, temperature = -queue[0][0], 1.0
         while queue and temperature > _END_TEMPERATURE:
@@ -185,8 +171,5 @@ class BayesianSearch(Searcher):
 
 
 SEARCHERS: Final[Mapping[SearchName, type[Searcher]]] = {
-    "bayesian": BayesianSearch,
-    "random": RandomSearch,
-    "evolution": EvolutionSearch,
-    "none": NoSearch,
-}
+    "bayesian": BayesianSearch, "random": Searcher, "evolution": EvolutionSearch, "none": NoSearch,
+}  # fmt: skip

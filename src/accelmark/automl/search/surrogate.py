@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import linear_sum_assignment
 
-from accelmark.automl.model.layers import AveragePool, Convolution, Dense, Layer, MaxPool
+from accelmark.automl.model.layers import AveragePool, Convolution, Dense, MaxPool
 from accelmark.automl.model.network import Network, main_chain, skips
 
 Vector = NDArray[np.float64]
 
-_KINDS: Final = {"convolution": 0.0, "dense": 1.0, "max_pool": 2.0, "average_pool": 3.0}
 _WIDTH_COST: Final = 0.25
 _KERNEL_COST: Final = 0.125
 _SKIP_WEIGHT: Final = 0.5
@@ -39,23 +38,19 @@ class Sketch:
     """A row (start, end, 1 for concat) per skip."""
 
 
-def _row(layer: Layer) -> tuple[float, float, float, float] | None:
-    match layer:
-        case Convolution():
-            return (_KINDS[layer.kind], np.log2(layer.filters), layer.kernel, layer.stride)
-        case Dense():
-            return (_KINDS[layer.kind], np.log2(layer.units), 1.0, 1.0)
-        case MaxPool() | AveragePool():
-            return (_KINDS[layer.kind], 0.0, layer.kernel, layer.stride)
-    return None
-
-
 def sketch(network: Network) -> Sketch:
     """Return the features of a network."""
-    rows = [_row(network.by_name[name].layer) for name in main_chain(network)]
-    layers = np.array([row for row in rows if row is not None], dtype=np.float64).reshape(-1, 4)
-    joined = [(skip.start, skip.end, float(skip.merge == "concat")) for skip in skips(network)]
-    return Sketch(layers, np.array(joined, dtype=np.float64).reshape(-1, 3))
+    rows: list[tuple[float, ...]] = []
+    for name in main_chain(network):
+        match network.by_name[name].layer:
+            case Convolution(filters=filters) as layer:
+                rows.append((0, np.log2(filters), layer.kernel, layer.stride))
+            case Dense(units=units):
+                rows.append((1, np.log2(units), 1, 1))
+            case MaxPool() | AveragePool() as layer:
+                rows.append((2 if isinstance(layer, MaxPool) else 3, 0, layer.kernel, layer.stride))
+    joined = [(skip.start, skip.end, skip.merge == "concat") for skip in skips(network)]
+    return Sketch(*(np.array(table, np.float64).reshape(-1, width) for table, width in ((rows, 4), (joined, 3))))
 
 
 def distances(one: Sketch, others: Sequence[Sketch]) -> Vector:
@@ -102,16 +97,8 @@ def _skip_distance(one: Vector, other: Vector) -> float:
     return float(cost[rows, columns].sum() + abs(len(one) - len(other)))
 
 
-def _rbf(distance: Vector, scale: float) -> Vector:
-    result: Vector = np.exp(-0.5 * (distance / scale) ** 2)
-    return result
-
-
-def _positive_semidefinite(kernel: Vector) -> Vector:
-    """Remove negative eigenvalues: an edit distance need not give a valid kernel."""
-    values, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
-    result: Vector = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    return result
+def _rbf(distance: Vector, scale: float) -> Any:
+    return np.exp(-0.5 * (distance / scale) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +124,10 @@ class GaussianProcess:
         typical = float(np.median(apart)) if apart.size else 1.0
         fits: list[tuple[float, GaussianProcess]] = []
         for scale in (typical * factor for factor in _SCALES):
-            kernel = _positive_semidefinite(_rbf(distance, scale))
+            # Without negative eigenvalues: an edit distance need not give a valid kernel.
+            kernel = _rbf(distance, scale)
+            eigenvalues, vectors = np.linalg.eigh((kernel + kernel.T) / 2)
+            kernel = (vectors * np.maximum(eigenvalues, 0.0)) @ vectors.T
             for noise in _NOISES:
                 factor = cho_factor(kernel + (noise + 1e-10) * np.eye(len(values)), lower=True)
                 solved = cho_solve(factor, scaled)

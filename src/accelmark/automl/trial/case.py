@@ -20,8 +20,8 @@ from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted
 from accelmark.automl.records import WeightMode
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
 from accelmark.datasets.images import Images
-from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+from accelmark.frameworks.pytorch.data.batches import Shares
 from accelmark.spec.settings import TrainSettings
 
 _CALIBRATION_IMAGES: Final = 256
@@ -34,11 +34,7 @@ class ImageBatches:
     def __init__(self, images: Images, batch_size: int, place: Place, *, train: bool) -> None:
         self._images, self._place, self._train = images, place, train
         self._shares = Shares(len(images), batch_size, place, train=train)
-
-    @property
-    def num_samples(self) -> int:
-        """Images of one epoch over all ranks; training omits an incomplete last global batch."""
-        return self._shares.num_samples
+        self.num_samples = self._shares.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield raw images (uint8) and labels; the order depends on seed and epoch, augmentation also on the rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from copy import deepcopy
 from functools import reduce
 from typing import Final
 
@@ -73,18 +74,12 @@ class GraphModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return class scores (batch, classes) of images (batch, channels, height, width)."""
-        return self.observe(images, None)
-
-    def observe(self, images: Tensor, observer: Callable[[str, Tensor], None] | None) -> Tensor:
-        """Return class scores; pass every node's output to ``observer``."""
         values: dict[str, Tensor] = {INPUT: images}
         for node in self.network.nodes[:-1]:
             values[node.name] = self.layers[node.name](*[values[source] for source in node.inputs])
             for source in set(node.inputs):
                 if self._last_use[source] == node.name:
                     del values[source]
-            if observer is not None:
-                observer(node.name, values[node.name])
         return values[self.network.nodes[-1].inputs[0]]
 
     def named_arrays(self) -> dict[str, Tensor]:
@@ -113,19 +108,10 @@ def load_weights(module: GraphModule, weights: Weights) -> None:
 
 def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:
     """Return mean and biased variance per channel of a node's output in training mode; the module is left unchanged."""
-    kept = {key: value.clone() for key, value in module.state_dict().items()}
-    was_training = module.training
-    found: list[tuple[Array, Array]] = []
-
-    def observer(node: str, value: Tensor) -> None:
-        if node == name:
-            axes = tuple(axis for axis in range(value.dim()) if axis != 1)
-            variance, mean = torch.var_mean(value.float(), dim=axes, correction=0)
-            found.append((mean.cpu().numpy(), variance.cpu().numpy()))
-
-    module.train()
+    copied, outputs = deepcopy(module).train(), list[Tensor]()
+    copied.layers[name].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
     with torch.no_grad():
-        module.observe(images, observer)
-        module.load_state_dict(kept)
-    module.train(was_training)
-    return found[0]
+        copied(images)
+    axes = tuple(axis for axis in range(outputs[0].dim()) if axis != 1)
+    variance, mean = torch.var_mean(outputs[0].float(), dim=axes, correction=0)
+    return mean.cpu().numpy(), variance.cpu().numpy()

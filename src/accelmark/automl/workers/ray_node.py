@@ -6,7 +6,6 @@ line ``up`` is printed when Ray runs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import IO, Final
+from contextlib import suppress
+from typing import Final
 
 import psutil
 
@@ -29,12 +30,9 @@ def _command(request: Mapping[str, object]) -> list[str]:
     base = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     if request["role"] == "node":
         return [*base, f"--address={request['address']}"]
-    address = [
-        f"--node-ip-address={request['address']}",
-        f"--port={request['port']}",
-        f"--temp-dir={request['folder']}",
-    ]
-    return [*base, "--head", *address, "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0"]
+    options = {"node-ip-address": request["address"], "port": request["port"], "temp-dir": request["folder"]}
+    options |= {"include-dashboard": "false", "num-cpus": 0, "num-gpus": 0}
+    return [*base, "--head", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def main() -> int:
@@ -48,51 +46,33 @@ def main() -> int:
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    last, deadline = "", time.monotonic() + _UP_S
     descendants: list[psutil.Process] = []
     try:
-        last = _last_line_before_start(process.stdout or ())
+        for line in process.stdout or ():
+            last = line.strip() or last
+            if _RUNNING in line or time.monotonic() > deadline:
+                break
         if process.poll() is not None or _RUNNING not in last:
             print(last or "Ray ended without output", file=sys.stderr)
             return 1
         descendants = psutil.Process(process.pid).children(recursive=True)
-        threading.Thread(
-            target=lambda: [None for _ in process.stdout or ()], daemon=True
-        ).start()  # keeps the pipe empty
+        threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()  # keeps the pipe empty
         print("up", flush=True)
-        with contextlib.suppress(ValueError, OSError):
+        with suppress(ValueError, OSError):
             sys.stdin.read()
         return 0
     finally:
-        _end(process, descendants)
+        with suppress(psutil.NoSuchProcess):
+            descendants += psutil.Process(process.pid).children(recursive=True)
+        process.terminate()  # Ray ends its processes then
+        for one in psutil.wait_procs(descendants, _END_S)[1]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.kill()
+        process.wait()
         if request["role"] == "head":
             shutil.rmtree(str(request["folder"]), ignore_errors=True)
-
-
-def _last_line_before_start(output: IO[str] | tuple[str, ...]) -> str:
-    """Read Ray's output until it runs, ends or takes too long; return the last line that is not empty."""
-    last, deadline = "", time.monotonic() + _UP_S
-    for line in output:
-        last = line.strip() or last
-        if _RUNNING in line or time.monotonic() > deadline:
-            break
-    return last
-
-
-def _end(process: subprocess.Popen[str], descendants: list[psutil.Process]) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        descendants = [*descendants, *psutil.Process(process.pid).children(recursive=True)]
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    for one in descendants:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.terminate()
-    for one in psutil.wait_procs(descendants, timeout=_END_S)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    if process.poll() is None:
-        process.kill()
-    process.wait()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import psutil
 from pydantic import ValidationError
 
 import accelmark
-from accelmark.datasets import cache_directory
+from accelmark.datasets.ensure import cache_directory
 from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices

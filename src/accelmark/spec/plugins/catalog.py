@@ -267,14 +267,9 @@ def file_module(name: str, path: Path) -> ModuleType:
     return module
 
 
-def own_engines() -> set[str]:
-    """Return the names of AccelMark's own engines."""
-    return engine_files(_ENGINES)
-
-
 def known_engines(vendor_folder: Path | None) -> set[str]:
     """Return the names of all engines in this Python environment that a run on this vendor can use."""
-    found = own_engines() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
+    found = engine_files() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
     return found | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
 
 
@@ -287,8 +282,8 @@ def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
     return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
 
 
-def engine_files(folder: Path) -> set[str]:
-    """Return the names of the engines in a directory, one per file."""
+def engine_files(folder: Path = _ENGINES) -> set[str]:
+    """Return the names of the engines in a directory, one per file; by default AccelMark's own."""
     return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
 
 
