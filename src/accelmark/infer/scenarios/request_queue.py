@@ -63,13 +63,7 @@ class RequestQueue:
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        items: SampleLibrary,
-        *,
-        batch_size: int,
-        padded: bool,
-        context: Context,
+        self, forward: Forward, items: SampleLibrary, *, batch_size: int, padded: bool, context: Context
     ) -> None:
         """Create the queue; ``complete`` has to be set before queries are issued.
 
