@@ -286,11 +286,11 @@ def parse_number(name: str, text: str) -> float | None:
     return value
 
 
-def device_sample(index: int, values: Values) -> DeviceSample:
-    """Return parsed values as a sample of device ``index``."""
+def device_sample(at: int, values: Values) -> DeviceSample:
+    """Return parsed values as a sample of a device, the one at position ``at`` of the output."""
     known: dict[str, Any] = {name: number(values, name) for name in _SAMPLED}
     errors = known.pop("ecc_errors")
-    return DeviceSample(index, ecc_errors=None if errors is None else int(errors), **known)
+    return DeviceSample(device_index(at, values), ecc_errors=None if errors is None else int(errors), **known)
 
 
 def device_index(at: int, values: Values) -> int:
