@@ -47,10 +47,9 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
 
 
 def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource], T]) -> tuple[DeviceSource, T]:
-    """Return the first source that ``read`` succeeds with, and its result; those that fail are closed.
+    """Return the first source that ``read`` succeeds with, and its result; closes those that fail.
 
-    Raises:
-        SourceError: none succeeds; the reason of each is given.
+    Raises SourceError with the reason of each if none succeeds.
     """
     problems: list[str] = []
     for source in sources:
