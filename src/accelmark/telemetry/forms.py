@@ -53,7 +53,7 @@ _SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
 
 
 class UnreadableError(Exception):
-    """The output does not match the form, or a value has an unknown unit or is out of bounds; the message says where."""
+    """The output does not match the form, or a value has an unknown unit or is out of bounds; the message names it."""
 
 
 def _compiles(value: str) -> str:
