@@ -114,7 +114,7 @@ def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, s
             "OMP_NUM_THREADS": str(settings.get("threads") or len(os.sched_getaffinity(0))),
             "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled"),
         }
-        command = [sys.executable, "-m", "accelmark.train", str(directory / "job.json")]
+        command = [sys.executable, "-m", "accelmark.train.loop.rank", str(directory / "job.json")]
         ended = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
         log = directory / "rank0.out.log"
         if ended.returncode:

@@ -79,16 +79,13 @@ def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:
     echo = node(0, "failed", "rank 0: Broken pipe", rank(0, "failed", "Broken pipe"))
     culprit = node(1, "failed", "rank 1: ValueError: no", rank(1, "failed", "ValueError: no"))
     bystander = node(2, "cancelled", "was asked to end", rank(2, "cancelled", "was asked to end"))
-    assert classify_job([echo, culprit, bystander], order=[0, 1, 2]) == ("failed", "h1: rank 1: ValueError: no")
+    assert classify_job([echo, culprit, bystander]) == ("failed", "h1: rank 1: ValueError: no")
 
 
 def test_a_lost_host_makes_the_job_lost_though_others_were_then_ended() -> None:
     lost = node(1, "lost", "the node agent exited without writing exit.json")
     bystander = node(0, "cancelled", "was asked to end", rank(0, "cancelled", "was asked to end"))
-    assert classify_job([bystander, lost], order=[1, 0]) == (
-        "lost",
-        "h1: the node agent exited without writing exit.json",
-    )
+    assert classify_job([lost, bystander]) == ("lost", "h1: the node agent exited without writing exit.json")
 
 
 COMPLETED = log_end()

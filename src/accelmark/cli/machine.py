@@ -160,7 +160,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.cli.execute import detect_devices
+    from accelmark.cli.runs import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor

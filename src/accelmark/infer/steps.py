@@ -15,7 +15,7 @@ from typing import Final, Literal, final
 import torch
 from torch import nn
 
-from accelmark.frameworks.pytorch.identity import num_parameters
+from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
 from accelmark.infer.case import InferBatches, InferCase

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 import accelmark
-from accelmark.plan.adaptation import REQUIREMENTS_FILE, Capabilities, adaptation_files
+from accelmark.plan.adaptation import Capabilities, adaptation_files, requirements_file
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
@@ -125,7 +125,8 @@ class _Planner:
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else [])) if chip is not None else ()
+        sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.run.is_here:
             return Capabilities({**self.run.detected.capabilities, **sources})
         unknown = "those of other machines are not detected: list them under the chip in vendor.yaml"
@@ -221,8 +222,5 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
 
 def _installed_for_ranks(asked: KeyRequest) -> tuple[str, ...]:
     """Return the packages of the ``requirements.txt`` of the adaptation, else of the case."""
-    for folder in (asked.adaptation, asked.folder.path):
-        file = folder / REQUIREMENTS_FILE
-        if file.is_file():
-            return tuple(requirement_names(file))
-    return ()
+    file = requirements_file(asked.adaptation, asked.folder.path)
+    return tuple(requirement_names(file)) if file is not None else ()

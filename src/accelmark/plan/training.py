@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from accelmark.plan.adaptation import vendor_layers
@@ -34,7 +34,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
     settings = resolved.settings
     if trainer is None:
-        _check_settings(key.framework, resolved)
+        _check_settings(key.framework, resolved, request.capabilities.sources)
     units = train.units_per_sample
     if train.units_per_sample_key is not None:
         units = int(str(settings.model[train.units_per_sample_key]))
@@ -51,13 +51,13 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     )
 
 
-def _check_settings(framework: str, resolved: Resolved[TrainSettings]) -> None:
-    """Raise SpecError with all combinations of settings that the framework does not support."""
+def _check_settings(framework: str, resolved: Resolved[TrainSettings], capabilities: Collection[str]) -> None:
+    """Raise SpecError with all combinations of settings that the framework or the device does not support."""
     provenance = resolved.provenance
     problems = [
         Problem(provenance[key].layer, key, f"{provenance[key].value} is refused by {framework}", refused.reason)
         for refused in load_framework(framework).refused_settings
-        if refused.applies(lambda key: provenance[key].value)
+        if refused.applies(lambda key: provenance[key].value, capabilities)
         for key in refused.when
         if provenance[key].layer != "default"
     ]

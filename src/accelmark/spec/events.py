@@ -187,6 +187,9 @@ class Started(StartedBase):
     """Differences of the optimizer's numbers from the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
     """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
+    attention_kernels: tuple[str, ...] = ()
+    """Kernels that the framework chooses for scaled dot-product attention of the model's shapes (``flash``, ``cudnn``);
+    empty without attention and where it does not say."""
     train_samples: int | None = None
     """Samples per epoch over all ranks."""
     eval_samples: int | None = None

@@ -16,7 +16,7 @@ from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
 class BaseWork(Spec):
@@ -35,7 +35,7 @@ class BaseWork(Spec):
         return getattr(self, "settings", None)
 
     @property
-    def precision(self) -> InferPrecision:
+    def precision(self) -> Precision | InferPrecision:
         """Requested precision of matrix products."""
         return self._settings.precision if self._settings is not None else "fp32"
 
@@ -67,7 +67,7 @@ class TrainingWork(BaseWork):
 class TrainJob(TrainingWork):
     """Train a case with AccelMark's own loop."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
 
 
@@ -82,7 +82,7 @@ class ExternalJob(TrainingWork):
 class EvaluateJob(BaseWork):
     """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
     """The training job whose result is checked."""

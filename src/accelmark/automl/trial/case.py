@@ -20,8 +20,8 @@ from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted
 from accelmark.automl.records import WeightMode
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights
 from accelmark.datasets.images import Images
-from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+from accelmark.frameworks.pytorch.data.batches import Shares
 from accelmark.spec.settings import TrainSettings
 
 _CALIBRATION_IMAGES: Final = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,14 +20,12 @@ NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
 LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 256 * 1024
 _MAX_LINE_LENGTH: Final = 500
-_EXCEPTION: Final = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
+_CAUSE: Final = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
+    r"|(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b"
+    r"|(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file )."
 )
-_FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b.*")
-_NOT_STARTED: Final = re.compile(
-    r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
-)
-"""Python's message, without a traceback, where the script or module does not exist."""
+"""An exception, a fatal error, or Python's message where the script or module does not exist."""
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -40,6 +38,13 @@ _CONNECTION_ERRORS: Final = (
     "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
 )  # fmt: skip
 """Errors that ranks raise after another rank has died."""
+
+
+_CAUSES: Final[tuple[RankState, ...]] = (
+    "signaled", "failed", "lost", "stalled", "timed_out", "cancelled", "succeeded",
+)  # fmt: skip
+_NODE_CAUSES: Final[tuple[NodeState, ...]] = ("failed", "lost", "timed_out", "cancelled", "succeeded")
+"""States of ranks and nodes, from the most to the least likely first cause of a job's failure."""
 
 
 @final
@@ -105,7 +110,7 @@ def read_log_end(path: Path) -> LogEnd:
             error = _message(event.value) or error
     other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
     own = _message(finished) if finished is not None and finished.get("state", "completed") != "completed" else None
-    cause = own or error or next(_exceptions(reversed(other)), None)
+    cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
     return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
 
@@ -113,12 +118,6 @@ def read_log_end(path: Path) -> LogEnd:
 def _message(value: Mapping[str, Any]) -> str | None:
     message = value.get("message") or value.get("reason")
     return " ".join(str(message).split()) if message else None
-
-
-def _exceptions(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        if _EXCEPTION.match(line) or _FATAL.match(line) or _NOT_STARTED.match(line):
-            yield line.strip()
 
 
 def signal_name(exit_code: int) -> str | None:
@@ -202,15 +201,13 @@ def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
         return list(exits)
     reason = f"ended because rank {culprits[0].rank} did ({culprits[0].reason})"
     return [
-        item.model_copy(update={"state": "cancelled", "reason": reason}) if _is_victim(item, culprits) else item
+        item
+        if item in culprits
+        or item.state == "succeeded"
+        or (item.state == "signaled" and item.signal not in ("SIGTERM", "SIGKILL"))
+        else item.model_copy(update={"state": "cancelled", "reason": reason})
         for item in exits
     ]
-
-
-def _is_victim(item: RankExit, culprits: Sequence[RankExit]) -> bool:
-    if item in culprits or item.state == "succeeded":
-        return False
-    return item.state != "signaled" or item.signal in ("SIGTERM", "SIGKILL")
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
@@ -221,11 +218,10 @@ def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
 
 def _priority(rank: RankExit) -> tuple[int, int]:
     """Priority as the first cause: foreign signal, error, other ends; termination and a lost connection come last."""
-    order: dict[RankState, int] = {"signaled": 1, "failed": 2, "lost": 3, "stalled": 4, "timed_out": 5, "cancelled": 6}
     reason = (rank.reason or "").lower()
     lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
     terminated = rank.state == "signaled" and rank.signal == "SIGTERM"
-    return (7 if lost_connection or terminated else order.get(rank.state, 8)), rank.rank
+    return (len(_CAUSES) if lost_connection or terminated else _CAUSES.index(rank.state)), rank.rank
 
 
 def classify_node(ranks: Sequence[RankExit], termination: Termination | None) -> tuple[NodeState, str | None]:
@@ -243,23 +239,19 @@ def classify_node(ranks: Sequence[RankExit], termination: Termination | None) ->
     return ("cancelled" if cause.state == "cancelled" else "failed"), reason
 
 
-def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:
+def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
     """Return the state of a job and the reason, which names the host where there are several.
 
-    Args:
-        nodes: how each node ended.
-        order: noderanks in the order in which their ends were observed.
+    ``nodes`` are in the order in which their ends were observed.
     """
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:
         return "succeeded", None
-    position = {noderank: place for place, noderank in enumerate(order)}
-    cause = min(bad, key=lambda node: (*_node_priority(node), position.get(node.noderank, len(position))))
+    cause = min(bad, key=_node_priority)
     where = f"{cause.host}: " if len(nodes) > 1 else ""
     return cause.state, f"{where}{cause.reason}"
 
 
 def _node_priority(node: NodeExit) -> tuple[int, int]:
     cause = first_cause(node.ranks)
-    order: dict[NodeState, int] = {"failed": 1, "lost": 2, "timed_out": 3, "cancelled": 4}
-    return order.get(node.state, 5), _priority(cause)[0] if cause is not None else 9
+    return _NODE_CAUSES.index(node.state), _priority(cause)[0] if cause is not None else len(_CAUSES) + 1

@@ -13,6 +13,8 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import Server
 
+AGENT_MODULE: Final = "accelmark.run.agent.agent"
+"""What launchers start on each host of a job: ``python -m accelmark.run.agent.agent NODE_DIR``."""
 TASK_FILE: Final = "agent.json"
 IDENTITY_FILE: Final = "agent.pid"
 EXIT_FILE: Final = "exit.json"

@@ -16,7 +16,6 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.figure_names import FIGURES, FigureName, format_figure
 from accelmark.results.schema import RoundResult
 from accelmark.run.display.live import SIGNS, Board, draw, job_name
-from accelmark.run.display.observer import RunObserver
 from accelmark.run.display.progress import JobProgress
 from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.number_format import digits, duration, percent, quantity
@@ -31,6 +30,31 @@ _HEADLINES: Final = (
 )  # fmt: skip
 
 
+class RunObserver:
+    """Receives the progress of a run; this class ignores it, displays override its methods."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def state(self, job: PlannedJob, status: JobStatus) -> None:
+        """Report that a job changed its state."""
+
+    def preparing(self, job: PlannedJob, what: str) -> None:
+        """Report a step of preparing a job (a download, say); up to ten times a second."""
+
+    def progress(self, job: PlannedJob, progress: JobProgress) -> None:
+        """Report the progress of a running job; about once a second."""
+
+    def result(self, job: PlannedJob, result: RoundResult) -> None:
+        """Report the result of a round."""
+
+    def note(self, text: str) -> None:
+        """Report anything else that the user has to know."""
+
+
 @contextmanager
 def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[RunObserver]:
     """Show a run on standard output."""
@@ -39,7 +63,7 @@ def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json:
     if as_json:
         shown = JsonDisplay(run)
     elif console.is_terminal and not console.is_dumb_terminal:
-        shown = LiveDisplay(plan, run, dict(statuses))
+        shown = LiveDisplay(plan, dict(statuses))
     else:
         shown = PlainDisplay(console)
     with shown:
@@ -70,8 +94,8 @@ def headline(result: RoundResult) -> str:
 class LiveDisplay(RunObserver):
     """Draws a few lines at the bottom of a terminal, about once a second."""
 
-    def __init__(self, plan: Plan, run: str, statuses: dict[str, JobStatus]) -> None:
-        self._board = Board(plan, run, statuses)
+    def __init__(self, plan: Plan, statuses: dict[str, JobStatus]) -> None:
+        self._board = Board(plan, statuses)
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._since = time.monotonic()

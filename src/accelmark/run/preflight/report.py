@@ -12,7 +12,7 @@ from rich.text import Text
 from accelmark.datasets.ensure import locate
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.display.observer import RunObserver
+from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError

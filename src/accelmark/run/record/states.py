@@ -19,13 +19,10 @@ from accelmark.spec.model import Spec
 ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})
 _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "queued": frozenset({"preparing", "cancelled"}),
-    "preparing": frozenset({"running", "failed", "timed_out", "lost", "cancelled"}),
+    "preparing": ENDS - {"succeeded"} | {"running"},
     "running": ENDS,
     "succeeded": frozenset(),
-    "failed": frozenset({"queued"}),
-    "timed_out": frozenset({"queued"}),
-    "lost": frozenset({"queued"}),
-    "cancelled": frozenset({"queued"}),
+    **dict.fromkeys(ENDS - {"succeeded"}, frozenset({"queued"})),
 }
 EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
 
@@ -72,29 +69,20 @@ def read_events(path: Path) -> list[RunEvent]:
         RunError: the file cannot be read, or a line other than the last is damaged.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    events: list[RunEvent] = []
-    damaged: int | None = None
+    events = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             events.append(RunEvent.model_validate_json(line))
-        except ValidationError:
-            damaged = number
-    last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
-    if damaged is not None and damaged != last and not _was_resumed_after(lines[damaged:]):
-        raise RunError(f"{path}: line {damaged} is damaged")
+        except ValidationError as error:
+            # A run that was resumed after its writer was killed has the incomplete line before those of the resumption.
+            if number < len(lines) and not any(b'"run_resumed"' in later for later in lines[number:]):
+                raise RunError(f"{path}: line {number} is damaged") from error
     return events
-
-
-def _was_resumed_after(lines: Iterable[bytes]) -> bool:
-    """Return whether the run was resumed afterwards: then the damaged line is the last one of a killed writer."""
-    return any(b'"run_resumed"' in line for line in lines)
 
 
 def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobStatus]:

@@ -11,8 +11,8 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
-from accelmark.frameworks.pytorch.initialize import initialize_normal
+from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
+from accelmark.frameworks.pytorch.model.initialize import initialize_normal
 from accelmark.frameworks.pytorch.tasks.language_modelling import NextToken
 
 CAUSAL: Final = "accelmark_causal"

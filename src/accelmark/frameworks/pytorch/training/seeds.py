@@ -6,6 +6,7 @@ import hashlib
 import random
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -16,12 +17,10 @@ def rank_seed(shared_seed: int, rank: int) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy (where it is installed) and PyTorch on all devices."""
+    """Seed Python, NumPy and PyTorch on all devices."""
     random.seed(seed)
     torch.manual_seed(seed)
-    numpy = _numpy()
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -30,10 +29,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
     state: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
     if device.type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state(device)
-    numpy = _numpy()
-    if numpy is not None:
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        state["numpy"] = [name, keys.tolist(), int(position), int(has_gauss), float(cached)]
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state["numpy"] = [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
     return state
 
 
@@ -44,15 +41,6 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and "device" in state:
         torch.get_device_module(device).set_rng_state(state["device"], device)
-    numpy = _numpy()
-    if numpy is not None and "numpy" in state:
+    if "numpy" in state:
         name, keys, position, has_gauss, cached = state["numpy"]
-        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
-
-
-def _numpy() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        return None
-    return numpy
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

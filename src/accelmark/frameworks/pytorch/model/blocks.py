@@ -1,15 +1,20 @@
-"""Repeated blocks of a model: activation checkpointing and compilation."""
+"""Activation checkpointing and compilation, of a model's repeated blocks or of all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self, final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.spec.errors import RequestError, first_line
+from accelmark.spec.events import Compiled, Event
+from accelmark.spec.perflog import EventLog
 
 Checkpointing = Literal["off", "full", "selective"]
 
@@ -73,19 +78,63 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if operator in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class CompileCounter:
-    """Counts the graphs that ``torch.compile`` makes of this job's model, and the breaks between them."""
+@final
+class Compilation:
+    """The compilation of a job's model: counts its graphs, and the breaks between them."""
 
     def __init__(self) -> None:
         self._before = _counters()
 
-    def read(self) -> tuple[int, int]:
-        """Return graphs and graph breaks since the counter was made."""
-        graphs, breaks = _counters()
-        return graphs - self._before[0], breaks - self._before[1]
+    @classmethod
+    def start(cls, mode: str, device: torch.device, log: EventLog) -> Self | None:
+        """Return None, with a warning, where this host cannot compile for ``device``: a small function is tried.
+
+        The compiler that is initialised for it is used for the model too.
+        """
+        try:
+            torch.compile(torch.sin)(torch.ones(8, device=device))
+        except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
+            message = f"compile: {mode}: this host cannot compile, so the model is trained without compilation "
+            log.event(Event.WARNING, {"message": f"{message}({type(error).__name__}: {first_line(error)})"})
+            return None
+        return cls()
+
+    def read(self) -> Compiled:
+        """Return graphs and graph breaks since the start."""
+        (graphs, breaks), (graphs_before, breaks_before) = _counters(), self._before
+        return Compiled(graphs=graphs - graphs_before, graph_breaks=breaks - breaks_before)
+
+    def report(self, mode: str, log: EventLog) -> None:
+        """Log the number of graphs; warn where nothing was compiled although it was requested."""
+        found = self.read()
+        log.event(Event.COMPILED, found)
+        if not found.graphs:
+            log.event(Event.WARNING, {"message": f"compile: {mode}: nothing of the model was compiled"})
 
 
 def _counters() -> tuple[int, int]:
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def wrap_model(case: TrainCase, model: nn.Module, name: str, log: EventLog) -> Compilation | None:
+    """Apply activation checkpointing and compilation in place, before any data-parallel wrapper.
+
+    Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model.
+
+    Raises:
+        RequestError: blocks are to be checkpointed, and the case ``name`` has none.
+    """
+    settings = case.settings
+    checkpointing, mode = settings.activation_checkpointing, settings.compile
+    compilation = None if mode == "off" else Compilation.start(mode, case.place.device, log)
+    compiled = None if compilation is None else mode
+    blocks = case.checkpointed_blocks(model)
+    if checkpointing != "off" and not blocks:
+        raise RequestError(f"activation_checkpointing: case {name!r} has no repeated blocks for it; leave it off")
+    if checkpointing != "off" or (compiled is not None and blocks and settings.parallelism == "fsdp2"):
+        wrap_blocks(blocks, checkpointing, compiled)
+    elif compiled is not None:
+        model.compile(mode=compiled)
+    return compilation

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelmark.frameworks.pytorch.synthetic import on_meta
+from accelmark.frameworks.pytorch.data.feed import on_meta
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase

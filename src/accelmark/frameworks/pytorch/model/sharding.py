@@ -8,6 +8,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.spec.errors import first_line
+from accelmark.spec.events import Event
+from accelmark.spec.perflog import EventLog
+
+
+def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
+    """Return the case's model on the meta device, or with its weights, after a warning, where that is not possible."""
+    try:
+        with torch.device("meta"):
+            return case.build_model()
+    except (RuntimeError, NotImplementedError) as error:
+        why = f"the model cannot be built on the meta device ({first_line(error)})"
+        log.event(Event.WARNING, {"message": f"{why}: this rank builds all of it"})
+        return case.build_model()
+
 
 def shard(
     model: nn.Module,

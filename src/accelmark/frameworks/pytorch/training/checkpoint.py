@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from accelmark.frameworks.pytorch.hooks import Training
-from accelmark.frameworks.pytorch.seeds import random_state, restore_random_state
+from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
 from accelmark.spec.errors import RunError
 from accelmark.spec.settings import TrainSettings
 from accelmark.train.loop.contract import Progress
@@ -26,8 +28,8 @@ _NAME: Final = re.compile(r"^step(\d{9})$")
 class Checkpoints:
     """The checkpoints of a job: a directory each, with the random states of every rank.
 
-    With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards
-    through ``torch.distributed.checkpoint``. With several hosts the directory has to be on a shared file system.
+    With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards.
+    With several hosts the directory has to be on a shared file system.
     """
 
     def __init__(
@@ -40,9 +42,7 @@ class Checkpoints:
         self._rank = rank
         self._world = world
 
-    @property
-    def _sharded(self) -> bool:
-        return self._settings.parallelism == "fsdp2"
+        self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
 
     def save(self, progress: Progress, *, final: bool = False) -> str:
         """Write a checkpoint, remove the oldest beyond ``checkpoint.keep``, and return the name of the new one.
@@ -75,17 +75,11 @@ class Checkpoints:
         return name
 
     def _write(self, beside: Path, progress: Progress) -> None:
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict_saver import save
-
-            save(self._sharded_state(), checkpoint_id=beside / "shards")
-        elif self._rank == 0:
-            state = {
-                "model": plain(self._training.model).state_dict(),
-                "optimizer": self._training.optimizer.state_dict(),
-            }
+        if self._rank == 0 or self._settings.parallelism == "fsdp2":
+            training = self._training
+            state = {"model": plain(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
             # On the host: not every device's storages can be serialised.
-            torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, state), beside / "weights.pt")
+            torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
         if self._rank == 0:
             scaler = self._training.scaler
@@ -145,30 +139,24 @@ class Checkpoints:
                 )
 
     def _read(self, newest: Path) -> None:
+        """Load the tensors, memory-mapped on the CPU: the device never holds two copies."""
         training = self._training
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import set_state_dict
-            from torch.distributed.checkpoint.state_dict_loader import load
-
-            state = self._sharded_state()
-            load(state, checkpoint_id=newest / "shards")
-            set_state_dict(
-                training.model,
-                training.optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
-            )
-            return
-        # Memory-mapped on the CPU: the device never holds two copies, and step counters keep their device.
-        state = torch.load(newest / "weights.pt", weights_only=True, map_location="cpu", mmap=True)
-        plain(training.model).load_state_dict(state["model"])
+        state = torch.load(newest / self._file, weights_only=True, map_location="cpu", mmap=True)
+        with torch.no_grad():
+            for name, tensor in plain(training.model).state_dict().items():
+                part, saved = local(tensor), state["model"].pop(name)
+                if part.shape != saved.shape:
+                    raise ValueError(f"{name} has shape {tuple(part.shape)}, in the checkpoint {tuple(saved.shape)}")
+                part.copy_(saved)
+        if state["model"]:
+            raise ValueError(f"the model has no {', '.join(state['model'])}")
+        parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
+        for number, values in state["optimizer"]["state"].items():
+            if hasattr(parameters[number], "device_mesh"):
+                # Step counters are no shards; the optimizer chooses their device.
+                shards = {name: value for name, value in values.items() if name != "step"}
+                values.update({name: _sharded_as(parameters[number], value) for name, value in shards.items()})
         training.optimizer.load_state_dict(state["optimizer"])
-
-    def _sharded_state(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import get_state_dict
-
-        model, optimizer = get_state_dict(self._training.model, self._training.optimizer)
-        return {"model": model, "optimizer": optimizer}
 
     def _names(self) -> list[str]:
         """Return the names of complete checkpoints, oldest first."""
@@ -187,3 +175,20 @@ def plain(model: torch.nn.Module) -> torch.nn.Module:
         inner: torch.nn.Module = model.module
         return inner
     return model
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, detached: its shard where it is sharded."""
+    shard: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor.detach() if shard is None else shard().detach()
+
+
+def _sharded_as(parameter: Any, part: Any) -> Any:
+    """Return the tensor of which ``part`` is this rank's shard, sharded as ``parameter``."""
+    # Imported here: it takes most of a second, and most runs do not shard.
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(part, Tensor):
+        return part
+    layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    return DTensor.from_local(part.to(parameter.device), parameter.device_mesh, parameter.placements, **layout)

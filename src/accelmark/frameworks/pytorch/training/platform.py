@@ -71,6 +71,14 @@ def forget_peak_memory(device: torch.device) -> None:
             module.reset_peak_memory_stats(device)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory of the device or of the host is exhausted."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+
+
 def set_precision(precision: Precision, device: torch.device) -> Precision:
     """Choose the numeric mode of fp32 matrix work and how algorithms are chosen; return the precision computed in.
 
@@ -84,18 +92,6 @@ def set_precision(precision: Precision, device: torch.device) -> Precision:
     # Shapes are constant over steps, so a search for the fastest convolution algorithms pays off.
     torch.backends.cudnn.benchmark = device.type != "cpu"
     return "fp32" if precision == "tf32" and device.type == "cpu" else precision
-
-
-def uncompilable(device: torch.device) -> str | None:
-    """Return why this host cannot compile for ``device``, by compiling a small function; None where it can.
-
-    The compiler that is initialised for it is used for the model too.
-    """
-    try:
-        torch.compile(torch.sin)(torch.ones(8, device=device))
-    except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return None
 
 
 def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:

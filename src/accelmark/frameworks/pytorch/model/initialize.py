@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.data.batches import generator_for
 
 
 def initialize_normal(model: nn.Module, std: float, seed: int) -> None:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
-from accelmark.frameworks.pytorch.checkpoint import plain
-from accelmark.frameworks.pytorch.feed import mover
+from accelmark.frameworks.pytorch.data.feed import mover
 from accelmark.frameworks.pytorch.hooks import Training
+from accelmark.frameworks.pytorch.training.checkpoint import plain
 from accelmark.spec.errors import DataError
 
 
