@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
@@ -136,5 +136,4 @@ def options_model(launcher: str) -> type[LauncherOptions]:
     folder = find("launchers", launcher)
     if not (folder.path / "options.py").is_file():
         return LauncherOptions
-    model: type[LauncherOptions] = folder_module(folder, "options").Options
-    return model
+    return cast("type[LauncherOptions]", folder_module(folder, "options").Options)
