@@ -15,7 +15,6 @@ from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.cli.conformance import Check
     from accelmark.compat.flagperf.convert import Converted
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -24,16 +23,7 @@ _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
-new = typer.Typer(
-    help="Create a folder for a vendor or a case from a template.", no_args_is_help=True, rich_markup_mode=None
-)
-check = typer.Typer(
-    help="Check the folder of a vendor or a case for completeness.", no_args_is_help=True, rich_markup_mode=None
-)
-
-NewName = Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")]
-Name = Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")]
-Into = Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")]
+Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
 
 
 def cases(as_json: options.AsJson = False) -> None:
@@ -72,16 +62,19 @@ def cases(as_json: options.AsJson = False) -> None:
     Console().print(table)
 
 
-@new.command("vendor")
-def new_vendor(name: NewName, into: Into = Path()) -> None:
-    """Create vendors/NAME with a chip description and an adaptation of resnet_mini."""
-    _print_next(new_folder("vendors", name, into), name, "vendor", into)
+def new(
+    kind: Kind,
+    name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
+    into: Annotated[
+        Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")
+    ] = Path(),
+) -> None:
+    """Create the folder of a vendor or a case from a template.
 
-
-@new.command("case")
-def new_case(name: NewName, into: Into = Path()) -> None:
-    """Create cases/NAME with a case that can be trained as it is."""
-    _print_next(new_folder("cases", name, into), name, "case", into)
+    A vendor has a chip description and an adaptation of resnet_mini; a case can be trained as it is.
+    """
+    typer.echo(f"{new_folder('vendors' if kind == 'vendor' else 'cases', name, into)}\n")
+    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
 
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
@@ -109,38 +102,20 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
     return folder
 
 
-def _print_next(folder: Path, name: str, kind: str, into: Path) -> None:
-    typer.echo(f"{folder}\n")
-    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
-
-
-@check.command("vendor")
-def check_vendor(
-    name: Name,
-    run: Annotated[
-        bool, Option("--run/--no-run", help="Also read this machine's devices and train a few steps.")
-    ] = True,
+def check(
+    kind: Kind,
+    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
+    run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check vendors/NAME: description, peak rates with their sources, telemetry, and adaptations of cases."""
-    from accelmark.cli.conformance import vendor_checks
+    """Check the folder of a vendor or a case for completeness.
 
-    _print_checks(vendor_checks(name, run=run), as_json=as_json)
+    A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
+    A case: description, code, and training on synthetic data.
+    """
+    from accelmark.cli.conformance import case_checks, vendor_checks
 
-
-@check.command("case")
-def check_case(
-    name: Name,
-    run: Annotated[bool, Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
-    as_json: options.AsJson = False,
-) -> None:
-    """Check cases/NAME: description, code, and training on synthetic data."""
-    from accelmark.cli.conformance import case_checks
-
-    _print_checks(case_checks(name, run=run), as_json=as_json)
-
-
-def _print_checks(checks: list[Check], *, as_json: bool) -> None:
+    checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
     if as_json:
         typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
     else:
