@@ -1,4 +1,4 @@
-"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of the ranks' logs."""
+"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of logs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from accelmark.spec.events import Event
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
 from accelmark.spec.plugins.framework import LaunchRecord
+from accelmark.spec.secret import without_userinfo
 
 NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
 
@@ -26,6 +27,15 @@ _CAUSE: Final = re.compile(
     r"|(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file )."
 )
 """An exception, a fatal error, or Python's message where the script or module does not exist."""
+_COMPILER_ERROR: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
+_ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
+_GENERIC: Final = re.compile(
+    r"subprocess-exited-with-error|exited with (error|status|code)|note: This (error|is an issue)|metadata-generation"
+    r"|Failed to build|command .* failed with exit",
+    re.IGNORECASE,
+)
+_NUM_ERROR_LINES: Final = 3
+_MAX_ERROR_LENGTH: Final = 300
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -113,6 +123,15 @@ def read_log_end(path: Path) -> LogEnd:
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
     return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
+
+
+def error_lines(text: str) -> str:
+    """Return the first lines of ``text`` that name an error, preferably a compiler's; else its last line."""
+    lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _COMPILER_ERROR.search(line)]
+    named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
+    named = named or lines[-1:]
+    return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:_NUM_ERROR_LINES]))
 
 
 def _message(value: Mapping[str, Any]) -> str | None:

@@ -170,9 +170,7 @@ class Coordinator:
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
         """Resume a run: attach to running jobs, redo lost and cancelled ones, skip the rest.
 
-        Args:
-            redo_failed: redo jobs that failed or timed out, too.
-            from_scratch: do not resume from checkpoints.
+        ``redo_failed``: redo jobs that failed or timed out, too. ``from_scratch``: do not resume from checkpoints.
 
         Raises:
             AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
@@ -336,11 +334,7 @@ def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
 def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
-    Args:
-        directory: the run.
-        job: the planned job.
-        launcher: how agents are started.
-        go_on: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
     plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
     hosts = {host.name: host for host in plan.cluster.hosts}

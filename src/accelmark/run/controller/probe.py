@@ -42,21 +42,12 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         node = _node_job(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
         make_directory(node_dir)
         write_atomic(node.task.job_file, node.job.model_dump_json(indent=2))
-        agent = local_agent(node)
-
-        async def body() -> NodeExit:
-            await agent.prepare()
-            await agent.start()
-            ended = await agent.wait()
-            if ended.state != "succeeded":
-                raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
-            return ended
-
-        ended = asyncio.run(body())
-        try:
-            found = Ceilings.model_validate_json((node_dir / CEILINGS_FILE).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise RunError("the probe wrote no result") from error
+        ended = asyncio.run(_carry_out(node))
+        if ended.state != "succeeded":
+            raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
+        found = _read(node_dir / CEILINGS_FILE)
+        if found is None:
+            raise RunError("the probe wrote no result")
         found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
     earlier = _read(path)
@@ -64,6 +55,13 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         make_directory(path.parent)
         write_atomic(path, found.model_dump_json(indent=2))
     return found
+
+
+async def _carry_out(node: NodeJob) -> NodeExit:
+    agent = local_agent(node)
+    await agent.prepare()
+    await agent.start()
+    return await agent.wait()
 
 
 def _disturbances(node_dir: Path, ended: NodeExit) -> Iterator[str]:

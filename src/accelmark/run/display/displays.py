@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, Self, final
 
@@ -55,19 +54,13 @@ class RunObserver:
         """Report anything else that the user has to know."""
 
 
-@contextmanager
-def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[RunObserver]:
-    """Show a run on standard output."""
-    console = Console(highlight=False, soft_wrap=True)
-    shown: RunObserver
+def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> RunObserver:
+    """Return the display of a run on standard output."""
     if as_json:
-        shown = JsonDisplay(run)
-    elif console.is_terminal and not console.is_dumb_terminal:
-        shown = LiveDisplay(plan, dict(statuses))
-    else:
-        shown = PlainDisplay(console)
-    with shown:
-        yield shown
+        return JsonDisplay(run)
+    console = Console(highlight=False, soft_wrap=True)
+    on_terminal = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(plan, dict(statuses)) if on_terminal else PlainDisplay(console)
 
 
 def headline(result: RoundResult) -> str:
