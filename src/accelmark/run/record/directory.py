@@ -91,11 +91,6 @@ class RunDirectory:
         """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    @property
-    def name(self) -> str:
-        """The directory's name."""
-        return self.path.name
-
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""
         return self.path / job.directory

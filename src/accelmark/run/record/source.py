@@ -87,20 +87,21 @@ def require_unchanged(plan: Plan, where: str) -> None:
     """
     hint = "start a new run"
     problems: list[Problem] = []
-    folders = {ref.path: ref.sha256 for job in plan.jobs for ref in (job.job.case, job.job.extern) if ref is not None}
-    for path, sha256 in folders.items():
-        if not path.is_dir():
-            problems.append(Problem(where, str(path), "was removed since the run was planned", hint))
-        elif tree_hash(path) != sha256:
-            problems.append(Problem(where, str(path), "has changed since the run was planned", hint))
+    folders = {
+        str(ref.path): (ref.path, ref.sha256)
+        for job in plan.jobs
+        for ref in (job.job.case, job.job.extern)
+        if ref is not None
+    }
     try:
         vendor = find("vendors", plan.vendor).path
+        folders[str(vendor)] = vendor, plan.vendor_sha256
     except AccelmarkError as error:
         problems.append(Problem(where, plan.vendor, str(error)))
-    else:
-        if tree_hash(vendor) != plan.vendor_sha256:
-            problems.append(Problem(where, str(vendor), "has changed since the run was planned", hint))
-    if tree_hash(Path(accelmark.__file__).parent) != plan.source_sha256:
-        problems.append(Problem(where, "AccelMark", "has changed since the run was planned", hint))
+    folders["AccelMark"] = Path(accelmark.__file__).parent, plan.source_sha256
+    for name, (path, sha256) in folders.items():
+        if not path.is_dir() or tree_hash(path) != sha256:
+            what = "has changed" if path.is_dir() else "was removed"
+            problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:
         raise SpecError(problems)

@@ -134,9 +134,6 @@ class RunEventLog:
             os.fsync(self._descriptor)
 
     def _end_incomplete_line(self) -> None:
-        with self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                os.write(self._descriptor, b"\n")
+        written = self._path.read_bytes()
+        if written and not written.endswith(b"\n"):
+            os.write(self._descriptor, b"\n")
