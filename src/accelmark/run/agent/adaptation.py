@@ -201,8 +201,7 @@ def _run(
 ) -> bytes:
     """Run a command with its output in the log; with ``capture`` return standard output instead.
 
-    Raises:
-        RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
+    Raises RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
     """
     with (node_dir / LOG_FILE).open("ab") as log:
         begin = log.tell()

@@ -77,7 +77,7 @@ class LimitChecker:
         silent = [rank for rank in self.ranks if now - self._activities[rank].since > limit_s]
         if not silent:
             return None
-        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).finished is None]
+        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).state is None]
         if not unfinished:
             who = f"rank {silent[0]}" if len(silent) == 1 else f"all of this host's {len(silent)} ranks"
             what = f"{who} finished, but a process did not end within {limit_s:g} s"

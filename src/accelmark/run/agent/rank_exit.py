@@ -63,20 +63,10 @@ class LogEnd:
     """The end of a rank's log."""
 
     lines: tuple[str, ...]
-    finished: Mapping[str, Any] | None
-    """The value of ``FINISHED``, where that is the last event."""
+    state: str | None
+    """The state in ``FINISHED``, where that is the last event."""
     cause: str | None
     """One line: the message of the last event, the exception, or None."""
-
-    @property
-    def completed(self) -> bool:
-        """Whether the rank reported that it completed."""
-        return self.finished is not None and self.finished.get("state", "completed") == "completed"
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the rank reported that it was cancelled."""
-        return self.finished is not None and self.finished.get("state") == "cancelled"
 
 
 @final
@@ -119,10 +109,11 @@ def read_log_end(path: Path) -> LogEnd:
         if event.event == Event.ERROR:
             error = _message(event.value) or error
     other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
-    own = _message(finished) if finished is not None and finished.get("state", "completed") != "completed" else None
+    state = str(finished.get("state", "completed")) if finished is not None else None
+    own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
+    return LogEnd(tuple(map(printable, shown)), state, printable(cause) if cause else None)
 
 
 def error_lines(text: str) -> str:
@@ -179,18 +170,18 @@ def classify_rank(
     name = signal_name(exit_code) if exit_code is not None else None
     state: RankState
     reason: str | None
-    if log.completed and exit_code in (0, None):
+    if log.state == "completed" and exit_code in (0, None):
         state, reason = "succeeded", None
     elif termination is not None:
         state, reason = termination.rank_state, termination.reason
-    elif log.cancelled:
+    elif log.state == "cancelled":
         state, reason = "cancelled", log.cause or "was cancelled"
-    elif name is not None and log.finished is None:
+    elif name is not None and log.state is None:
         hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
         state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")
-    elif exit_code == 0 and log.finished is None:
+    elif exit_code == 0 and log.state is None:
         state, reason = "failed", log.cause or "exited with code 0 without a FINISHED event"
-    elif exit_code is None and log.finished is None:
+    elif exit_code is None and log.state is None:
         state, reason = "lost", log.cause or "ended without an exit code or a FINISHED event"
     else:
         code = "an unknown code" if exit_code is None else f"code {exit_code}"

@@ -156,8 +156,7 @@ class Coordinator:
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and summarise.
 
-        Raises:
-            AccelmarkError: hosts are not ready; nothing was started.
+        Raises AccelmarkError: hosts are not ready; nothing was started.
         """
         try:
             await self._check_hosts(self.directory.plan.jobs)

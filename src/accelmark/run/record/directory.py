@@ -130,8 +130,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
-    Raises:
-        RequestError: another process has locked it.
+    Raises RequestError: another process has locked it.
     """
     path = directory / HOLDER_FILE
     with write_errors(path):

@@ -82,8 +82,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 def require_unchanged(plan: Plan, where: str) -> None:
     """Check that cases, vendor and AccelMark are those that the run was planned with.
 
-    Raises:
-        SpecError: with everything that has changed, since a resumed run must not mix results of different code.
+    Raises SpecError: with everything that has changed, since a resumed run must not mix results of different code.
     """
     hint = "start a new run"
     problems: list[Problem] = []
