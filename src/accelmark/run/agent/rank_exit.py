@@ -48,8 +48,6 @@ _CONNECTION_ERRORS: Final = (
     "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
 )  # fmt: skip
 """Errors that ranks raise after another rank has died."""
-
-
 _CAUSES: Final[tuple[RankState, ...]] = (
     "signaled", "failed", "lost", "stalled", "timed_out", "cancelled", "succeeded",
 )  # fmt: skip

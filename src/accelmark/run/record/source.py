@@ -49,19 +49,17 @@ def _installed(package: Path) -> Distribution | None:
 
 def _differing(found: Distribution, package: Path) -> tuple[str, ...]:
     """Return files that were changed, removed or added since the wheel's RECORD."""
-    recorded = {str(file): file for file in found.files or () if str(file).startswith("accelmark/")}
-    differing = []
-    for name, file in recorded.items():
-        if name.endswith(_SKIPPED):
-            continue
-        path = Path(str(file.locate()))
-        if not path.is_file() or (file.hash is not None and _digest(path, file.hash.mode) != file.hash.value):
-            differing.append(name)
-    for path in package.rglob("*"):
-        name = f"accelmark/{path.relative_to(package).as_posix()}"
-        if path.is_file() and not name.endswith(_SKIPPED) and name not in recorded:
-            differing.append(name)
-    return tuple(sorted(differing))
+    files = {str(file): file.hash for file in found.files or ()}
+    recorded = {name: digest for name, digest in files.items() if name.startswith("accelmark/")}
+    present = {
+        f"accelmark/{path.relative_to(package).as_posix()}": path for path in package.rglob("*") if path.is_file()
+    }
+    differing = recorded.keys() ^ present.keys()
+    for name in recorded.keys() & present.keys():
+        digest = recorded[name]
+        if digest is not None and _digest(present[name], digest.mode) != digest.value:
+            differing.add(name)
+    return tuple(sorted(name for name in differing if not name.endswith(_SKIPPED)))
 
 
 def _digest(path: Path, mode: str) -> str:
