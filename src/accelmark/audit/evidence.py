@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.figure_names import FigureName
 from accelmark.results.read.round_dir import Reevaluation, read_json, read_reevaluation
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
@@ -77,11 +76,6 @@ class RoundEvidence(NamedTuple):
     def number(self) -> int:
         """Number of the round, from 1."""
         return self.result.round
-
-    def figure(self, name: FigureName) -> float | None:
-        """Return the value of a figure; None where it was not measured."""
-        found = self.result.figures.get(name)
-        return found.value if found is not None else None
 
 
 @final

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.report.inference import inference_view
+from accelmark.report.charts import latency_chart, scaling_chart
 from accelmark.report.plots import plots_of
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.figures.aggregate import NARROW
-from accelmark.results.schema import CaseResult, RoundResult, Spread
+from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.results.store.manifest import update_manifest
@@ -115,7 +116,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         title_of, unit=result.unit, metric=first.target.metric if first and first.target else None
     )
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
-    columns = [name for name in _ROUND_COLUMNS if any(_value(found, name) is not None for found in rounds)]
+    columns = [name for name in _ROUND_COLUMNS if any(found.value_of(name) is not None for found in rounds)]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -139,7 +140,7 @@ def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
         rounds=[
             RoundRow(
                 found,
-                [format_figure(name, _value(found, name), found.unit) for name in columns],
+                [format_figure(name, found.value_of(name), found.unit) for name in columns],
                 [(node.host, rank) for node in found.nodes for rank in node.ranks if rank.state != "succeeded"],
             )
             for found in rounds
@@ -157,11 +158,6 @@ def scale_text(key: CaseKey, variant: str | None) -> str:
     ranks = "rank" if key.world_size == 1 else "ranks"
     scale = f"{key.framework}{version} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}"
     return f"{scale} · {variant}" if variant else scale
-
-
-def _value(result: RoundResult, name: FigureName) -> float | None:
-    found = result.figures.get(name)
-    return found.value if found else None
 
 
 def _target(result: RoundResult | None) -> str:
@@ -189,7 +185,7 @@ def _row(title: str, name: FigureName, spread: Spread, unit: str, rounds: Sequen
         value=format_figure(name, spread.mean, unit),
         interval=NOTHING if half is None else f"± {percent(half)}",
         wide=half is not None and half > NARROW,
-        rounds=[scale.number(_value(result, name)) for result in rounds],
+        rounds=[scale.number(result.value_of(name)) for result in rounds],
     )
 
 
@@ -222,11 +218,72 @@ def _amount(title: str, value: float) -> tuple[str, str]:
     return title, f"{value:,}" if isinstance(value, int) else digits(value)
 
 
+_ENGINE_COLUMNS: Final = (
+    ("Accuracy", F.INFERENCE_METRIC), ("Framework accuracy", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
+    ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
+    ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+)  # fmt: skip
+
+
+class EngineRow(NamedTuple):
+    """One engine at one precision and batch."""
+
+    anchor: str
+    case: CaseResult
+    round: RoundResult
+    """The first of the case."""
+    inference: InferenceRound
+    cells: list[tuple[str, str]]
+    """(value, note or reason why there is none) in the order of the columns."""
+    speedup: str
+    """Core throughput relative to the framework's own."""
+
+
+def inference_view(run: LoadedRun) -> dict[str, Any] | None:
+    """Return the values of ``inference.html``, None where the run has no inference case."""
+    rows = [
+        _engine_row(f"case-{number}", case.result, first, first.inference)
+        for number, case in enumerate(run.cases, start=1)
+        if (first := case.first) is not None and first.inference is not None
+    ]
+    if not rows:
+        return None
+    return {
+        "heads": [head for head, _ in _ENGINE_COLUMNS],
+        "rows": rows,
+        "chart": latency_chart([(_engine(row.case), row.inference.latency_curve) for row in rows]),
+        "steps": [(_engine(row.case), _steps(row.inference)) for row in rows],
+    }
+
+
+def _engine(case: CaseResult) -> str:
+    return f"{case.key.model} {case.variant or ''}".strip()
+
+
+def _engine_row(anchor: str, case: CaseResult, first: RoundResult, inference: InferenceRound) -> EngineRow:
+    cells = []
+    for _, name in _ENGINE_COLUMNS:
+        spread, mean = case.figures.get(name), case.mean_of(name)
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
+        cells.append((shown, (spread.reason if spread else None) or ""))
+    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
+    speedup = f"{digits(core / base, 3)}×" if core and base else NOTHING
+    return EngineRow(anchor, case, first, inference, cells, speedup)
+
+
+def _steps(inference: InferenceRound) -> list[str]:
+    """Return the duration or reason of each of the seven steps."""
+    lines: list[str] = []
+    for stage in {stage.step: stage for stage in inference.stages}.values():
+        took, why = f"{stage.duration_s:.2f} s", f"({stage.reason})"
+        states = {"skipped": f"skipped {why}", "failed": f"failed after {took} {why}", "done": took}
+        lines.append(f"{stage.number} {stage.step}: {states[stage.state]}")
+    return lines
+
+
 def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
-    from accelmark.report.charts import scaling_chart
-    from accelmark.results.figures.scaling import scaling_curves
-
     cases = case_views(run)
     return fill(
         "run.html",

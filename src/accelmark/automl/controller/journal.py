@@ -21,7 +21,7 @@ from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, NonNegative
 from accelmark.automl.search.population import Individual, IndividualStatus, Population
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.spec.errors import RunError
-from accelmark.spec.model import Spec
+from accelmark.spec.model import Spec, first_error
 
 JOURNAL_FILE: Final = "journal.jsonl"
 CONFIG_FILE: Final = "automl.json"
@@ -159,9 +159,7 @@ def read_journal(directory: Path) -> list[Event]:
         try:
             events.append(_EVENTS.validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
-            raise RunError(f"{path}: line {number} is not a valid event: {where}{first['msg']}") from error
+            raise RunError(f"{path}: line {number} is not a valid event: {first_error(error)}") from error
     return events
 
 

@@ -239,8 +239,7 @@ def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool)
 
 
 def _values(case: LoadedCase, name: FigureName) -> list[float]:
-    figures = (result.figures.get(name) for result in case.succeeded)
-    return [figure.value for figure in figures if figure and figure.value is not None]
+    return [value for result in case.succeeded if (value := result.value_of(name)) is not None]
 
 
 def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:

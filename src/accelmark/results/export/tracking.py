@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic_core import from_json
-
 from accelmark.results.schema import RoundResult
+from accelmark.results.store.files import write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.requirements import require
@@ -82,13 +81,11 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
         place = directory / run.summary.run / contents.name
         if place.is_dir() and any(place.iterdir()):
             raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
-        try:
+        with write_errors(place):
             writer = EventFileWriter(str(place))
             for event in _events(contents):
                 writer.add_event(event)
             writer.close()
-        except OSError as error:
-            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
         written.append(place)
     return written
 
@@ -190,21 +187,13 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
     for begin in range(0, len(metrics), _MAX_METRICS):
         client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
-    secrets = _secrets(run)
+    secrets = set(secrets_in(run.files.json("plan.json")))
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
     client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
-
-
-def _secrets(run: LoadedRun) -> set[str]:
-    """Return the secrets in a run's plan; none where it is unreadable."""
-    try:
-        return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
-    except ValueError:
-        return set()
 
 
 def _name(text: str) -> str:

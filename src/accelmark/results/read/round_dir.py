@@ -18,6 +18,7 @@ from accelmark.results.schema import JobState
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.job import JobSpec, NodeExit
+from accelmark.spec.model import first_error
 from accelmark.spec.perflog import PerfLogReader
 
 LedgerState = tuple[JobState, str | None]
@@ -53,9 +54,7 @@ def read_job(round_dir: Path) -> JobSpec:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path}: is not a valid job: {where or 'the file'}: {first['msg']}") from error
+        raise RunError(f"{path}: is not a valid job: {first_error(error)}") from error
 
 
 def node_dirs(round_dir: Path) -> list[NodeDir]:
@@ -102,6 +101,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
+
+
+def planned_jobs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the planned jobs by directory; empty where the plan is unreadable."""
+    jobs = plan.get("jobs")
+    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
+    return {
+        entry["directory"]: entry["job"]
+        for entry in entries
+        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
+    }
 
 
 class ReplayedStep(NamedTuple):

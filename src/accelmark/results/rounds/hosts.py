@@ -87,13 +87,11 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
     An entry is an index, or a UUID (``GPU-8932f937-...``) that may be shortened as far as it is unique. Without a match
     (a UUID of part of a device, such as ``MIG-...``) all are left out: the sum over some would be wrong.
     """
+    uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
     indices: list[int] = []
     for entry in entries:
-        if entry.isdigit():
-            indices.append(int(entry))
-            continue
-        uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
         matching = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry.lower())]
+        matching = [int(entry)] if entry.isdigit() else matching
         if len(matching) != 1:
             return []
         indices += matching

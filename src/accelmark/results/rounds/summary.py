@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.read.round_dir import ledger_states, node_dirs, read_job, read_json
+from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
@@ -89,7 +89,7 @@ def gather(
     Raises RunError if ``run_dir`` has no rounds.
     """
     plan = read_json(run_dir / "plan.json")
-    planned = _planned(plan)
+    planned = planned_jobs(plan)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
@@ -135,17 +135,6 @@ def _by_number(job_file: Path) -> tuple[str, int]:
     return job_file.parent.parent.name, int(number) if number.isdigit() else 0
 
 
-def _planned(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the planned jobs by directory; empty where the plan is unreadable."""
-    jobs = plan.get("jobs")
-    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
-    return {
-        entry["directory"]: entry["job"]
-        for entry in entries
-        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
-    }
-
-
 def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
     for job in planned:
         try:
@@ -179,13 +168,14 @@ def _case(
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
+    answers = [result.converged for result in results if result.converged is not None]
     return CaseResult(
         key=key,
         task=first.task if first else _task(planned),
         unit=first.unit if first else "sample",
         variant=_variant(first) if first else None,
         state=worst(states),
-        converged=_all([result.converged for result in results]),
+        converged=all(answers) if answers else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
@@ -212,23 +202,17 @@ def _variant(result: RoundResult) -> str | None:
     inference = result.inference
     if inference is None:
         return None
-    options = {key: setting.value for key, setting in result.settings.items() if key.startswith(_OPTIONS)}
-    words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
-    return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
+    for name, setting in sorted(result.settings.items()):
+        if name.startswith(_OPTIONS):
+            value = ",".join(map(str, setting.value)) if isinstance(setting.value, list | tuple) else setting.value
+            words.append(f"{name.removeprefix(_OPTIONS)}={value}")
+    return " ".join(words)
 
 
 def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
     kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
     return "infer" if "infer" in kinds else "train"
-
-
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    known = [answer for answer in answers if answer is not None]
-    return all(known) if known else None
 
 
 def worst(states: Sequence[JobState]) -> JobState:

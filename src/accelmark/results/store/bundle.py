@@ -13,6 +13,7 @@ from typing import Final, final
 
 from pydantic_core import from_json
 
+from accelmark.results.store.files import write_errors
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.manifest import MANIFEST_FILE, check_manifest, covered_files
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
@@ -51,10 +52,8 @@ def write_bundle(run_dir: Path, output: Path) -> None:
         if path.name != SECRETS_FILE
     }
     packed = pack(run_dir.resolve().name, files)
-    try:
+    with write_errors(output):
         output.write_bytes(packed)
-    except OSError as error:
-        raise RunError(f"{output}: cannot be written: {error.strerror}") from error
 
 
 def _refuse_changed(run_dir: Path, output: Path) -> None:

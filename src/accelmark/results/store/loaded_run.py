@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
+from accelmark.spec.model import first_error
 
 RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -35,6 +36,14 @@ class RunFiles:
             return (self.path / name).read_bytes()
         except OSError as error:
             raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in ``name``; an empty one where the file is missing or invalid."""
+        try:
+            loaded = from_json(self.read(name))
+        except (RunError, ValueError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
 
     def has(self, name: str) -> bool:
         """Return whether there is a file ``name``."""
@@ -159,6 +168,4 @@ def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = (
     try:
         return model.model_validate(loaded)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
+        raise RunError(f"{path}: does not follow schema version {version}: {first_error(error)}") from error

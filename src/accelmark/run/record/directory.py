@@ -19,6 +19,7 @@ from accelmark.results.store.files import make_directory, write_atomic, write_er
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.model import first_error
 from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
@@ -82,9 +83,7 @@ class RunDirectory:
         try:
             return cls(path, Plan.model_validate_json(text))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            what = f"was written by another version of AccelMark or is damaged: {place}: {first['msg']}"
+            what = f"was written by another version of AccelMark or is damaged: {first_error(error)}"
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:

@@ -29,6 +29,7 @@ class ToolSource:
 
     def __init__(self, rule: ToolRule) -> None:
         self._rule = rule
+        self._tool = rule.command[0]
         self._num_devices = 0
 
     def open(self) -> tuple[DeviceInfo, ...]:
@@ -48,10 +49,6 @@ class ToolSource:
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
-
-    @property
-    def _tool(self) -> str:
-        return self._rule.command[0]
 
     def _identify(self, devices: tuple[Values, ...]) -> tuple[Values, ...]:
         if self._rule.identify is None:
