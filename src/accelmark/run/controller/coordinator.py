@@ -243,7 +243,7 @@ class Coordinator:
         return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
     async def _start(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
-        """Deliver data and files to the hosts and start the agents; None where a stop was requested meanwhile."""
+        """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
         nodes = write_job(self.directory, job, self._launcher, go_on=go_on)
         agents = [self._launcher.agent(node) for node in nodes]
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from accelmark.datasets.ensure import cache_directory
 from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
+from accelmark.run.controller.waiting import run_agents
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.cluster import HostSpec
@@ -42,7 +43,7 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         node = _node_job(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
         make_directory(node_dir)
         write_atomic(node.task.job_file, node.job.model_dump_json(indent=2))
-        ended = asyncio.run(_carry_out(node))
+        (ended,) = asyncio.run(run_agents([local_agent(node)]))
         if ended.state != "succeeded":
             raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
         found = _read(node_dir / CEILINGS_FILE)
@@ -55,13 +56,6 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         make_directory(path.parent)
         write_atomic(path, found.model_dump_json(indent=2))
     return found
-
-
-async def _carry_out(node: NodeJob) -> NodeExit:
-    agent = local_agent(node)
-    await agent.prepare()
-    await agent.start()
-    return await agent.wait()
 
 
 def _disturbances(node_dir: Path, ended: NodeExit) -> Iterator[str]:
