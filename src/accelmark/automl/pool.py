@@ -52,7 +52,7 @@ class WorkerPool(ABC):
     def close(self) -> None:
         """End all workers."""
 
-    def _call(self, worker: int, method: Literal["report", "drain", "run"], *arguments: object) -> None:
+    def _call(self, worker: int, method: Literal["ready", "drain", "run"], *arguments: object) -> None:
         self._pending[self._submit(worker, method, *arguments)] = worker, method
 
     def _start_all(self) -> None:
@@ -79,7 +79,7 @@ class WorkerPool(ABC):
         self._pending = {future: call for future, call in self._pending.items() if call[0] != worker}
         self._training.discard(worker)
         self._restart(worker)
-        self._call(worker, "report")
+        self._call(worker, "ready")
 
     def listen(self, timeout_s: float) -> list[tuple[int, Message]]:
         """Return messages with their workers; waits at most ``timeout_s`` for the first."""
@@ -101,7 +101,7 @@ class WorkerPool(ABC):
                 return []  # the result's future fails too and is reported
             is_memory = type(error).__name__ == "OutOfMemoryError"
             return [(worker, WorkerLost("out-of-memory" if is_memory else "lost", _error_line(str(error))))]
-        if method == "report":
+        if method == "ready":
             self.ready[worker] = value
             return [(worker, value)]
         if method == "drain":

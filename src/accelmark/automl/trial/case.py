@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Final, final
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from accelmark.automl.trial.module import GraphModule, channel_statistics, load_
 from accelmark.datasets.images import Images
 from accelmark.frameworks.pytorch.batches import Shares
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
-from accelmark.spec.settings import TrainSettings
 
 _CALIBRATION_IMAGES: Final = 256
 
@@ -46,38 +45,34 @@ class ImageBatches:
             yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
 
 
+@dataclass(frozen=True)
+class TrialInput:
+    """What a trial is given; ``weights`` are those of the order's parent network, None: from scratch."""
+
+    data: Dataset
+    order: TrialOrder
+    weights: TrainedWeights
+    listener: TrialListener
+
+
 @final
 class TrialCase(TrainCase):
-    """One trial's network. Images are scaled on the device, so that they are transferred as bytes.
+    """One trial's network. Images are scaled on the device, so that they are transferred as bytes."""
 
-    ``weights`` are those of the order's parent network; None: from scratch.
-    """
-
-    def __init__(
-        self,
-        settings: TrainSettings,
-        data_dirs: Mapping[str, Path],
-        place: Place,
-        *,
-        order: TrialOrder,
-        dataset: Dataset,
-        weights: TrainedWeights,
-        listener: TrialListener,
-    ) -> None:
-        super().__init__(settings, data_dirs, place)
-        self._order: Final = order
-        self._data: Final = dataset
-        self._weights: Final = weights
-        self._listener: Final = listener
+    def __init__(self, given: TrialInput, *args: Any) -> None:
+        super().__init__(*args)
+        self._given: Final = given
         self.started_from: WeightMode = "from-scratch"
         self.module: GraphModule | None = None
         """The trained network without wrappers, once it is built."""
-        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (dataset.mean, dataset.deviation))
-        self._mean, self._deviation = mean.to(place.device), deviation.to(place.device)
+        self._mean, self._deviation = (
+            torch.tensor(values, device=self.place.device).view(1, -1, 1, 1)
+            for values in (given.data.mean, given.data.deviation)
+        )
 
     def build_model(self) -> nn.Module:
         """Build the network, with its parent's weights where there are any, carried through the order's morphs."""
-        order, network, carried = self._order, self._order.parent_network, self._weights
+        order, network, carried = self._given.order, self._given.order.parent_network, self._given.weights
         self.module = GraphModule(order.network)
         if network is None or carried is None:
             return self.module
@@ -94,40 +89,40 @@ class TrialCase(TrainCase):
         """Return mean and variance of the output of node ``at`` for training images."""
         module = GraphModule(network)
         load_weights(module, weights)
-        indices = np.arange(min(_CALIBRATION_IMAGES, len(self._data.training)))
-        images = torch.from_numpy(self._data.training.batch(indices, None))
+        indices = np.arange(min(_CALIBRATION_IMAGES, len(self._given.data.training)))
+        images = torch.from_numpy(self._given.data.training.batch(indices, None))
         return channel_statistics(module, self._scaled(images), at)
 
     def train_batches(self) -> ImageBatches:
         """Return this rank's share of the training images."""
-        return ImageBatches(self._data.training, self.settings.batch_size, self.place, train=True)
+        return ImageBatches(self._given.data.training, self.settings.batch_size, self.place, train=True)
 
     def eval_batches(self) -> ImageBatches:
         """Return this rank's share of the validation images."""
-        return ImageBatches(self._data.validation, self.settings.eval_batch_size, self.place, train=False)
+        return ImageBatches(self._given.data.validation, self.settings.eval_batch_size, self.place, train=False)
 
     def held_out_batches(self) -> ImageBatches:
         """Return this rank's share of the held-out images."""
-        return ImageBatches(self._data.held_out, self.settings.eval_batch_size, self.place, train=False)
+        return ImageBatches(self._given.data.held_out, self.settings.eval_batch_size, self.place, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return black images, with which the driver counts operations."""
-        images = torch.zeros(size, *self._order.network.input_shape, dtype=torch.uint8)
+        images = torch.zeros(size, *self._given.order.network.input_shape, dtype=torch.uint8)
         return {"images": images, "labels": torch.zeros(size, dtype=torch.int64)}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the smoothed cross-entropy, and report the images of all ranks to the listener."""
         scores = self._scores(model, batch)
-        smoothing = self._order.training.label_smoothing
+        smoothing = self._given.order.training.label_smoothing
         loss = cross_entropy(scores.float(), batch["labels"], label_smoothing=smoothing)
         if not loss.is_meta:
-            self._listener.progress(len(scores) * self.place.world_size)
+            self._given.listener.report(len(scores) * self.place.world_size)
         return loss
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the sums of cross-entropy, correct predictions and images."""
         scores, labels = self._scores(model, batch), batch["labels"]
-        self._listener.progress(len(scores) * self.place.world_size)
+        self._given.listener.report(len(scores) * self.place.world_size)
         return {
             "loss": cross_entropy(scores.float(), labels, reduction="sum"),
             "correct": (scores.argmax(dim=1) == labels).sum(),
@@ -141,7 +136,7 @@ class TrialCase(TrainCase):
 
     def flops_per_sample(self) -> float:
         """Return the scored matrix work of one image, forward and backward."""
-        return float(count(self._order.network, "accelmark").matrix)
+        return float(count(self._given.order.network, "accelmark").matrix)
 
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
         scores: Tensor = model(self._scaled(batch["images"]))
