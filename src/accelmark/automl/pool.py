@@ -12,6 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Final, Literal
 
+import ray
+
 from accelmark.automl.config import AutomlConfig, check_capacity
 from accelmark.automl.messages import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.network import Network
@@ -132,11 +134,8 @@ class RayPool(WorkerPool):
     """
 
     def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
-        import ray
-
         super().__init__(config.schedule.concurrency)
         os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
-        self._ray: Final = ray
         self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
         own = {"include_dashboard": False, "_temp_dir": self._folder.name}
         self._connect(address, {"address": address} if address else own)
@@ -150,7 +149,6 @@ class RayPool(WorkerPool):
 
     def _connect(self, address: str | None, options: Mapping[str, Any]) -> None:
         """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
-        ray = self._ray
         for is_last in (False, True):
             try:
                 ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
@@ -169,7 +167,7 @@ class RayPool(WorkerPool):
                 return
 
     def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
-        resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
         devices = config.training.devices_per_trial
         cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
         check_capacity(config, cores=cores, accelerators=accelerators)
@@ -177,7 +175,7 @@ class RayPool(WorkerPool):
         reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
         # Several threads let the actor answer while it trains.
         options = {"max_concurrency": 4, "max_restarts": 0, **reserved}
-        actor = self._ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
+        actor = ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
         return actor, (config.dataset, network, devices, threads)
 
     def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
@@ -186,12 +184,12 @@ class RayPool(WorkerPool):
 
     def _restart(self, worker: int) -> None:
         if worker in self._actors:
-            self._ray.kill(self._actors[worker], no_restart=True)
+            ray.kill(self._actors[worker], no_restart=True)
         self._actors[worker] = self._class.remote(*self._arguments)
 
     def close(self) -> None:
         """End all workers; a Ray that this process started ends too."""
         for actor in self._actors.values():
-            self._ray.kill(actor, no_restart=True)
-        self._ray.shutdown()
+            ray.kill(actor, no_restart=True)
+        ray.shutdown()
         self._folder.cleanup()
