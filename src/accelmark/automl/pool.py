@@ -7,7 +7,6 @@ import pkgutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Final, Literal
@@ -137,9 +136,8 @@ class RayPool(WorkerPool):
         super().__init__(config.schedule.concurrency)
         os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
         self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
-        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
-        self._connect(address, {"address": address} if address else own)
         self._actors: dict[int, Any] = {}
+        self._connect(address)
         try:
             self._class, self._arguments = self._actor_class(config, network)
             self._start_all()
@@ -147,11 +145,14 @@ class RayPool(WorkerPool):
             self.close()
             raise
 
-    def _connect(self, address: str | None, options: Mapping[str, Any]) -> None:
+    def _connect(self, address: str | None) -> None:
         """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
+        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
+        options: dict[str, Any] = {"address": address} if address else own
         for is_last in (False, True):
             try:
                 ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+                return
             except Exception as error:
                 ray.shutdown()
                 if address is not None:
@@ -163,8 +164,6 @@ class RayPool(WorkerPool):
                 # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
                 if is_last or "timed out during startup" not in str(error):
                     raise RunError(f"Ray cannot be started: {error}") from error
-            else:
-                return
 
     def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -20,8 +20,7 @@ from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener,
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
 from accelmark.automl.search.schedule import EarlyStop
-from accelmark.automl.trial.case import TrialCase, TrialInput
-from accelmark.automl.trial.module import load_weights, to_weights
+from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, to_weights
 from accelmark.datasets.images import ArrayImages
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
 from accelmark.frameworks.pytorch.in_process import InProcess
