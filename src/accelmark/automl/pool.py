@@ -11,8 +11,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Final, Literal
 
-import ray
-
 from accelmark.automl.config import AutomlConfig, check_capacity
 from accelmark.automl.messages import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.network import Network
@@ -133,7 +131,10 @@ class RayPool(WorkerPool):
     """
 
     def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
+        import ray  # reads the authentication mode of the environment when it is imported
+
         super().__init__(config.schedule.concurrency)
+        self._ray: Final = ray
         os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
         self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
         self._actors: dict[int, Any] = {}
@@ -151,14 +152,14 @@ class RayPool(WorkerPool):
         options: dict[str, Any] = {"address": address} if address else own
         for is_last in (False, True):
             try:
-                ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+                self._ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
                 return
             except Exception as error:
-                ray.shutdown()
+                self._ray.shutdown()
                 if address is not None:
                     raise RunError(
                         f"cannot connect to Ray at {address}: {error}. Check that it runs there, that it is Ray"
-                        f" {ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
+                        f" {self._ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
                         " ~/.ray/auth_token"
                     ) from error
                 # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
@@ -166,7 +167,7 @@ class RayPool(WorkerPool):
                     raise RunError(f"Ray cannot be started: {error}") from error
 
     def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
         devices = config.training.devices_per_trial
         cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
         check_capacity(config, cores=cores, accelerators=accelerators)
@@ -174,7 +175,7 @@ class RayPool(WorkerPool):
         reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
         # Several threads let the actor answer while it trains.
         options = {"max_concurrency": 4, "max_restarts": 0, **reserved}
-        actor = ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
+        actor = self._ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
         return actor, (config.dataset, network, devices, threads)
 
     def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
@@ -183,12 +184,12 @@ class RayPool(WorkerPool):
 
     def _restart(self, worker: int) -> None:
         if worker in self._actors:
-            ray.kill(self._actors[worker], no_restart=True)
+            self._ray.kill(self._actors[worker], no_restart=True)
         self._actors[worker] = self._class.remote(*self._arguments)
 
     def close(self) -> None:
         """End all workers; a Ray that this process started ends too."""
         for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
-        ray.shutdown()
+            self._ray.kill(actor, no_restart=True)
+        self._ray.shutdown()
         self._folder.cleanup()
