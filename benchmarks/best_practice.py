@@ -24,9 +24,10 @@ from typing import Any, Final
 
 import torch
 
-from accelmark.plan import Detected, build_plan
+from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
-from accelmark.results.read.train_log import Attempt, read_train_log
+from accelmark.plan.request import Detected
+from accelmark.results.read.rank_log import Attempt, read_train_log
 from accelmark.run.controller.data import data_dirs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case, load_vendor
@@ -113,7 +114,7 @@ def train(case: str, settings: Mapping[str, Any], *, environment: Mapping[str, s
             "OMP_NUM_THREADS": str(settings.get("threads") or len(os.sched_getaffinity(0))),
             "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled"),
         }
-        command = [sys.executable, "-m", "accelmark.train", str(directory / "job.json")]
+        command = [sys.executable, "-m", "accelmark.train.loop.rank", str(directory / "job.json")]
         ended = subprocess.run(command, env=whole, capture_output=True, text=True, check=False)
         log = directory / "rank0.out.log"
         if ended.returncode:

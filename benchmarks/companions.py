@@ -80,7 +80,9 @@ def name_of(process: psutil.Process) -> str:
     """Return the name of a process of the run for the table."""
     words = process.cmdline()
     module = words[words.index("-m") + 1] if "-m" in words else "coordinator and display"
-    return {"accelmark.telemetry.record": "telemetry recorder", "accelmark.train": TRAINING}.get(module, module)
+    return {"accelmark.telemetry.record": "telemetry recorder", "accelmark.train.loop.rank": TRAINING}.get(
+        module, module
+    )
 
 
 def shares(root: psutil.Process, seconds: float) -> dict[str, float]:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.clock import HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.clock import HostClock, HostLosses
 from accelmark.spec.events import Started
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey

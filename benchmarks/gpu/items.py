@@ -1,18 +1,18 @@
-"""The items of each call, in order of value."""
+"""The items, in order of value, and the calls that measure them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
 from benchmarks.gpu import recovery
 from benchmarks.gpu.images import make_images
-from benchmarks.gpu.session import ItemError, LeftOutError, Session
+from benchmarks.gpu.session import BUDGET_S, ItemError, LeftOutError, Session
 from benchmarks.gpu.training import LLAMA, LLAMA_1B, LLAMA_3B, RESNET, TINY_RESNET, Workload, train
 
 Measure = Callable[[Session, str], dict[str, Any]]
@@ -80,13 +80,14 @@ def with_bare_loop(case: str, settings: Mapping[str, Any]) -> Measure:
     return measure
 
 
-def from_jpegs(num_workers: int) -> Measure:
+def from_jpegs(num_workers: int, *, draft: bool = False) -> Measure:
     """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes."""
 
     def measure(session: Session, name: str) -> dict[str, Any]:
         made = make_images(session.root / "imagenet", images_per_class=8 if session.tiny else 320)
         size = {**TINY_RESNET, "loader.num_workers": 1} if session.tiny else {"batch_size": 256}
         changed = {"end.max_epochs": None, "end.max_steps": 9 if session.tiny else 80, "model.num_classes": 8}
+        changed["model.jpeg_draft"] = draft
         settings = {**RESNET, "loader.num_workers": num_workers, **size, **changed, "evaluate.every_epochs": None}
         return train(session, name, Workload("resnet50", settings, data="imagenet"), data=made)
 
@@ -142,63 +143,65 @@ def jax_mini(session: Session, name: str) -> dict[str, Any]:
     return train(session, name, Workload("resnet_mini", {"end.max_epochs": None, "end.max_steps": 60}, framework="jax"))
 
 
-RESNET_EAGER: Final = {**RESNET, "batch_size": 256, "end.max_steps": 120}
-SHARDED: Final = {"parallelism": "fsdp2", "compile": "default"}
-NO_CHECKPOINTING: Final = {"activation_checkpointing": "off"}
-SELECTIVE: Final = {"activation_checkpointing": "selective"}
-LLAMA_7B: Final = {**LLAMA, "end.max_steps": 20}
-
-CALLS: Final[dict[int, tuple[Item, ...]]] = {
-    1: (
-        Item("probe", probe, 60),
-        Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 110),
-        Item("llama_mini", mini("llama_mini", "shakespeare"), 110),
-        Item("resnet50_eager", with_bare_loop("resnet50", RESNET_EAGER), 120, 24),
-        Item("resnet50_compiled", trained("resnet50", {**RESNET, "batch_size": 256, "compile": "default"}), 90, 24),
-        Item(
-            "llama_1b_compiled",
-            trained("llama2_7b", {**LLAMA_1B, **SHARDED, **NO_CHECKPOINTING, "batch_size": 4}),
-            90,
-            70,
-        ),
-        Item("llama_7b", trained("llama2_7b", LLAMA_7B), 150, 128),
-        Item("llama_7b_compiled", trained("llama2_7b", {**LLAMA_7B, "compile": "default", "batch_size": 4}), 180, 135),
-        Item("resnet_mini_jax", jax_mini, 60),
-    ),
-    2: (
-        *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 90, 24) for count in (8, 12, 16)),
-        *(
-            Item(f"infer_{engine}_{size}", inference(engine, size), 50 if engine == "eager" else 80, 8)
-            for engine in ("eager", "inductor", "tensorrt")
-            for size in (1, 32, 256)
-        ),
-        Item("llama_7b_decode", program("decode"), 120, 40),
-    ),
-    3: (),
-}
-"""Call -> its items."""
-
-
 def ablation(name: str, case: str, base: Mapping[str, Any], change: Mapping[str, Any], memory_gib: float) -> Item:
     """Return the item that measures a workload with one change taken back."""
     return Item(f"without_{name}", trained(case, {**base, **change}), 80, memory_gib)
 
 
-_1B: Final = {**LLAMA_1B, **SHARDED, **NO_CHECKPOINTING, "batch_size": 4, "end.max_steps": 40}
-_3B: Final = {**LLAMA_3B, **SHARDED, **SELECTIVE, "batch_size": 4, "end.max_steps": 30}
-_RESNET: Final = {**RESNET, "batch_size": 256, "compile": "default", "end.max_steps": 200}
+def packed(items: Sequence[Item]) -> dict[int, tuple[Item, ...]]:
+    """Divide items, in their order, into calls (from 1) that each take at most ``BUDGET_S`` by their estimates."""
+    calls: list[list[Item]] = [[]]
+    for item in items:
+        if sum(each.about_s for each in (*calls[-1], item)) > BUDGET_S:
+            calls.append([])
+        calls[-1].append(item)
+    return {number: tuple(call) for number, call in enumerate(calls, start=1)}
 
-CALLS[3] = (
-    Item("llama_1b_best", trained("llama2_7b", _1B), 80, 70),
-    ablation("llama_1b_compile", "llama2_7b", _1B, {"compile": "off"}, 70),
-    ablation("llama_1b_bf16_weights", "llama2_7b", _1B, {"parallelism": "ddp"}, 70),
-    ablation("llama_1b_flash_attention", "llama2_7b", _1B, {"attention": "cudnn"}, 70),
+
+_SHARDED: Final = {"parallelism": "fsdp2", "compile": "default", "activation_checkpointing": "off"}
+_RESNET: Final = {**RESNET, "batch_size": 256, "compile": "default"}
+_RESNET_SHORT: Final = {**_RESNET, "end.max_steps": 200}
+_1B: Final = {**LLAMA_1B, **_SHARDED, "batch_size": 4}
+_1B_SHORT: Final = {**_1B, "end.max_steps": 40}
+_3B: Final = {
+    **LLAMA_3B, **_SHARDED, "activation_checkpointing": "selective", "batch_size": 4, "end.max_steps": 30,
+}  # fmt: skip
+_7B: Final = {**LLAMA, "end.max_steps": 20}
+_7B_COMPILED: Final = {**_7B, "compile": "default", "batch_size": 4}
+
+ITEMS: Final = (
+    Item("probe", probe, 60),
+    Item("resnet_mini", mini("resnet_mini", "fashion_mnist"), 110),
+    Item("llama_mini", mini("llama_mini", "shakespeare"), 110),
+    Item("resnet50_eager", with_bare_loop("resnet50", {**RESNET, "batch_size": 256, "end.max_steps": 120}), 120, 24),
+    Item("resnet50_compiled", trained("resnet50", _RESNET), 90, 24),
+    Item("llama_1b_compiled", trained("llama2_7b", _1B), 90, 70),
+    Item("llama_7b", trained("llama2_7b", _7B), 150, 128),
+    Item("llama_1b_fp8", trained("llama2_7b", {**_1B, "precision": "fp8"}), 90, 70),
+    Item("llama_7b_compiled", trained("llama2_7b", _7B_COMPILED), 180, 135),
+    Item("llama_7b_fp8", trained("llama2_7b", {**_7B_COMPILED, "precision": "fp8"}), 180, 135),
+    Item("resnet_mini_jax", jax_mini, 60),
+    *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 90, 24) for count in (8, 12, 16)),
+    Item("resnet50_jpeg_16_draft", from_jpegs(16, draft=True), 90, 24),
+    *(
+        Item(f"infer_{engine}_{size}", inference(engine, size), 50 if engine == "eager" else 80, 8)
+        for engine in ("eager", "inductor", "tensorrt")
+        for size in (1, 32, 256)
+    ),
+    Item("llama_7b_decode", program("decode"), 120, 40),
+    Item("llama_1b_best", trained("llama2_7b", _1B_SHORT), 80, 70),
+    ablation("llama_1b_compile", "llama2_7b", _1B_SHORT, {"compile": "off"}, 70),
+    ablation("llama_1b_bf16_weights", "llama2_7b", _1B_SHORT, {"parallelism": "ddp"}, 70),
+    ablation("llama_1b_flash_attention", "llama2_7b", _1B_SHORT, {"attention": "cudnn"}, 70),
     Item("llama_3b_best", trained("llama2_7b", _3B), 100, 80),
     ablation("llama_3b_selective", "llama2_7b", _3B, {"activation_checkpointing": "full"}, 80),
-    ablation("resnet50_channels_last", "resnet50", _RESNET, {"channels_last": False}, 24),
+    ablation("resnet50_channels_last", "resnet50", _RESNET_SHORT, {"channels_last": False}, 24),
     Item("energy", program("energy"), 60),
     Item("resume", partial(recovery.resume, parallelism="ddp"), 60),
     Item("resume_fsdp2", partial(recovery.resume, parallelism="fsdp2"), 60),
     Item("fp16_scaler", recovery.fp16, 40),
     Item("out_of_memory", recovery.out_of_memory, 40),
 )
+"""All items in order of value."""
+CALLS: Final = packed(ITEMS)
+"""Call -> its items."""

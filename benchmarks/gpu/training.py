@@ -75,6 +75,8 @@ class Workload:
         settings = dict(self.settings)
         if session.tiny and self.is_open:
             settings |= {"resnet50": TINY_RESNET, "llama2_7b": TINY_LLAMA}.get(self.case, {})
+            if settings.get("precision") == "fp8":
+                settings["precision"] = "bf16"  # planning refuses FP8 on a CPU
         settings |= self.fixed
         return settings if self.data is not None else {"loader.synthetic": True, **settings}
 

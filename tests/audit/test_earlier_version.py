@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.audit import source_hash
+from accelmark.audit import provenance
 from accelmark.audit.verify import verify_run
 from accelmark.cli.finished_run import report
 from accelmark.cli.results import compare, results
@@ -64,7 +64,7 @@ def test_figures_states_and_findings_are_reproduced(run: Path) -> None:
 
 @every_run
 def test_the_verdict_is_reproduced(run: Path) -> None:
-    if source_hash.hash_at(COMMIT) is None:
+    if provenance.hash_at(COMMIT) is None:
         pytest.skip("the commit that made the runs is not in this clone, so its files are unknown")
     verification = verify_run(run)
     assert verification.is_intact

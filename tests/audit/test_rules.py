@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import accelmark
-from accelmark.audit import source_hash
+from accelmark.audit import provenance
 from accelmark.audit.workload import optimizer_kind
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
@@ -224,7 +224,7 @@ def test_a_release_whose_files_were_edited_is_out_of_comparison(run: Path) -> No
 
 def head() -> str:
     done = subprocess.run(
-        ["git", "-C", str(source_hash.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(provenance.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         pytest.skip("not a git checkout")
@@ -240,7 +240,7 @@ def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
 
 def test_the_very_source_that_verifies_gives_nothing_to_tell(run: Path) -> None:
     for kind in ("wheel", "checkout", "folder"):
-        assert source_findings(run, kind=kind, sha256=source_hash.own_hash()) == ("VALID", [])
+        assert source_findings(run, kind=kind, sha256=provenance.own_hash()) == ("VALID", [])
 
 
 def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Pat
 
 def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
     commit = head()
-    known = source_hash.hash_at(commit)
+    known = provenance.hash_at(commit)
     assert known is not None
     assert source_findings(run, kind="checkout", commit=commit, sha256=known) == ("VALID", [])
     verdict, (found,) = source_findings(run, kind="checkout", commit=commit)
@@ -276,8 +276,8 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(source_hash, "package", lambda: package)
-    assert source_hash.hash_at.__wrapped__(commit) == tree_hash(package)
+    monkeypatch.setattr(provenance, "package", lambda: package)
+    assert provenance.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
 def with_files(sha256: str, job: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelmark.datasets import dataset_specs, ensure
+from accelmark.datasets.ensure import ensure
+from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.steps import SevenSteps
 from accelmark.spec.events import Event, InferFinished, StageEnd
 from accelmark.spec.inference import InferSettings

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelmark.datasets import dataset_specs
+from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.plugins.catalog import folders, load_case

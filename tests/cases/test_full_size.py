@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.frameworks.pytorch import identity
-from accelmark.frameworks.pytorch.attention import with_attention
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.identity import count_flops, meta_copy, num_parameters
-from accelmark.frameworks.pytorch.synthetic import on_meta
+from accelmark.frameworks.pytorch.data.feed import on_meta
+from accelmark.frameworks.pytorch.model import identity
+from accelmark.frameworks.pytorch.model.attention import with_attention
+from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters
 from tests.cases.flops import published_flops
 from tests.cases.test_definitions import CASES, SMALL, case_of
 

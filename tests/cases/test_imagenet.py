@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.images import ImageFolder
 from accelmark.spec.errors import DataError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.language_modelling import CLS, IGNORED, MASK, SEP, MaskedWindows
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 

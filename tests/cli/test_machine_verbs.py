@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from accelmark.cli.execute import Overrides, plan_request
 from accelmark.cli.machine import doctor, inventory_lines, monitor, vendors
+from accelmark.cli.runs import plan_request
 from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.errors import RequestError, RunError, SpecError
 from accelmark.spec.model import parse
@@ -130,8 +130,8 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
     assert not logs.exists()
     assert "not running" in _call("monitor", "status", "--vendor", "acme", "-l", str(logs)).output
     assert any("telemetry.tool.timeout" in problem for problem in look_around().problems)
-    request = parse(RunSpec, {"cases": [{"key": "resnet_mini"}]}, "here")
-    plan = plan_request(request, Overrides(vendor="acme", synthetic=True), where="here", base=tmp_path)
+    request = parse(RunSpec, {"vendor": "acme", "cases": [{"key": "resnet_mini"}]}, "here")
+    plan = plan_request(request, (), synthetic=True, where="here", base=tmp_path)
     assert [
         what
         for what in plan.warnings

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.processes import descendants
 from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, wait_for
@@ -69,7 +69,7 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     ]  # fmt: skip
     launch, rank = " ".join(commands["localhost"][-1]).split(" -- ")
     assert launch.endswith("--nproc 2 --nnodes 1 --node-rank 0")
-    assert rank.split()[1:3] == ["-m", "accelmark.train"]
+    assert rank.split()[1:3] == ["-m", "accelmark.train.loop.rank"]
 
 
 def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_dry_run_in_a_container_shows_image_and_container(plugins: Path, tmp_p
     (commands,) = shown["commands"].values()
     lines = commands["localhost"]
     assert briefly(lines)[:3] == ["image inspect", "podman build", "podman run"]
-    assert "accelmark.run.agent" in lines[2]
+    assert "accelmark.run.agent.agent" in lines[2]
     assert lines[2][lines[2].index("--shm-size") + 1] == "1g"
     assert lines[-1][0] == "/opt/python"
     over_ssh = {"launcher": "ssh", "hosts": [{"address": "h1"}], "container": container}
@@ -137,7 +137,7 @@ def test_names_with_metacharacters_are_shown_as_a_shell_would_need_them(plugins:
     run = tmp_path / "run $(touch y)"
     arguments = ("--out", str(run), "--dry-run", "--set", "loader.synthetic=true")
     ended = accelmark("run", str(tmp_path / "file.yaml"), *arguments)
-    (ranks,) = [line for line in ended.stdout.splitlines() if "-m accelmark.train " in line]
+    (ranks,) = [line for line in ended.stdout.splitlines() if "-m accelmark.train.loop.rank " in line]
     words = shlex.split(ranks.partition(": ")[2])
     assert f"EVIL={evil}" in words
     assert words[-1].startswith(f"{run}/")
@@ -154,12 +154,12 @@ def test_what_runs_is_what_was_shown(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan(("steps=100000",))
     directory = RunDirectory((tmp_path / "run").resolve(), plan)
     launcher = create_launcher(plan, directory.path)
-    (node,) = node_jobs(directory, plan.jobs[0], job_on_hosts(directory, plan.jobs[0], go_on=False), launcher)
+    (node,) = node_jobs(directory, plan.jobs[0], launcher)
     shown = {tuple(without_assignments(command)) for command in launcher.job_commands(node)}
     process = drive("start", directory.path, plan=plan)
     wait_for(lambda: stepping(directory.path), "a step")
     agent = agent_of(directory.path).pid
-    pids = [agent, *(stat.pid for stat in descendants(agent) if stat.parent == agent)]
+    pids = [agent, *(process.pid for process in psutil.Process(agent).children())]
     seen = {tuple(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]) for pid in pids}
     process.send_signal(signal.SIGINT)
     done(process)

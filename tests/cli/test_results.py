@@ -147,7 +147,7 @@ def test_sql_that_takes_too_much_memory_is_told_and_leaves_no_file(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("accelmark.results.compare.sql._MEMORY_LIMIT", "16MB")
+    monkeypatch.setattr("accelmark.results.compare.table._MEMORY_LIMIT", "16MB")
     with pytest.raises(RequestError, match="needs more than 16MB of memory"):
         ask("results", runs, "--sql", "SELECT md5(i::VARCHAR) AS x FROM range(3000000) AS r(i) ORDER BY x")
     assert list(tmp_path.iterdir()) == []

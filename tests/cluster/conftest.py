@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller import session
+from accelmark.run.controller.stop import stop
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
@@ -22,7 +22,7 @@ from tests.run.fakes import make_plan
 from tests.run.test_session import done, drive, statuses, stepping
 
 NUM_HOSTS = 4
-__all__ = ["done", "drive", "session", "statuses", "stepping"]
+__all__ = ["done", "drive", "statuses", "stepping", "stop"]
 
 
 @pytest.fixture(scope="session")

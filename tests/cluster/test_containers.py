@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelmark.datasets import dataset_specs, ensure
+from accelmark.datasets.ensure import ensure
+from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed

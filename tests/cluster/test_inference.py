@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from accelmark.datasets import dataset_specs, ensure
+from accelmark.datasets.ensure import ensure
+from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.datasets import CACHE_VARIABLE, DatasetSpec
+from accelmark.datasets.ensure import CACHE_VARIABLE
+from accelmark.datasets.spec import DatasetSpec
 from accelmark.spec.model import parse
 
 CONTENT = {"train/a.bin": b"a" * 40_000, "b.txt": b"to be or not to be\n"}

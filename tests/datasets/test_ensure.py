@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets import cache_directory, ensure, fingerprint, locate
-from accelmark.datasets.ensure import cached_path
+from accelmark.datasets.ensure import cache_directory, cached_path, ensure, locate
+from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import DataError
 from tests.datasets.conftest import CONTENT, Reports, Web, collect_in, dataset, leftovers, sha256, write
 
@@ -20,7 +20,8 @@ IN_A_PROCESS = textwrap.dedent("""
     import signal, sys
     from pathlib import Path
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on an ignored one
-    from accelmark.datasets import dataset_specs, ensure
+    from accelmark.datasets.ensure import ensure
+    from accelmark.datasets.spec import dataset_specs
     from accelmark.spec.model import read_yaml
     print(ensure(dataset_specs(read_yaml(Path(sys.argv[1]))["data"], "case.yaml")[0]))
 """)
@@ -244,5 +245,11 @@ def test_a_full_disk_says_how_much_is_needed(web: Web, monkeypatch: pytest.Monke
         ({}, Path.home() / ".cache/accelmark"),
     ],
 )
-def test_the_cache_is_where_the_variables_say(variables: dict[str, str], expected: Path) -> None:
-    assert cache_directory(variables) == expected
+def test_the_cache_is_where_the_variables_say(
+    variables: dict[str, str], expected: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCELMARK_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_directory() == expected

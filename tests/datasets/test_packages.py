@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from accelmark.datasets import dataset_specs, ensure
+from accelmark.datasets.ensure import ensure
+from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.errors import DataError
 from accelmark.spec.plugins.catalog import load_case
 from tests.datasets.conftest import Reports, collect_in, dataset, leftovers

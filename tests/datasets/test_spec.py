@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.datasets import dataset_specs
+from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import CaseSpec

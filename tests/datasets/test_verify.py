@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from accelmark.datasets import DatasetSpec, fingerprint, verify
+from accelmark.datasets.spec import DatasetSpec
+from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.model import parse
 from tests.datasets.conftest import CONTENT, Reports, collect_in, dataset, sha256, write
 

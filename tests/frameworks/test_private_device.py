@@ -79,6 +79,92 @@ def test_weights_of_the_device_are_evaluated_and_replayed(tmp_path: Path) -> Non
     assert checked.values("REPLAYED")[0]["losses"] == pytest.approx(trained.losses()[10:])
 
 
+COPIES = """
+import json, os
+from pathlib import Path
+import testchip, torch
+from accelmark.frameworks.pytorch.data.feed import Ahead, CopyStream, mover, pinned
+
+extension = testchip.build(Path(os.environ[testchip.DIRECTORY_VARIABLE]))
+device = torch.device("testchip", 0)
+data_set = torch.arange(8.0).to(device)
+before = extension.counts()
+copies = CopyStream(device)
+batches = ({"x": torch.full((4,), float(number)), "y": data_set[number : number + 1]} for number in range(5))
+ahead = Ahead(copies.send(map(pinned, batches), mover(device, channels_last=False)), 2)
+values = [[batch["x"].cpu().tolist()[0], batch["y"].cpu().item()] for batch in copies.receive(ahead)]
+ahead.close()
+counts = {name: number - before[name] for name, number in extension.counts().items()}
+print(json.dumps({"values": values, "current": torch.accelerator.current_stream().stream_id, **counts}))
+"""
+
+
+def on_device(program: str, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env={**os.environ, **VARIABLES}, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_batches_are_copied_on_a_stream_of_their_own_for_which_the_computing_one_waits() -> None:
+    found = on_device(COPIES)
+    assert found["values"] == [[number, number] for number in range(5)]
+    assert (found["streams"], found["copies_on_other_streams"], found["copies"]) == (1, 5, 0)
+    assert found["waits"] == 6, "the copying stream for the data set, the computing one for each batch"
+    assert found["recorded"] == 10, "each tensor is kept until the computing stream has used it"
+    assert found["current"] == 0
+
+
+RESUMED = """
+import json, sys
+from contextlib import nullcontext
+from pathlib import Path
+import testchip, torch
+from accelmark.frameworks.pytorch.hooks import Training
+from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
+from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
+from accelmark.spec.settings import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from accelmark.train.loop.contract import Progress
+
+device = torch.device("testchip", 0)
+name, directory = sys.argv[1], Path(sys.argv[2])
+adam_or_lamb = OptimizerSettings(name=name, lr=0.01, fused=json.loads(sys.argv[3]))
+settings = TrainSettings(batch_size=4, end=EndSettings(max_steps=1), optimizer=adam_or_lamb)
+
+def checkpoints():
+    model = torch.nn.Linear(4, 4).to(device)
+    optimizer = build_optimizer(model, settings.optimizer, device)
+    training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
+    return training, Checkpoints(directory, settings, training, device, 0, 1)
+
+training, saved = checkpoints()
+training.model(torch.ones(4, 4).to(device)).sum().backward()
+training.optimizer.step()
+saved.save(Progress())
+resumed, loaded = checkpoints()
+loaded.load(loaded.newest())
+states = [list(each.optimizer.state.values()) for each in (training, resumed)]
+devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
+same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)
+print(json.dumps({"devices": devices, "same": same, "weights": resumed.model.weight.device.type}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "step"), [("adamw", "false", "cpu"), ("lamb", "null", "cpu"), ("adamw", "true", "testchip")]
+)
+def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(
+    name: str, fused: str, step: str, tmp_path: Path
+) -> None:
+    found = on_device(RESUMED, name, str(tmp_path), fused)
+    before, after = found["devices"]
+    assert before == after == {"step": step, "exp_avg": "testchip", "exp_avg_sq": "testchip"}
+    assert found["same"]
+    assert found["weights"] == "testchip"
+
+
 def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(tmp_path: Path) -> None:
     variables = {**os.environ, **VARIABLES, PLUGINS_VARIABLE: str(DEVICE / "plugins")}
     arguments = ["train", "resnet_mini:pytorch:T1:1:1", "--vendor", "testchip", "--synthetic", "--open"]

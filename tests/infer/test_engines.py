@@ -12,7 +12,7 @@ from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.setup import build_case
 from accelmark.spec.errors import RunError
-from accelmark.spec.plugins.catalog import own_engines
+from accelmark.spec.plugins.catalog import engine_files
 
 
 def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
@@ -129,7 +129,7 @@ def test_a_provider_that_cannot_compute_in_fp32_is_refused_unless_the_environmen
 
 
 def test_the_seven_engines_are_there() -> None:
-    assert own_engines() >= {
+    assert engine_files() >= {
         "eager", "inductor", "aotinductor", "onnxruntime", "openvino", "tensorrt", "torch_tensorrt",
     }  # fmt: skip
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from accelmark.plan import Detected, Plan, build_plan
-from accelmark.plan.request import DataDirs
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import DataDirs, Detected
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, SpecError
 from accelmark.spec.job import TrainJob

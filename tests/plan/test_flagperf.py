@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from accelmark.compat.flagperf import Converted, convert
+from accelmark.compat.flagperf.convert import Converted, convert
 from accelmark.run.sandboxes.image import ImageRecipe
 from accelmark.run.sandboxes.sandbox import ContainerSandbox, ModuleCommand
 from accelmark.spec.cluster import ClusterSpec

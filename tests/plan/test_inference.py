@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from accelmark.plan import Detected, Plan, build_plan
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import Detected
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import InferJob

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.rounds.result import round_result
+from accelmark.results.rounds.summary import round_result
 from accelmark.run.controller.probe import probe, remembered
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.records import Ceilings, Rate

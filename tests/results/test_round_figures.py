@@ -13,7 +13,7 @@ import pytest
 
 from accelmark.results.figure_names import TRAIN_FIGURES
 from accelmark.results.figure_names import FigureName as F
-from accelmark.results.rounds.result import round_result
+from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult
 from accelmark.spec.plugins.case import Target
 from tests.made_run import Made, make_run

@@ -10,7 +10,7 @@ import pytest
 
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.rounds.hosts import device_indices
-from accelmark.results.rounds.result import round_result
+from accelmark.results.rounds.summary import round_result
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit, RankExit
 from tests.made_run import BOOT_MS, Made, make_round, make_run, perflog, rank_events

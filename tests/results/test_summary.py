@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.results.figure_names import FigureName as F
-from accelmark.results.rounds.result import write_round
+from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, json_schema
 from accelmark.results.sources import find_sources, load_runs
 from accelmark.results.store.loaded_run import load_round, load_run, load_summary

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller import session
-from accelmark.run.controller.coordinator import no_preflight
+from accelmark.run.controller.coordinator import resume, start
+from accelmark.run.controller.stop import stop
 from accelmark.run.preflight.report import run_preflight
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
@@ -18,6 +18,10 @@ def fetch(job: JobSpec, tell: Callable[[str], None]) -> None:
     """Bring nothing: the fake ranks need no data."""
 
 
+async def no_preflight(*_: object) -> None:
+    """Check nothing."""
+
+
 def main(verb: str, run: str, plan: str | None) -> int:
     as_json = "--json" in sys.argv
     preflight = run_preflight if "--look" in sys.argv else no_preflight
@@ -25,14 +29,11 @@ def main(verb: str, run: str, plan: str | None) -> int:
         if verb == "start":
             assert plan is not None
             made = Plan.model_validate_json(Path(plan).read_bytes())
-            return session.start(made, Path(run), fetch, as_json=as_json, preflight=preflight).exit_code
+            return start(made, Path(run), fetch, preflight, as_json=as_json).exit_code
         if verb == "resume":
             redo, fresh = "--failed" in sys.argv, "--from-scratch" in sys.argv
-            outcome = session.resume(
-                Path(run), fetch, redo_failed=redo, from_scratch=fresh, as_json=as_json, preflight=preflight
-            )
-            return outcome.exit_code
-        return 0 if session.stop(Path(run), at_once="--now" in sys.argv) else 1
+            return resume(Path(run), fetch, preflight, redo_failed=redo, from_scratch=fresh, as_json=as_json).exit_code
+        return 0 if stop(Path(run), at_once="--now" in sys.argv) else 1
     except AccelmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

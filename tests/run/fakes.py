@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.run.processes import RUN_MARKER, all_processes
+from accelmark.run.processes import RUN_MARKER
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
@@ -96,17 +97,14 @@ def left_running(run: Path) -> list[int]:
 def processes_with(needle: bytes) -> list[int]:
     """Return the living processes with an environment variable that begins with ``needle``, this one not."""
     found = []
-    for stat in all_processes():
+    for process in psutil.process_iter():
         try:
-            environment = Path(f"/proc/{stat.pid}/environ").read_bytes()
-        except OSError:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            runs = process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
             continue
-        if (
-            stat.alive
-            and stat.pid != os.getpid()
-            and any(entry.startswith(needle) for entry in environment.split(b"\0"))
-        ):
-            found.append(stat.pid)
+        if runs and process.pid != os.getpid() and any(entry.startswith(needle) for entry in environment.split(b"\0")):
+            found.append(process.pid)
     return found
 
 

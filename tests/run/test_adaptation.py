@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.adaptation import apply_adaptation
-from accelmark.run.agent.error_lines import error_lines
-from accelmark.run.controller.node_jobs import job_on_hosts, requirements_of
+from accelmark.run.agent.rank_exit import error_lines
+from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import model_files
 from accelmark.spec.cluster import ClusterSpec
@@ -48,7 +49,9 @@ def carry(folder: Path, tmp_path: Path) -> CarryOut:
         node = tmp_path / "node"
         node.mkdir()
         environment = os.environ | {"PIP_INDEX_URL": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
-        return apply_adaptation(folder, requirements_of(folder, tmp_path), node, environment, load_framework("pytorch"))
+        return apply_adaptation(
+            folder, requirements_file(folder, tmp_path), node, environment, load_framework("pytorch")
+        )
 
     return body
 
@@ -91,7 +94,7 @@ def test_a_kernel_without_a_build_file_is_refused(folder: Path, carry: CarryOut)
 
 def test_a_failing_script_is_reported_with_its_output(folder: Path, carry: CarryOut) -> None:
     (folder / "environment_variables.sh").write_text("echo error: no toolkit at /opt/acme >&2\nfalse || exit 3\n")
-    with pytest.raises(RunError, match=r"environment_variables\.sh: exit code 3: error: no toolkit"):
+    with pytest.raises(RunError, match=r"variables\.sh: cannot be sourced \(exit code 3\): error: no toolkit"):
         carry()
 
 
@@ -111,11 +114,11 @@ def test_the_vendors_requirements_replace_the_cases(tmp_path: Path) -> None:
     vendor, case = tmp_path / "vendor", tmp_path / "case"
     vendor.mkdir()
     case.mkdir()
-    assert requirements_of(vendor, case) is None
+    assert requirements_file(vendor, case) is None
     (case / "requirements.txt").touch()
-    assert requirements_of(None, case) == requirements_of(vendor, case) == case / "requirements.txt"
+    assert requirements_file(None, case) == requirements_file(vendor, case) == case / "requirements.txt"
     (vendor / "requirements.txt").touch()
-    assert requirements_of(vendor, case) == vendor / "requirements.txt"
+    assert requirements_file(vendor, case) == vendor / "requirements.txt"
 
 
 def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_runs(plugins: Path, tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_runs(plugin
     assert not (node / "site").exists()
 
 
-def test_a_container_uses_a_packages_folder_and_mounts_named_models(tmp_path: Path) -> None:
+def test_a_container_uses_a_packages_folder_and_mounts_named_models(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan((), cluster=ClusterSpec.model_validate({"container": {"engine": "podman", "image": "box"}}))
     extern = FolderRef(name="toy0-pytorch", path=tmp_path, package="acme.cases.toy0-pytorch", sha256="0" * 64)
     settings = InferSettings(batch_size=1, no_validation=True, exist_onnx_path="/models/a.onnx", compiler="eager")
@@ -142,7 +145,8 @@ def test_a_container_uses_a_packages_folder_and_mounts_named_models(tmp_path: Pa
     (planned,) = plan.jobs
     job = planned.job.model_copy(update={"extern": extern, "work": infer})
     directory = RunDirectory.create(tmp_path / "run", plan)
-    there = job_on_hosts(directory, planned.model_copy(update={"job": job}), go_on=False)
+    launcher = create_launcher(plan, directory.path)
+    there = node_jobs(directory, planned.model_copy(update={"job": job}), launcher)[0].job
     assert there.extern is not None
     assert (there.extern.package, there.extern.path) == (None, tmp_path)
     assert model_files(job) == (Path("/models/a.onnx"),)

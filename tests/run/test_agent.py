@@ -31,7 +31,7 @@ def node_dir(task: AgentTask) -> Path:
 def start(task: AgentTask) -> Agent:
     where = node_dir(task)
     return subprocess.Popen(
-        [sys.executable, "-m", "accelmark.run.agent", str(where)],
+        [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
         env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
         start_new_session=True,
     )
@@ -195,7 +195,7 @@ def test_the_agent_outlives_its_parent_process(make_task: MakeTask) -> None:
     where = str(node_dir(task))
     body = (
         "import subprocess, sys, time;"
-        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent', sys.argv[1]], start_new_session=True);"
+        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent.agent', sys.argv[1]], start_new_session=True);"
         "time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", body, where], env=os.environ | {RUN_MARKER: task.run})

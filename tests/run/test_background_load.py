@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from accelmark.run.agent.background_load import BackgroundLoad
+from accelmark.run.agent.host import BackgroundLoad
 
 TICK_S = 0.1
 """Resolution of the kernel's counters over all cores, with a margin."""

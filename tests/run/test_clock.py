@@ -41,7 +41,7 @@ def test_a_clock_that_steps_back_changes_no_duration_and_no_end(
     shifted = {"PYTHONPATH": path, "CLOCK_OFFSET_FILE": str(clock)}
     began = time.monotonic()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "accelmark.run.agent", str(where)],
+        [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
         env=os.environ | shifted | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
         start_new_session=True,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.environment import rank_environment
+from accelmark.run.agent.agent import rank_environment
 from accelmark.run.agent.rank_exit import read_log_end
 from accelmark.run.agent.task import AgentTask
 

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller.node_jobs import job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.check import Preflight, preflight_commands
 from accelmark.run.record.directory import RunDirectory
@@ -115,7 +115,7 @@ def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: 
     directory, launcher, (job,) = RunDirectory(tmp_path, plan), create_launcher(plan, tmp_path), plan.jobs
     (looks,) = preflight_commands(plan, launcher, plan.jobs).values()
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
-    (node,) = node_jobs(directory, job, job_on_hosts(directory, job, go_on=False), launcher)
+    (node,) = node_jobs(directory, job, launcher)
     assert launcher.job_commands(node)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
 
 

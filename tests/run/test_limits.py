@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelmark.run.agent.limits import Breach, LimitChecker
+from accelmark.run.agent.limits import LimitChecker
+from accelmark.run.agent.rank_exit import Termination
 from accelmark.run.agent.task import Limits
 from accelmark.spec.perflog import encode_line
 
@@ -22,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return stands
 
 
-def watched(clock: SimpleNamespace, node_dir: Path, *writing: int) -> Breach | None:
+def watched(clock: SimpleNamespace, node_dir: Path, *writing: int) -> Termination | None:
     """Look for half a second, during which the ranks ``writing`` go on with their logs."""
     watch = LimitChecker(
         Limits(stall_timeout_s=0.2, min_free_mib=0.0), node_dir, range(2), "start_pytorch_task.log", started=clock.at
@@ -44,7 +45,7 @@ def say(node_dir: Path, rank: int, text: str) -> None:
 
 def test_a_rank_that_hangs_stalls_while_another_still_writes(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 1, "a step\n")
-    assert watched(clock, tmp_path, 0) == Breach("stalled", "rank 1 wrote nothing for 0.2 s")
+    assert watched(clock, tmp_path, 0) == Termination("stalled", "timed_out", "rank 1 wrote nothing for 0.2 s")
 
 
 def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: SimpleNamespace, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: Simpl
 def test_only_events_count_as_activity_after_the_first_event(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 0, FINISHED.replace("FINISHED", "INIT_START"))
     say(tmp_path, 1, FINISHED)
-    assert watched(clock, tmp_path, 0, 1) == Breach("stalled", "rank 0 wrote no event for 0.2 s")
+    assert watched(clock, tmp_path, 0, 1) == Termination("stalled", "timed_out", "rank 0 wrote no event for 0.2 s")
 
 
 def test_an_event_among_other_output_counts_as_activity(clock: SimpleNamespace, tmp_path: Path) -> None:
@@ -72,12 +73,16 @@ def test_ranks_that_finished_have_to_end_too(clock: SimpleNamespace, tmp_path: P
     say(tmp_path, 0, FINISHED)
     say(tmp_path, 1, FINISHED)
     found = watched(clock, tmp_path)
-    assert found == Breach("stalled", "all of this host's 2 ranks finished, but a process did not end within 0.2 s")
+    assert found == Termination(
+        "stalled", "timed_out", "all of this host's 2 ranks finished, but a process did not end within 0.2 s"
+    )
 
 
 def test_the_first_of_several_stalled_ranks_is_named(clock: SimpleNamespace, tmp_path: Path) -> None:
     found = watched(clock, tmp_path)
-    assert found == Breach("stalled", "rank 0 wrote nothing for 0.2 s, nor did 1 more of this host's 2 ranks")
+    assert found == Termination(
+        "stalled", "timed_out", "rank 0 wrote nothing for 0.2 s, nor did 1 more of this host's 2 ranks"
+    )
 
 
 def test_output_of_the_launch_counts_as_activity_before_ranks_have_logs(clock: SimpleNamespace, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def line(event: str, **value: Any) -> str:
 
 
 def window(step: int, loss: float | None = 1.0) -> str:
-    return line("STEP_END", global_steps=step, epoch=0, num_trained_samples=8 * step, loss=loss, wall_ms=100.0 * 10)
+    figures = {"learning_rate": 0.1, "losses": [loss], "step_ms": [], "data_wait_ms": [], "wall_ms": 100.0 * 10}
+    return line("STEP_END", global_steps=step, epoch=0, num_trained_samples=8 * step, loss=loss, **figures)
 
 
 def reader(node_dir: Path, **end: Any) -> ProgressReader:
@@ -81,7 +82,7 @@ def test_the_display_never_wraps(width: int) -> None:
     statuses[names[0]] = JobStatus("failed", "a reason that is much longer than any terminal is wide " * 4)
     statuses[names[1]] = JobStatus("running")
     progress = JobProgress("training", 123456, 10**6, 3, 10**7, 0.1234, ("accuracy", 0.5), 1e6, 10.0, 1e5, 0.12)
-    board = Board(plan, "run", statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
+    board = Board(plan, statuses, progress=progress, losses=[1 / n for n in range(1, 100)], notes=["x" * 300])
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(draw(board, width))

@@ -26,7 +26,7 @@ ASKED = Termination("cancelled", "cancelled", "was asked to end")
 
 
 def log_end(state: str | None = "completed", cause: str | None = None) -> LogEnd:
-    return LogEnd(("last line",), {"state": state} if state else None, cause)
+    return LogEnd(("last line",), state, cause)
 
 
 def rank(number: int, state: Any, reason: str | None = None, signal: str | None = None) -> RankExit:
@@ -79,16 +79,13 @@ def test_the_first_cause_over_hosts_is_named_with_its_host() -> None:
     echo = node(0, "failed", "rank 0: Broken pipe", rank(0, "failed", "Broken pipe"))
     culprit = node(1, "failed", "rank 1: ValueError: no", rank(1, "failed", "ValueError: no"))
     bystander = node(2, "cancelled", "was asked to end", rank(2, "cancelled", "was asked to end"))
-    assert classify_job([echo, culprit, bystander], order=[0, 1, 2]) == ("failed", "h1: rank 1: ValueError: no")
+    assert classify_job([echo, culprit, bystander]) == ("failed", "h1: rank 1: ValueError: no")
 
 
 def test_a_lost_host_makes_the_job_lost_though_others_were_then_ended() -> None:
     lost = node(1, "lost", "the node agent exited without writing exit.json")
     bystander = node(0, "cancelled", "was asked to end", rank(0, "cancelled", "was asked to end"))
-    assert classify_job([bystander, lost], order=[1, 0]) == (
-        "lost",
-        "h1: the node agent exited without writing exit.json",
-    )
+    assert classify_job([lost, bystander]) == ("lost", "h1: the node agent exited without writing exit.json")
 
 
 COMPLETED = log_end()
@@ -142,11 +139,11 @@ def test_finished_counts_as_the_last_event_only(tmp_path: Path) -> None:
     finished = encode_line("FINISHED", {"state": "completed", "message": None}, metadata)
     log = tmp_path / "rank0.out.log"
     log.write_text(f"noise\n{finished}\nnoise\n")
-    assert read_log_end(log).finished == {"state": "completed", "message": None}
+    assert read_log_end(log).state == "completed"
     log.write_text(f"{finished}\n{encode_line('INIT_START', {}, metadata)}\n")
-    assert read_log_end(log).finished is None
+    assert read_log_end(log).state is None
     log.write_text("[PerfLog] {broken\n")
-    assert read_log_end(log).finished is None
+    assert read_log_end(log).state is None
     assert read_log_end(tmp_path / "absent").lines == ()
 
 

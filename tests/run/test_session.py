@@ -16,7 +16,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.manifest import check_manifest
-from accelmark.run.controller import session
+from accelmark.run.controller.stop import stop
 from accelmark.run.display.summary import read_status
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
@@ -208,10 +208,10 @@ def test_stop_ends_a_run_of_another_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan((ENDLESS,)))
     wait_for(lambda: stepping(run), "a step")
-    assert session.stop(run, at_once=False)
+    assert stop(run, at_once=False)
     assert done(process)[0] == 130
     assert "a request to stop" in (statuses(run)[0].reason or "")
-    assert not session.stop(run, at_once=False)
+    assert not stop(run, at_once=False)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -221,7 +221,7 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
     wait_for(lambda: stepping(run), "a step")
     process.kill()
     process.communicate()
-    assert session.stop(run, at_once=at_once)
+    assert stop(run, at_once=at_once)
     assert states(run) == ["cancelled", "cancelled"]
     assert left_running(run) == []
 
@@ -239,7 +239,7 @@ def test_status_shows_the_progress_of_a_run_of_another_process(tmp_path: Path) -
     process.kill()
     process.communicate()
     assert read_status(run).coordinator is None
-    session.stop(run, at_once=True)
+    stop(run, at_once=True)
 
 
 def test_a_read_only_directory_is_named(tmp_path: Path) -> None:

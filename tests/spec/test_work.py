@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from accelmark.plan import Plan
+from accelmark.plan.plan import Plan
 from accelmark.spec.job import InferJob, JobSpec, TrainJob
 
 RECORDED = Path(__file__).with_name("recorded")

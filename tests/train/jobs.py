@@ -136,7 +136,7 @@ def environment(node_dir: Path) -> dict[str, str]:
 
 
 def command(job_file: Path, nproc: int) -> list[str]:
-    rank = [sys.executable, "-m", "accelmark.train", str(job_file)]
+    rank = [sys.executable, "-m", "accelmark.train.loop.rank", str(job_file)]
     if nproc == 1:
         return rank
     return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(nproc), "--", *rank]

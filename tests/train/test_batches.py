@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches, TensorBatches, generator_for
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings import LoaderSettings
 

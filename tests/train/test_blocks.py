@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.frameworks.pytorch.blocks import Checkpointing, CompileCounter, has_foreign_forward, wrap_blocks
+from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, has_foreign_forward, wrap_blocks
+from accelmark.spec.events import Compiled
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
 
@@ -78,14 +79,14 @@ def test_full_checkpointing_recomputes_products_and_selective_keeps_them() -> No
 def test_blocks_of_one_structure_are_compiled_into_one_graph_without_breaks(checkpointing: Checkpointing) -> None:
     plain, _ = gradients("off", None)
     torch._dynamo.reset()
-    counter = CompileCounter()
+    counter = Compilation()
     torch.manual_seed(0)
     blocks = [Block() for _ in range(3)]
     wrap_blocks(blocks, checkpointing, "default")
     nn.Sequential(*blocks)(torch.randn(4, 8, requires_grad=True)).square().sum().backward()
     grads = [each.grad for block in blocks for each in block.parameters() if each.grad is not None]
     assert torch.allclose(torch.cat([grad.flatten() for grad in grads]), plain, rtol=1e-4, atol=1e-6)
-    assert counter.read() == (1, 0)
+    assert counter.read() == Compiled(graphs=1, graph_breaks=0)
 
 
 def test_a_forward_that_a_vendor_set_is_seen_under_the_wrapper() -> None:

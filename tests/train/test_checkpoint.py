@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.seeds import random_state, restore_random_state, seed_everything
+from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state, seed_everything
 from accelmark.spec.job import EvaluateJob, TrainJob
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from accelmark.frameworks.pytorch.chunked_loss import chunked_cross_entropy
+from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

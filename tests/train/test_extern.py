@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch import evaluation
 from accelmark.frameworks.pytorch.extern import load_hooks
 from accelmark.frameworks.pytorch.hooks import Hooks
+from accelmark.frameworks.pytorch.training import evaluation
 from accelmark.spec.errors import RequestError
 from accelmark.spec.events import Started
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
@@ -303,7 +303,7 @@ def test_what_the_frameworks_module_replaces_is_told_apart(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "madeup_module.py").write_text(
-        "import torch\nfrom accelmark.frameworks.pytorch import evaluation\n"
+        "import torch\nfrom accelmark.frameworks.pytorch.training import evaluation\n"
         "torch.nn.functional.celu = lambda *a, **k: None\nevaluation.share_buffers = lambda *a: None\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -314,7 +314,7 @@ def test_what_the_frameworks_module_replaces_is_told_apart(
     assert started.num_module_functions == 1
     assert started.module_functions[0].startswith("torch.nn.functional.celu -> ")
     (replaced,) = started.replaced_functions
-    assert replaced.startswith("accelmark.frameworks.pytorch.evaluation.share_buffers -> ")
+    assert replaced.startswith("accelmark.frameworks.pytorch.training.evaluation.share_buffers -> ")
 
 
 def test_without_a_vendors_code_nothing_is_looked_for_at_the_end(tmp_path: Path, run_here: RunHere) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.feed import Ahead, mover, skipped, steps_of
+from accelmark.frameworks.pytorch.data.feed import Ahead, mover, steps_of
 
 
 def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -12,12 +12,8 @@ def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def test_batches_are_grouped_by_step_and_leftovers_dropped() -> None:
-    steps = list(steps_of(batches(7), 3, lambda batch: batch))
+    steps = list(steps_of(batches(7), 3))
     assert [[int(batch["x"]) for batch in step] for step in steps] == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_trained_batches_are_skipped() -> None:
-    assert [int(batch["x"]) for batch in skipped(batches(5), 3)] == [3, 4]
 
 
 def test_images_are_moved_in_channels_last_order() -> None:

@@ -6,8 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from accelmark.frameworks.pytorch.lamb import Lamb
-from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule, learning_rate_factor, needs_length
+from accelmark.frameworks.pytorch.optimizers import (
+    Lamb,
+    build_optimizer,
+    build_schedule,
+    learning_rate_factor,
+    needs_length,
+)
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
 

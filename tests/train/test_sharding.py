@@ -15,7 +15,7 @@ import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
-from accelmark.frameworks.pytorch.sharding import shard
+from accelmark.frameworks.pytorch.model.sharding import shard
 
 def hwm_mib():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,8 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.in_process import InProcess
+from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.events import Evaluation, Event, StepWindow
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.model import Spec

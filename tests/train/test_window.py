@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from accelmark.frameworks.pytorch.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
+from accelmark.frameworks.pytorch.training.clock import DeviceClock, DeviceLosses, HostClock, HostLosses
 from accelmark.train.loop.window import Window, WindowPosition, first_nonfinite
 
 STANDING = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)

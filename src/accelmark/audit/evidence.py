@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
-from accelmark.results.figure_names import FigureName
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.round_dir import Reevaluation, read_json, read_reevaluation
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Inspected, Started
@@ -28,9 +26,7 @@ S = TypeVar("S", bound=Spec)
 _DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRecord])
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Standard:
+class Standard(NamedTuple):
     """The standard case on this machine."""
 
     spec: CaseSpec
@@ -39,9 +35,7 @@ class Standard:
     """Whether AccelMark ships it."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """What the rounds are compared with."""
 
     case: Standard | None = None
@@ -60,9 +54,7 @@ class Reference:
         return device.module if device is not None else None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundEvidence:
+class RoundEvidence(NamedTuple):
     """One round."""
 
     result: RoundResult
@@ -84,11 +76,6 @@ class RoundEvidence:
     def number(self) -> int:
         """Number of the round, from 1."""
         return self.result.round
-
-    def figure(self, name: FigureName) -> float | None:
-        """Return the value of a figure; None where it was not measured."""
-        found = self.result.figures.get(name)
-        return found.value if found is not None else None
 
 
 @final
@@ -159,7 +146,7 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
         data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
     except (OSError, ValidationError):
         data = None
-    records = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
+    adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
     return RoundEvidence(
         result=result,
         job=_read(JobSpec, round_dir / "job.json"),
@@ -168,21 +155,18 @@ def _round(round_dir: Path, result: RoundResult, reference: Reference) -> RoundE
         inspected=_parse(Inspected, result.environment.inspected),
         data=data,
         reevaluation=read_reevaluation(round_dir),
-        adaptations=tuple(record for record in records if record is not None),
+        adaptations=tuple(filter(None, adaptations)),
     )
+
+
+def _read(model: type[S], path: Path) -> S | None:
+    return _parse(model, read_json(path))
 
 
 def _parse(model: type[S], value: Mapping[str, Any]) -> S | None:
     try:
         return model.model_validate(value) if value else None
     except ValidationError:
-        return None
-
-
-def _read(model: type[S], path: Path) -> S | None:
-    try:
-        return model.model_validate(from_json(path.read_bytes()))
-    except (OSError, ValueError):
         return None
 
 

@@ -54,8 +54,7 @@ def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     for name in ("unit", "metric", "tolerance", "reference"):
         expected, actual = getattr(case, name), getattr(infer, name)
         if expected != actual:
-            what = f"{name} was changed from {expected} to {actual}"
-            yield finding("error", "target", f"{name} of case.yaml", what)
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed from {expected} to {actual}")
     changed = [
         f"{name} is {infer.parameters.get(name)} instead of {value}"
         for name, value in case.parameters.items()
@@ -142,11 +141,10 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
 @for_each(_inferences)
 def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the measured pass took long enough."""
-    rate, least_s = entry.figure(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
+    rate, least_s = entry.result.value_of(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
     if rate and entry.result.num_samples / rate < least_s:
         expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase the setting repeat"
-        actual = f"inference took {entry.result.num_samples / rate:.1f} s"
-        yield finding("warning", "enough-duration", expected, actual)
+        yield finding("warning", "enough-duration", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
 
 
 @for_each(_engines)
@@ -162,7 +160,7 @@ def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob
 @for_each(_inferences)
 def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report engines that exclude more than a little of their calls' time from every figure."""
-    share = entry.figure(FigureName.DECLARED_SHARE)
+    share = entry.result.value_of(FigureName.DECLARED_SHARE)
     if share is not None and share > MAX_DECLARED_SHARE:
         actual = (
             f"{infer.settings.compiler} declares {share:.1%} of its calls' time as not inference: "

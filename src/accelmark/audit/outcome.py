@@ -7,7 +7,7 @@ from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.results.figure_names import FigureName
-from accelmark.results.read.reevaluation import Reevaluation
+from accelmark.results.read.round_dir import Reevaluation
 from accelmark.results.schema import finding
 from accelmark.spec.events import Started
 
@@ -50,7 +50,11 @@ def rounds_complete(evidence: Evidence) -> Findings:
 def target_reached(entry: RoundEvidence) -> Findings:
     """Check that each round reached the case's target; the rule ``reference-loss`` covers reference curves."""
     target = entry.result.target
-    if entry.result.converged is False and target is not None and entry.figure(FigureName.TIME_TO_TARGET) is None:
+    if (
+        entry.result.converged is False
+        and target is not None
+        and entry.result.value_of(FigureName.TIME_TO_TARGET) is None
+    ):
         goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
         yield finding("error", "target-reached", goal, "the target was not reached")
 
@@ -68,7 +72,7 @@ def real_data(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.succeeded_rounds)
 def enough_duration(entry: RoundEvidence) -> Findings:
     """Check that training took long enough for its rates to be meaningful."""
-    took_s, least_s = entry.figure(FigureName.RAW_TRAIN_TIME), MIN_TRAIN_S[entry.reference.size]
+    took_s, least_s = entry.result.value_of(FigureName.RAW_TRAIN_TIME), MIN_TRAIN_S[entry.reference.size]
     if took_s is None:
         return
     if took_s < MIN_TIMED_S:
@@ -82,7 +86,7 @@ def enough_duration(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.succeeded_rounds)
 def plausible_utilisation(entry: RoundEvidence) -> Findings:
     """Check that no round exceeds the chip's peak, or the ceiling that the probe measured."""
-    stated, measured = entry.figure(FigureName.MFU), entry.figure(FigureName.MFU_MEASURED)
+    stated, measured = entry.result.value_of(FigureName.MFU), entry.result.value_of(FigureName.MFU_MEASURED)
     if stated is not None and stated > 1:
         actual = f"MFU {stated:.2f} exceeds the chip's peak: wrong chip or precision, or work was skipped"
         yield finding("error", "plausible-utilisation", "at most 1", actual)

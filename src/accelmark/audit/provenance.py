@@ -1,16 +1,22 @@
-"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced."""
+"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced.
+
+AccelMark's files are hashed as installed and as a git commit has them, to compare with a run's source record.
+"""
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.audit import source_hash
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
+from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, tree_hash
 from accelmark.spec.records import SourceRecord
 
 _MAX_LISTED: Final = 10
@@ -19,6 +25,10 @@ _PRELOAD_VARIABLES: Final = frozenset({
     "PYTHONBREAKPOINT", "PYTHONEXECUTABLE", "PYTHONPYCACHEPREFIX", "LD_PRELOAD", "LD_AUDIT",
 })  # fmt: skip
 """Variables that make a process load other code before its own."""
+
+
+_GIT_TIMEOUT_S: Final = 20.0
+_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 def source_tree(evidence: Evidence) -> Findings:
@@ -43,17 +53,17 @@ def source_tree(evidence: Evidence) -> Findings:
 
 def _compare_source(source: SourceRecord) -> Findings:
     """Compare a source that is recorded as unmodified with the verifying AccelMark, where that is possible."""
-    if source.sha256 == source_hash.own_hash():
+    if source.sha256 == own_hash():
         return
     ran = f"{source.kind} {source.version}" + (f" at commit {source.commit[:12]}" if source.commit else "")
     recorded = f"{ran}, files with hash {source.sha256[:12]}"
     if source.version != accelmark.__version__:
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is {accelmark.__version__}")
-    elif source.kind == "wheel" and source_hash.has_history():
+    elif source.kind == "wheel" and has_history():
         # A wheel may omit files that a checkout has.
         yield finding("info", "source-tree", "", f"{recorded}: not compared, this is a checkout and not a wheel")
-    elif source.kind == "checkout" and source.commit is not None and source_hash.has_history():
-        known = source_hash.hash_at(source.commit)
+    elif source.kind == "checkout" and source.commit is not None and has_history():
+        known = hash_at(source.commit)
         if known is None:
             yield finding("open", "source-tree", "", f"{recorded}: the commit is not in this checkout")
         elif known != source.sha256:
@@ -61,7 +71,7 @@ def _compare_source(source: SourceRecord) -> Findings:
     elif source.kind == "checkout":
         yield finding("info", "source-tree", "", f"{recorded}: not compared, there is no git history here")
     else:
-        expected = f"the files of {source.version}, hash {source_hash.own_hash()[:12]}"
+        expected = f"the files of {source.version}, hash {own_hash()[:12]}"
         yield finding("open", "source-tree", expected, recorded)
 
 
@@ -89,7 +99,7 @@ def _is_committed(evidence: Evidence, sha256: str) -> bool:
     source, standard = evidence.source, evidence.reference.case
     if source is None or source.commit is None or standard is None or not standard.is_shipped:
         return False
-    return source_hash.hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
+    return hash_at(source.commit, f"cases/{standard.spec.name}") == sha256
 
 
 def hooks(evidence: Evidence) -> Findings:
@@ -161,3 +171,60 @@ def _hooks(evidence: Evidence) -> Iterator[ReplacedHook]:
         file, _, line = place.rpartition(":")
         short = "/".join(PurePath(file).parts[-3:])
         yield ReplacedHook(name=name, place=f"{short}:{line}", num_lines=started.hook_lines.get(name))
+
+
+def package() -> Path:
+    """Return the folder of the running AccelMark."""
+    return Path(accelmark.__file__).parent
+
+
+@cache
+def own_hash() -> str:
+    """SHA-256 over the package's files, as a run records it."""
+    return tree_hash(package())
+
+
+@cache
+def has_history() -> bool:
+    """Return whether the package is in a git checkout."""
+    return _git("rev-parse", "HEAD") is not None and bool((_git("ls-files", "--", "__init__.py") or b"").strip())
+
+
+@cache
+def hash_at(commit: str, folder: str = ".") -> str | None:
+    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout."""
+    if not _COMMIT.fullmatch(commit):
+        return None
+    listed = _git("ls-tree", "-r", "-z", commit, "--", folder)
+    if not listed:
+        return None
+    entries = [entry.split(b"\t", 1) for entry in listed.split(b"\0") if entry]
+    blobs = {PurePosixPath(name.decode()).relative_to(folder): about.split()[2] for about, name in entries}
+    names = sorted(name for name in blobs if is_hashed(name.name) and not SKIPPED & set(name.parts[:-1]))
+    contents = _contents([blobs[name] for name in names])
+    if contents is None:
+        return None
+    return files_hash((str(name), content) for name, content in zip(names, contents, strict=True))
+
+
+def _contents(blobs: list[bytes]) -> list[bytes] | None:
+    output = _git("cat-file", "--batch", stdin=b"".join(blob + b"\n" for blob in blobs))
+    if output is None:
+        return None
+    contents, offset = [], 0
+    for _ in blobs:
+        end = output.index(b"\n", offset)
+        size = int(output[offset:end].split()[2])
+        contents.append(output[end + 1 : end + 1 + size])
+        offset = end + size + 2
+    return contents
+
+
+def _git(*arguments: str, stdin: bytes = b"") -> bytes | None:
+    """Return git's output, or None where git, the checkout or the object is missing."""
+    command = ["git", "-C", str(package()), *arguments]
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

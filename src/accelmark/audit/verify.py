@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.audit.verdict import audit_case
-from accelmark.results.rounds.result import round_result
-from accelmark.results.rounds.summary import gather
-from accelmark.results.schema import CaseResult, Figure, RoundResult, Spread, Summary
+from accelmark.results.rounds.summary import gather, round_result
+from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
 from accelmark.results.store.manifest import check_manifest
 from accelmark.spec.errors import RunError
@@ -26,9 +24,7 @@ _COMPARED: Final = (
 """Fields of a round that are compared, besides figures and findings."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(NamedTuple):
     """The result of verifying a run."""
 
     summary: Summary
@@ -49,8 +45,7 @@ class Verification:
 def verify_run(run_dir: Path) -> Verification:
     """Recompute a run and compare; writes nothing into it.
 
-    Raises:
-        RunError: ``run_dir`` is not a run, or has no summary to compare with.
+    Raises RunError if ``run_dir`` is not a run, or has no summary to compare with.
     """
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)
@@ -70,70 +65,52 @@ def _round_differences(round_dir: Path, name: str, computed: RoundResult) -> Ite
     except RunError as error:
         yield str(error)
         return
-    yield from _figure_differences(name, stored.figures, computed.figures)
-    for field in _COMPARED:
-        yield from _difference(f"{name}: {field}", getattr(stored, field), getattr(computed, field))
+    yield from _differences(name, _round_facts(stored), _round_facts(computed))
     # Texts of findings change between versions of AccelMark; rules and severities do not.
-    for rule, severity in (counts := _counts(stored)) | (recomputed := _counts(computed)):
-        where = f"{name}: findings of rule {rule} with severity {severity}"
-        yield from _difference(where, counts[rule, severity], recomputed[rule, severity])
+    yield from _differences(name, _finding_counts(stored), _finding_counts(computed), absent=0)
 
 
-def _counts(result: RoundResult) -> Counter[tuple[str, str]]:
-    return Counter((finding.rule, finding.severity) for finding in result.findings)
+def _round_facts(result: RoundResult) -> dict[str, Any]:
+    figures: dict[str, Any] = {name: figure.value for name, figure in result.figures.items()}
+    return figures | {field: getattr(result, field) for field in _COMPARED}
+
+
+def _finding_counts(result: RoundResult) -> Counter[str]:
+    return Counter(f"findings of rule {found.rule} with severity {found.severity}" for found in result.findings)
 
 
 def _summary_differences(stored: Summary, computed: Summary) -> Iterator[str]:
-    yield from _difference("summary: state", stored.state, computed.state)
-    yield from _difference("summary: vendor", stored.vendor, computed.vendor)
+    before, after = ({"state": one.state, "vendor": one.vendor} for one in (stored, computed))
+    yield from _differences("summary", before, after)
     by_rounds = {(case.key, case.rounds): case for case in computed.cases}
     for case in stored.cases:
         other = by_rounds.pop((case.key, case.rounds), None)
         if other is None:
             yield f"summary: {case.key}: the run has no such case"
             continue
-        yield from _case_differences(case, other)
+        yield from _differences(f"summary: {case.key}", _case_facts(case), _case_facts(other))
+        if case.verdict != other.verdict:
+            reasons = "; ".join(other.reasons) or "no findings against it"
+            verdicts = f"stored {case.verdict}, recomputed {other.verdict}"
+            yield f"summary: {case.key}: verdict: {verdicts} ({reasons})"
     for key, _ in by_rounds:
         yield f"summary: {key}: is missing"
 
 
-def _case_differences(stored: CaseResult, computed: CaseResult) -> Iterator[str]:
-    where = f"summary: {stored.key}"
-    for field in ("state", "converged", "marks", "unit"):
-        yield from _difference(f"{where}: {field}", getattr(stored, field), getattr(computed, field))
-    yield from _figure_differences(where, stored.figures, computed.figures)
-    if stored.verdict != computed.verdict:
-        reasons = "; ".join(computed.reasons) or "no findings against it"
-        yield f"{where}: verdict: stored {stored.verdict}, recomputed {computed.verdict} ({reasons})"
+def _case_facts(case: CaseResult) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: getattr(case, name) for name in ("state", "converged", "marks", "unit")}
+    return fields | {name: spread.mean for name, spread in case.figures.items()}
 
 
-def _figure_differences(
-    where: str,
-    stored: Mapping[Any, Figure] | Mapping[Any, Spread],
-    computed: Mapping[Any, Figure] | Mapping[Any, Spread],
+def _differences(
+    where: str, stored: Mapping[str, Any], computed: Mapping[str, Any], absent: int | None = None
 ) -> Iterator[str]:
     for name in dict.fromkeys([*stored, *computed]):
-        before, after = (_number(figures.get(name)) for figures in (stored, computed))
-        if not _equal(before, after):
+        before, after = stored.get(name, absent), computed.get(name, absent)
+        both = isinstance(before, float) and isinstance(after, float)
+        if not (math.isclose(before, after, rel_tol=TOLERANCE, abs_tol=1e-12) if both else before == after):
             yield f"{where}: {name}: stored {_text(before)}, recomputed {_text(after)}"
 
 
-def _number(figure: Figure | Spread | None) -> float | None:
-    if figure is None:
-        return None
-    return figure.value if isinstance(figure, Figure) else figure.mean
-
-
-def _equal(one: float | None, two: float | None) -> bool:
-    if one is None or two is None:
-        return one is two
-    return math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=1e-12)
-
-
-def _text(number: float | None) -> str:
-    return "null" if number is None else f"{number:.9g}"
-
-
-def _difference(where: str, stored: Any, computed: Any) -> Iterator[str]:
-    if stored != computed:
-        yield f"{where}: stored {stored}, recomputed {computed}"
+def _text(value: Any) -> str:
+    return "null" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -18,6 +18,8 @@ from accelmark.spec.settings import TYPE_OF_PRECISION, TrainSettings
 MAX_OUTPUT_DIFFERENCE: Final = 0.02
 """Largest relative difference of a vendor's model's outputs; rounding by TF32 and other kernels stays far below it."""
 _WIDE_TYPES: Final = frozenset({"float32", "float64"})
+_WIDER: Final = {"float8_e4m3fn": _WIDE_TYPES | {"bfloat16", "float16"}}
+"""Types wider than a declared one where they are more than ``_WIDE_TYPES``."""
 _UNRELATED: Final = 10.0
 """Relative difference from which a percentage is meaningless."""
 _MAX_LISTED: Final = 3
@@ -162,7 +164,7 @@ def precision(entry: RoundEvidence, started: Started) -> Findings:
         return
     found = set(entry.inspected.compute_types or ()) if entry.inspected is not None else set()
     # A case may keep layers in a wider type, which costs the vendor time and is no advantage.
-    if found and (required not in found or found - _WIDE_TYPES - {required}):
+    if found and (required not in found or found - _WIDER.get(required, _WIDE_TYPES) - {required}):
         actual = f"in the inspected steps, layers computed in {', '.join(sorted(found))}"
         yield deviation(entry, "precision", f"{declared} ({required})", actual)
 

@@ -13,7 +13,7 @@ from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import Splits
-from accelmark.datasets import ensure
+from accelmark.datasets.ensure import ensure
 from accelmark.datasets.images import (
     ArrayImages,
     FolderImages,

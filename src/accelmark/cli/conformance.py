@@ -59,7 +59,7 @@ def vendor_checks(name: str, *, run: bool = False) -> list[Check]:
         checks = [Check("missing", "nothing can run on its chips", spec.cannot_run)]
     for chip in spec.chips:
         if any(peak is not None for peak in chip.peaks.model_dump().values()):
-            checks.append(Check("good", f"chip {chip.name} {chip.variant}".strip() + f": peaks from {chip.source}"))
+            checks.append(Check("good", f"chip {chip.title}: peaks from {chip.source}"))
         else:
             checks.append(Check("advice", f"chip {chip.name}: no peak rate", "MFU is null until a peak is added"))
     if not spec.chips:

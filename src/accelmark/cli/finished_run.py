@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Evaluate the final weights of a run again. Uses the case's own code, and compares with the reported metrics."""
     from accelmark.audit.outcome import reevaluation_findings
-    from accelmark.results.read.reevaluation import read_reevaluation
+    from accelmark.results.read.round_dir import read_reevaluation
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.controller.evaluate import evaluate_run
 

@@ -100,7 +100,7 @@ def inventory_lines(seen: Inventory) -> list[str]:
     lines = ["Devices"]
     for entry in seen.found:
         for device, chip in zip(entry.devices, entry.chips, strict=True):
-            known = f"chip {chip.name} {chip.variant}".rstrip() if chip else "unknown chip"
+            known = f"chip {chip.title}" if chip else "unknown chip"
             memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
             driver = f", driver {device.driver}" if device.driver else ""
             lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
@@ -160,7 +160,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.cli.execute import detect_devices
+    from accelmark.cli.runs import detect_devices
     from accelmark.run.controller.probe import probe as measure
     from accelmark.spec.number_format import quantity
     from accelmark.spec.plugins.catalog import load_vendor

@@ -13,8 +13,7 @@ from typer import Option
 import accelmark
 from accelmark.cli.automl import app as automl
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
-from accelmark.cli.folders import cases, check, new
-from accelmark.cli.import_files import import_files
+from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, probe, vendors
 from accelmark.cli.results import compare, results, serve_renamed, view
 from accelmark.cli.runs import infer, resume, run, status, stop, train

@@ -72,28 +72,44 @@ def results(
     if readme:
         _update_readmes(readme, runs)
         return
-    rows = rows_of(runs)
-    if sql is not None:
-        _print_query(rows, sql, output_format, output, as_json=as_json)
-    elif as_json:
-        _emit(json.dumps({"results": rows, "problems": problems}), output)
-    elif output_format == "parquet":
-        from accelmark.results.compare.sql import write_parquet
+    _write(rows_of(runs), problems, groups, sql, output_format, output, as_json=as_json)
 
-        if output is None:
-            raise RequestError("--format parquet needs --output FILE")
+
+def _write(
+    rows: list[Row],
+    problems: list[str],
+    groups: list[str],
+    sql: str | None,
+    output_format: Format | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print or write rows, or the answer of a query on them."""
+    from accelmark.report.tables import markdown, plain_markdown
+    from accelmark.results.compare.table import COLUMNS, run_query, to_csv, write_parquet
+
+    answer = run_query(rows, sql) if sql is not None else None
+    if as_json:
+        content = {"results": rows, "problems": problems} if answer is None else {"results": answer.records()}
+        _emit(json.dumps(content, default=str, allow_nan=False), output)
+    elif output_format == "csv" and answer is None:
+        _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
+    elif output_format == "csv" and answer is not None:
+        _emit(to_csv(answer.columns, answer.rows), output)
+    elif output_format == "markdown":
+        _emit(markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows), output)
+    elif answer is not None and (output_format or output):
+        raise RequestError("the result of --sql can be written with --format csv or markdown")
+    elif output_format and output is None:
+        raise RequestError("--format parquet needs --output FILE")
+    elif output_format and output is not None:
         write_parquet(rows, output)
         typer.echo(str(output))
-    elif output_format == "csv":
-        from accelmark.results.compare.table import COLUMNS, to_csv
-
-        _emit(to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows]), output)
-    elif output_format == "markdown":
-        from accelmark.report.tables import markdown
-
-        _emit(markdown(rows, groups), output)
     elif output is not None:
         raise RequestError("--output needs --format csv, parquet or markdown")
+    elif answer is not None:
+        _console().print(_table(answer.columns, answer.rows))
     else:
         show_rows(rows, groups)
 
@@ -124,28 +140,6 @@ def _update_readmes(readmes: Sequence[Path], runs: Sequence[LoadedRun]) -> None:
     for readme, model in models.items():
         write_readme_table(readme, runs, model)
         typer.echo(str(readme))
-
-
-def _print_query(
-    rows: Sequence[Row], sql: str, output_format: Format | None, output: Path | None, *, as_json: bool
-) -> None:
-    from accelmark.results.compare.sql import run_query
-
-    answer = run_query(rows, sql)
-    if as_json:
-        _emit(json.dumps({"results": answer.records()}, default=str, allow_nan=False), output)
-    elif output_format == "csv":
-        from accelmark.results.compare.table import to_csv
-
-        _emit(to_csv(answer.columns, answer.rows), output)
-    elif output_format == "markdown":
-        from accelmark.report.tables import plain_markdown
-
-        _emit(plain_markdown(answer.columns, answer.rows), output)
-    elif output_format == "parquet" or output is not None:
-        raise RequestError("the result of --sql can be written with --format csv or markdown")
-    else:
-        _console().print(_table(answer.columns, answer.rows))
 
 
 def _emit(text: str, output: Path | None) -> None:
@@ -318,8 +312,7 @@ def view(
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark view", "accelmark[view]")
-    from accelmark.report.view.access import Access, is_loopback, read_or_create_token
-    from accelmark.report.view.app import listen, make_app, server_for
+    from accelmark.report.view.app import Access, is_loopback, listen, make_app, read_or_create_token, server_for
     from accelmark.report.view.index import RunIndex
 
     if token_file is None and not is_loopback(host):

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
+
+if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
+    from accelmark.plan.request import Detected
+    from accelmark.run.controller.coordinator import RunOutcome
+    from accelmark.spec.cluster import ClusterSpec
+    from accelmark.spec.runfile import RunSpec
+
+COMMAND_LINE: Final = "command line"
 
 
 def train(
@@ -28,13 +40,12 @@ def train(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
-    from accelmark.cli.execute import Overrides, execute, plan_request, run_name
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     case = CaseRequest(key=key, data=data and data.expanduser())
-    overrides = Overrides(vendor, settings or (), synthetic, is_open, strict, timeout_s=timeout)
-    plan = plan_request(RunSpec(name=run_name(key), cases=(case,)), overrides)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    request = RunSpec(name=_run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
+    plan = plan_request(request, settings or (), synthetic=synthetic)
+    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def infer(
@@ -59,18 +70,16 @@ def infer(
     as_json: options.AsJson = False,
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
-    from accelmark.cli.execute import Overrides, execute, plan_request, run_name
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
-    given: dict[str, Any] = {"precision": precision, "batch_size": batch_size}
-    given["scenarios"] = tuple(scenario) if scenario else None
-    named = {name: value for name, value in given.items() if value is not None}
+    given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
     case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
-    overrides = Overrides(vendor, settings or (), synthetic, strict=strict, timeout_s=timeout)
-    plan = plan_request(RunSpec(name=f"{run_name(key)}-infer", cases=(case,)), overrides)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    request = RunSpec(name=f"{_run_name(key)}-infer", vendor=vendor, strict=strict, timeout_s=timeout, cases=(case,))
+    plan = plan_request(request, settings or (), synthetic=synthetic)
+    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def run(
@@ -88,11 +97,10 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
-    from accelmark.cli.execute import Overrides, execute, plan_request, read_run_file
-
-    overrides = Overrides(vendor, settings or (), synthetic, is_open, strict, fail_fast, timeout)
-    plan = plan_request(read_run_file(file), overrides, where=str(file), base=file.parent)
-    execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
+    given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
+    request = _read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
+    plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
+    _execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json)
 
 
 def resume(
@@ -103,21 +111,20 @@ def resume(
     as_json: options.AsJson = False,
 ) -> None:
     """Continue an interrupted run. Follows running rounds, repeats lost and cancelled ones, skips finished ones."""
-    from accelmark.cli.execute import finish, host_problems_as_table
-    from accelmark.run.controller import session
+    from accelmark.run.controller import coordinator
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.preflight.report import run_preflight
 
-    with host_problems_as_table(as_json=as_json):
-        outcome = session.resume(
+    with _host_problems_as_table(as_json=as_json):
+        outcome = coordinator.resume(
             run,
             DataFetcher(offline),
+            run_preflight,
             redo_failed=redo_failed,
             from_scratch=from_scratch,
             as_json=as_json,
-            preflight=run_preflight,
         )
-    finish(outcome, as_json=as_json)
+    _finish(outcome, as_json=as_json)
 
 
 def status(run: options.RunPath, as_json: options.AsJson = False) -> None:
@@ -141,10 +148,189 @@ def stop(
     as_json: options.AsJson = False,
 ) -> None:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
-    from accelmark.run.controller import session
+    from accelmark.run.controller.stop import stop as stop_run
 
-    was_running = session.stop(run, at_once=at_once)
+    was_running = stop_run(run, at_once=at_once)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
     else:
         typer.echo(f"{run}: stopped" if was_running else f"{run}: not running")
+
+
+def plan_request(
+    request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str = COMMAND_LINE, base: Path = Path()
+) -> Plan:
+    """Return the plan of a request on the devices of this machine or of its cluster.
+
+    ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
+    errors; the path of a cluster file is relative to ``base``. Raises AccelmarkError with all problems.
+    """
+    from accelmark.plan.build import build_plan
+    from accelmark.run.controller.data import data_dirs
+
+    cluster = _cluster(request.cluster, base)
+    plan = build_plan(
+        request,
+        cluster=cluster,
+        detected=detect_devices(request.vendor or cluster.vendor),
+        data_dirs=data_dirs,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        where=where,
+        command_line=_setting_values(settings, synthetic=synthetic),
+    )
+    return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
+
+
+def _setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
+    """Return ``--set`` options as dotted keys; raises SpecError with those that are not ``key=value``."""
+    from accelmark.spec.errors import Problem, SpecError
+    from accelmark.spec.model import read_value
+
+    values: dict[str, Any] = {"loader.synthetic": True} if synthetic else {}
+    problems = []
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            problems.append(Problem(COMMAND_LINE, f"--set {text}", "is not of the form key=value"))
+            continue
+        values[key.strip()] = read_value(value, f"{COMMAND_LINE}: --set {key}")
+    if problems:
+        raise SpecError(problems)
+    return values
+
+
+def detect_devices(vendor: str | None) -> Detected:
+    """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
+    from accelmark.plan.adaptation import host_capabilities
+    from accelmark.plan.request import Detected
+    from accelmark.run.controller.probe import remembered
+    from accelmark.spec.plugins.catalog import load_vendor
+    from accelmark.telemetry.detect import default_vendor, detect
+
+    name = vendor or default_vendor()
+    found = next((entry for entry in detect([name]) if entry.vendor == name), None)
+    if found is None:
+        return Detected(vendor=name, hardware=name.upper(), chip=None, num_devices=None)
+    chips = set(found.chips)
+    return Detected(
+        vendor=name,
+        hardware=found.hardware or name.upper(),
+        chip=chips.pop() if len(chips) == 1 else None,
+        num_devices=None if found.fallback else len(found.devices),
+        ceilings=remembered(name, found.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
+    )
+
+
+def _read_run_file(path: Path) -> RunSpec:
+    """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
+    from accelmark.spec.model import parse, read_yaml
+    from accelmark.spec.plugins.launcher import launcher_problems
+    from accelmark.spec.runfile import RunSpec
+
+    values = read_yaml(path)
+    for case in values.get("cases") or []:
+        if isinstance(case, dict) and isinstance(case.get("data"), str):
+            case["data"] = str(path.parent / Path(case["data"]).expanduser())
+    cluster = values.get("cluster")
+    problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
+    return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
+
+
+def _cluster(given: ClusterSpec | Path, base: Path) -> ClusterSpec:
+    from accelmark.spec.model import read_yaml
+    from accelmark.spec.plugins.launcher import parse_cluster
+
+    if not isinstance(given, Path):
+        return given
+    path = base / given.expanduser()
+    return parse_cluster({"name": path.stem} | dict(read_yaml(path)), str(path))
+
+
+def _telemetry_warnings(vendor: str) -> Iterator[str]:
+    """Yield problems of a vendor's telemetry declaration: its devices are not sampled then, but ranks run."""
+    from accelmark.spec.errors import SpecError
+    from accelmark.spec.plugins.catalog import find, load_vendor
+    from accelmark.telemetry.declaration import telemetry_of
+
+    try:
+        telemetry_of(load_vendor(vendor), str(find("vendors", vendor).path / "vendor.yaml"))
+    except SpecError as error:
+        for problem in error.problems:
+            yield f"no telemetry of devices: {problem}"
+
+
+def _run_name(key: str) -> str:
+    """Return a name for the run of a single key: its model, without characters that paths cannot have."""
+    name = "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in key.partition(":")[0])
+    return name.strip(".-_")[:57] or "case"
+
+
+def _execute(plan: Plan, out: Path | None, *, offline: bool, dry_run: bool, as_json: bool) -> None:
+    """Execute ``plan``, or only print it, and end the command with the exit code of the run."""
+    from accelmark.run.record.directory import default_path
+    from accelmark.spec.errors import RequestError
+
+    path = out or default_path(plan.name, datetime.now(UTC))
+    if plan.strict and plan.warnings:
+        raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
+    if dry_run:
+        from accelmark.cli.dry_run import print_plan
+
+        print_plan(plan, path, as_json=as_json)
+        return
+    from accelmark.run.controller import coordinator
+    from accelmark.run.controller.data import DataFetcher
+    from accelmark.run.preflight.report import run_preflight
+
+    plan = plan.model_copy(update={"offline": offline})
+    if not as_json:
+        for warning in plan.warnings:
+            options.warn(warning)
+    with _host_problems_as_table(as_json=as_json):
+        outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
+    _finish(outcome, as_json=as_json)
+
+
+@contextmanager
+def _host_problems_as_table(*, as_json: bool) -> Iterator[None]:
+    """Where hosts are not ready, print one table of all their problems and exit; with ``as_json`` raise the error."""
+    from accelmark.run.preflight.facts import HostsNotReadyError
+    from accelmark.run.preflight.report import print_table
+
+    try:
+        yield
+    except HostsNotReadyError as error:
+        if as_json:
+            raise
+        typer.secho("error: hosts are not ready", fg="red", err=True)
+        print_table(error.found)
+        raise typer.Exit(error.exit_code) from error
+
+
+def _finish(outcome: RunOutcome, *, as_json: bool) -> None:
+    """Write the report page, print the results, and exit with the exit code of the run."""
+    page = _write_page(outcome.directory, as_json=as_json)
+    if as_json:
+        summary = outcome.summary.model_dump(mode="json")
+        done = {"event": "summary", "directory": str(outcome.directory), "page": str(page) if page else None}
+        typer.echo(json.dumps(done | {"exit_code": outcome.exit_code, "summary": summary}))
+    else:
+        from accelmark.run.display.summary import print_summary
+
+        print_summary(outcome.summary, outcome.directory, page)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def _write_page(run_dir: Path, *, as_json: bool) -> Path | None:
+    """Write the page of a run; a page that cannot be written is a warning, since the results exist."""
+    from accelmark.report.run_page import write_page
+    from accelmark.spec.errors import AccelmarkError
+
+    try:
+        return write_page(run_dir)
+    except AccelmarkError as error:
+        if not as_json:
+            options.warn(f"cannot write the report page: {error}")
+        return None

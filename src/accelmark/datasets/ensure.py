@@ -9,16 +9,15 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from accelmark.datasets.archives import FetchError, unpack_files
 from accelmark.datasets.fetch import fetch_package, fetch_url
-from accelmark.datasets.progress import INTERVAL_S, Progress
 from accelmark.datasets.spec import DatasetSpec, UrlSource
-from accelmark.datasets.verify import verify
+from accelmark.datasets.verify import INTERVAL_S, Progress, verify
 from accelmark.spec.errors import DataError, Problem
 
 CACHE_VARIABLE: Final = "ACCELMARK_CACHE"
@@ -26,15 +25,13 @@ LOCK_TIMEOUT_S: Final = 3600.0
 _PART: Final = ".part"
 
 
-def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
+def cache_directory() -> Path:
     """Return ``$ACCELMARK_CACHE``, else ``$XDG_CACHE_HOME/accelmark``, else ``~/.cache/accelmark``."""
-    variables = os.environ if environment is None else environment
-    if variables.get(CACHE_VARIABLE):
-        return Path(variables[CACHE_VARIABLE]).expanduser().absolute()
-    base = variables.get("XDG_CACHE_HOME")
+    if given := os.environ.get(CACHE_VARIABLE):
+        return Path(given).expanduser().absolute()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification: ignore a relative path in the variable.
-    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return home / "accelmark"
+    return (base if base.is_absolute() else Path.home() / ".cache") / "accelmark"
 
 
 def cached_path(spec: DatasetSpec) -> Path:

@@ -19,9 +19,8 @@ from typing import IO, Final, final
 from urllib.parse import quote, urlsplit
 
 from accelmark.datasets.archives import ArchiveKind, FetchError, extract, max_source_bytes
-from accelmark.datasets.progress import INTERVAL_S, Progress, ProgressMeter
 from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, RegistrySource, UrlSource
-from accelmark.datasets.verify import file_sha256
+from accelmark.datasets.verify import INTERVAL_S, Progress, ProgressMeter, file_sha256
 
 REACH_TIMEOUT_S: Final = 2.0
 READ_TIMEOUT_S: Final = 20.0

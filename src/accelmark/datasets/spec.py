@@ -26,10 +26,6 @@ def _inside(path: str) -> str:
     return path
 
 
-def _inside_or_root(path: str) -> str:
-    return path if path == "." else _inside(path)
-
-
 def _https(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
@@ -38,7 +34,7 @@ def _https(url: str) -> str:
 
 
 RelativePath = Annotated[str, AfterValidator(_inside)]
-ArchiveRoot = Annotated[str, AfterValidator(_inside_or_root)]
+ArchiveRoot = Annotated[str, AfterValidator(lambda path: path if path == "." else _inside(path))]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HttpsUrl = Annotated[str, AfterValidator(_https)]
 PackageName = Annotated[str, StringConstraints(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9.+_-]*$")]

@@ -1,19 +1,45 @@
-"""Verify that a directory contains a data set: files by SHA-256, trees by their layout."""
+"""Verify that a directory contains a data set: files by SHA-256, trees by their layout; report progress."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
-from accelmark.datasets.progress import Progress, ProgressMeter
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
 
+Progress = Callable[[str, int, int | None], None]
+"""Called with the activity, the bytes done, and the total bytes (None: unknown)."""
+
+INTERVAL_S: Final = 0.1
 _CHUNK: Final = 1 << 20
 _SHOWN: Final = 8
+
+
+@final
+class ProgressMeter:
+    """Counts bytes and reports them ten times a second, and at the end."""
+
+    def __init__(self, what: str, total: int | None, progress: Progress | None) -> None:
+        self._what, self._total, self._progress = what, total, progress
+        self._done, self._reported_s = 0, 0.0
+
+    def add(self, amount: int) -> None:
+        """Add ``amount`` bytes."""
+        self.set(self._done + amount)
+
+    def set(self, done: int) -> None:
+        """Set the bytes done; no more than the total is reported."""
+        self._done = done
+        done = done if self._total is None else min(done, self._total)
+        now_s = time.monotonic()
+        if self._progress is not None and (done == self._total or now_s - self._reported_s >= INTERVAL_S):
+            self._reported_s = now_s
+            self._progress(self._what, done, self._total)
 
 
 def verify(
@@ -111,8 +137,7 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
 
 
 def _directories(place: Path) -> set[str]:
-    with os.scandir(place) as entries:
-        return {entry.name for entry in entries if entry.is_dir()}
+    return {entry.name for entry in place.iterdir() if entry.is_dir()}
 
 
 def _tree_files(part: TreePart, path: Path) -> Iterator[tuple[str, int]]:
@@ -128,8 +153,7 @@ def _tree_files(part: TreePart, path: Path) -> Iterator[tuple[str, int]]:
 
 def _listing(place: Path) -> str:
     try:
-        with os.scandir(place) as entries:
-            names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
+        names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in place.iterdir())
     except OSError as error:
         return f"it cannot be listed ({error.strerror})"
     return f"found {_some(names)}" if names else "found it empty"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from accelmark.train.__main__ import end, main
+from accelmark.train.loop.rank import end_process, main
 
 if TYPE_CHECKING:
     from accelmark.spec.job import JobSpec
@@ -20,4 +20,4 @@ def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:], _run))
+    end_process(main(sys.argv[1:], _run))

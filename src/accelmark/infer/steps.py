@@ -15,7 +15,7 @@ from typing import Final, Literal, final
 import torch
 from torch import nn
 
-from accelmark.frameworks.pytorch.identity import num_parameters
+from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.infer import setup
 from accelmark.infer.batches import DerivedBatches
 from accelmark.infer.case import InferBatches, InferCase
@@ -29,7 +29,7 @@ from accelmark.infer.scenarios import Scenarios
 from accelmark.results.figures.inference import invalid_reasons, phase_figures
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.events import Event, InferEndReason, InferFinished, Phase, RepeatCheck, StageBegin, StageEnd
-from accelmark.spec.inference import InferPrecision, InferStep, file_at, planned_steps
+from accelmark.spec.inference import InferPrecision, InferStep, file_at, why_skipped
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.settings import Scalar
@@ -65,7 +65,7 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
 
 @final
 class SevenSteps:
-    """One inference run in this process."""
+    """One inference run in this process; ``started`` is its start on the clock of ``time.monotonic``."""
 
     case: InferCase
     """Like ``batches``, set by the second step, without which no later step runs."""
@@ -84,15 +84,6 @@ class SevenSteps:
     finished: InferFinished | None = None
 
     def __init__(self, job: JobSpec, infer: InferJob, node_dir: Path, emit: Emit, started: float) -> None:
-        """Prepare the steps of a job.
-
-        Args:
-            job: the job.
-            infer: its work.
-            node_dir: directory for files.
-            emit: writes an event.
-            started: start of the process on the clock of ``time.monotonic``.
-        """
         self.job = job
         self.infer = infer
         self.settings = infer.settings
@@ -122,11 +113,11 @@ class SevenSteps:
 
         A step that fails ends the run: later steps are reported as skipped, except the summary.
         """
-        for planned in planned_steps(self.settings):
-            skipped = planned.skipped
-            if self.failure is not None and planned.step is not InferStep.SUMMARISE:
+        for step in InferStep:
+            skipped = why_skipped(step, self.settings)
+            if self.failure is not None and step is not InferStep.SUMMARISE:
                 skipped = f"step {self.failure[0]} failed"
-            self._run_step(planned.step, skipped)
+            self._run_step(step, skipped)
         return self.finished or self.summary("error", "the summary failed; see the log of rank 0")
 
     def _run_step(self, step: InferStep, skipped: str | None) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.platform import forget_peak_memory, peak_memory_mib
+from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.engine import DTYPES, Engine, EngineRequest
 
 

@@ -39,6 +39,12 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
     )
 
 
+def requirements_file(*folders: Path | None) -> Path | None:
+    """Return the first ``requirements.txt`` of ``folders``: that of a vendor's folder replaces the case's own."""
+    files = (folder / REQUIREMENTS_FILE for folder in folders if folder is not None)
+    return next(filter(Path.is_file, files), None)
+
+
 def _files(folder: Path) -> list[tuple[str, Path]]:
     found = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
     return [(path.relative_to(folder).as_posix(), path) for path in found]

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, final
 
 import accelmark
-from accelmark.plan.adaptation import REQUIREMENTS_FILE, Capabilities, adaptation_files
+from accelmark.plan.adaptation import Capabilities, adaptation_files, requirements_file
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.job import JobSpec, framework_of
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import engine_specs, find, known_engines, load_framework, load_vendor, tree_hash
@@ -42,7 +42,8 @@ def build_plan(
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
     vendor = load_vendor(vendor_name)
-    vendor.require_runnable()
+    if vendor.cannot_run is not None:
+        raise RequestError(f"vendor {vendor.name}: nothing can run on it yet: {vendor.cannot_run}")
     run = RunRequest(
         options=request,
         cluster=cluster,
@@ -125,7 +126,8 @@ class _Planner:
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        sources = dict.fromkeys(chip.capabilities, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else [])) if chip is not None else ()
+        sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.run.is_here:
             return Capabilities({**self.run.detected.capabilities, **sources})
         unknown = "those of other machines are not detected: list them under the chip in vendor.yaml"
@@ -194,10 +196,11 @@ def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[
 def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:
     run, adaptation, key = asked.run, asked.adaptation, asked.key
     extern = catalog.FolderRef(name=adaptation.name, path=adaptation, sha256=tree_hash(adaptation))
-    framework = framework_of(planned.work, key)
+    work = planned.work
+    framework = work.trainer.framework if isinstance(work, ExternalJob) else key.framework
     device = catalog.framework_device(run.vendor, framework)
     return JobSpec(
-        work=planned.work,
+        work=work,
         key=key,
         ranks_per_host=load_framework(framework).ranks_per_host(key.nproc),
         round=1,
@@ -221,8 +224,5 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
 
 def _installed_for_ranks(asked: KeyRequest) -> tuple[str, ...]:
     """Return the packages of the ``requirements.txt`` of the adaptation, else of the case."""
-    for folder in (asked.adaptation, asked.folder.path):
-        file = folder / REQUIREMENTS_FILE
-        if file.is_file():
-            return tuple(requirement_names(file))
-    return ()
+    file = requirements_file(asked.adaptation, asked.folder.path)
+    return tuple(requirement_names(file)) if file is not None else ()

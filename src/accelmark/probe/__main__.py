@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelmark.train.__main__ import end, main
+from accelmark.train.loop.rank import end_process, main
 
 if TYPE_CHECKING:
     from accelmark.spec.job import JobSpec
@@ -37,7 +37,7 @@ def _probe(job: JobSpec) -> None:
     import torch
     import torch.distributed as dist
 
-    from accelmark.frameworks.pytorch.platform import device_name, join_ranks, open_device
+    from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
     from accelmark.probe.collectives import probe_collectives
     from accelmark.probe.device import probe_copies, probe_memory, probe_products
     from accelmark.spec.job import ProbeJob
@@ -72,4 +72,4 @@ def _probe(job: JobSpec) -> None:
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1:], _run))
+    end_process(main(sys.argv[1:], _run))

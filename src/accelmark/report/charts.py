@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.results.figures.scaling import ScalingCurve
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
@@ -96,9 +95,7 @@ def trend_chart(
     return _svg(parts, f"{title} over time; values in the table below")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LatencyChart:
+class LatencyChart(NamedTuple):
     """Latency curves as SVG, and (label, colour number, dashes) of each."""
 
     svg: Any
@@ -151,8 +148,7 @@ def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     power: float = 10.0 ** math.floor(math.log10(rough))
     step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), power * 10)
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step) + 1)]
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _grid(y: float, label: str) -> str:

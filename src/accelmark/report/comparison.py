@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from accelmark.report.case_view import scale_text
+from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
 from accelmark.results.compare.comparison import Comparison, Difference, Effect, Pair, Side
 from accelmark.results.compare.context import Area, ContextDifference

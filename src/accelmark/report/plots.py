@@ -1,12 +1,12 @@
-"""Data of the plots on a run's page; the page's script adds axes and colours."""
+"""Data of the plots on a run's page as JSON values; the page's script adds axes and colours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from accelmark.results.figure_names import FigureName
-from accelmark.results.schema import Point, RoundResult, TelemetrySeries
+from accelmark.results.schema import Point, RoundResult
 
 _MAX_ROUNDS: Final = 12
 _MAX_POINTS: Final = 4000
@@ -24,40 +24,15 @@ _TELEMETRY: Final = (
 _PERCENTILES: Final = (("p50", FigureName.STEP_P50), ("p90", FigureName.STEP_P90), ("p99", FigureName.STEP_P99))
 
 
-class Line(TypedDict):
-    """One line of a panel; ``round`` selects its colour, ``text`` is shown on hover."""
-
-    label: str
-    round: int
-    x: list[float]
-    y: list[float | None]
-    text: list[str]
+Json = dict[str, Any]
 
 
-class Panel(TypedDict):
-    """A plot over time; all panels share the time axis."""
+def plots_of(rounds: Sequence[RoundResult]) -> Json:
+    """Return the plots of a case: panels over time, which share the time axis, and histograms.
 
-    title: str
-    unit: str
-    lines: list[Line]
-    markers: bool
-    level: float | None
-    """Horizontal line at the target."""
-    from_zero: bool
-
-
-class Bars(TypedDict):
-    """A histogram: bin edges (one more than counts), and (name, value) of the percentiles."""
-
-    label: str
-    round: int
-    edges: list[float]
-    counts: list[int]
-    marks: list[tuple[str, float]]
-
-
-def plots_of(rounds: Sequence[RoundResult]) -> dict[str, Any]:
-    """Return the plots over time and the histograms of a case as JSON values."""
+    A panel has lines and, at the target, a level. The number of a line's round selects its colour, its text is shown on
+    hover. A histogram has one more edge than counts, and marks at percentiles.
+    """
     shown = [result for result in rounds if result.curves][:_MAX_ROUNDS]
     return {
         "progress": list(_progress(shown)),
@@ -67,13 +42,11 @@ def plots_of(rounds: Sequence[RoundResult]) -> dict[str, Any]:
     }
 
 
-def _panel(
-    title: str, unit: str, lines: list[Line], *, markers: bool = False, level: float | None = None, zero: bool = False
-) -> Panel:
-    return Panel(title=title, unit=unit, lines=lines, markers=markers, level=level, from_zero=zero)
+def _panel(title: str, unit: str, lines: list[Json], **options: Any) -> Json:
+    return {"title": title, "unit": unit, "lines": lines, "markers": False, "level": None, "from_zero": False} | options
 
 
-def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
+def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
     if not rounds:
         return
     target = rounds[0].target
@@ -82,58 +55,57 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
     for name in names:
         level = target.value if target and target.metric == name else None
         yield _panel(name.replace("_", " ").capitalize(), "", _lines(rounds, name), markers=True, level=level)
-    yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), zero=True)
+    yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), from_zero=True)
 
 
-def _lines(rounds: Sequence[RoundResult], name: str) -> list[Line]:
+def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
     most = max(_MAX_POINTS // len(rounds), 100)
     return [_line(result, result.curves[name], most) for result in rounds if result.curves.get(name)]
 
 
-def _line(result: RoundResult, points: Sequence[Point], most: int) -> Line:
+def _line(result: RoundResult, points: Sequence[Point], most: int) -> Json:
     import numpy as np
 
     from accelmark.results.figures.curves import thin
 
-    values = np.array([point.value for point in points], dtype=np.float64)
-    kept = [points[index] for index in thin(values, most)]
-    return Line(
-        label=f"round {result.round}",
-        round=result.round,
-        x=[point.time_s for point in kept],
-        y=[point.value for point in kept],
-        text=[f"step {point.step:,}" for point in kept],
-    )
+    kept = [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
+    return {
+        "label": f"round {result.round}",
+        "round": result.round,
+        "x": [point.time_s for point in kept],
+        "y": [point.value for point in kept],
+        "text": [f"step {point.step:,}" for point in kept],
+    }
 
 
-def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Panel]:
+def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
     """Yield the telemetry of one round: the first that succeeded, else the first."""
     chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
     if chosen is None:
         return
     note = f", round {chosen.round}" if len(rounds) > 1 else ""
     for name, title, unit, factor in _TELEMETRY:
-        lines = [_telemetry_line(one, factor, chosen.round) for one in chosen.telemetry if one.quantity == name]
+        lines: list[Json] = [
+            {
+                "label": series.label,
+                "round": chosen.round,
+                "x": [at for at, _ in series.points],
+                "y": [None if value is None else round(value * factor, 4) for _, value in series.points],
+                "text": [],
+            }
+            for series in chosen.telemetry
+            if series.quantity == name
+        ]
         if lines:
-            yield _panel(title + note, unit, lines, zero=name != "temperature")
+            yield _panel(title + note, unit, lines, from_zero=name != "temperature")
 
 
-def _telemetry_line(series: TelemetrySeries, factor: float, number: int) -> Line:
-    return Line(
-        label=series.label,
-        round=number,
-        x=[at for at, _ in series.points],
-        y=[None if value is None else round(value * factor, 4) for _, value in series.points],
-        text=[],
-    )
-
-
-def _bars(result: RoundResult) -> Bars:
+def _bars(result: RoundResult) -> Json:
     figures = ((label, result.figures.get(name)) for label, name in _PERCENTILES)
-    return Bars(
-        label=f"round {result.round}",
-        round=result.round,
-        edges=[edge for edge, _ in result.step_ms_histogram],
-        counts=[count for _, count in result.step_ms_histogram[1:]],
-        marks=[(label, figure.value) for label, figure in figures if figure and figure.value is not None],
-    )
+    return {
+        "label": f"round {result.round}",
+        "round": result.round,
+        "edges": [edge for edge, _ in result.step_ms_histogram],
+        "counts": [count for _, count in result.step_ms_histogram[1:]],
+        "marks": [(label, figure.value) for label, figure in figures if figure and figure.value is not None],
+    }

@@ -1,24 +1,289 @@
-"""The page of a run: one self-contained HTML file that needs no network."""
+"""The page of a run, one self-contained HTML file that needs no network: titles, rows, tiles and notes of its cases."""
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from accelmark.report.case_view import case_views
-from accelmark.report.inference import inference_view
+from accelmark.report.charts import latency_chart, scaling_chart
+from accelmark.report.plots import plots_of
 from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, format_figure, title_of, unit_of
+from accelmark.results.figures.aggregate import NARROW
+from accelmark.results.figures.scaling import scaling_curves
+from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.results.store.manifest import update_manifest
+from accelmark.spec.job import RankExit
+from accelmark.spec.key import CaseKey
+from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
 
-REPORT_FILE = "report.html"
+REPORT_FILE: Final = "report.html"
+
+F = FigureName
+HEADLINES: Final = (
+    F.THROUGHPUT_TRAIN, F.TIME_TO_TARGET, F.FINAL_METRIC, F.INFERENCE_CORE, F.INFERENCE_METRIC, F.LATENCY_P50,
+    F.LATENCY_P99, F.MFU, F.ENERGY_PER_UNIT, F.VALIDATION_CORE, F.PEAK_DEVICE_MEMORY, F.STEP_P50, F.DATA_WAIT_SHARE,
+    F.RAW_TRAIN_TIME, F.COMPILE_TIME, F.PEAK_HOST_MEMORY, F.FINAL_LOSS,
+)  # fmt: skip
+"""Figures for the tiles in order of preference; figures without a value are skipped."""
+NUM_TILES: Final = 6
+
+_MARKS: Final = {
+    "open": "open: immutable settings may have been changed",
+    "synthetic": "synthetic data",
+    "partial": "partial: did not run to its end",
+    "partial_evaluation": "evaluated on part of the data",
+    "busy_machine": "busy machine",
+    "resumed": "resumed",
+}
+
+
+class Tile(NamedTuple):
+    """One headline figure."""
+
+    title: str
+    number: str
+    unit: str
+    note: str
+
+
+class FigureRow(NamedTuple):
+    """One figure of the table."""
+
+    title: str
+    explanation: str
+    value: str
+    interval: str
+    """Half the relative 95 % interval."""
+    wide: bool
+    rounds: list[str]
+
+
+class RoundRow(NamedTuple):
+    """One round of a case."""
+
+    result: RoundResult
+    cells: list[str]
+    failed_ranks: list[tuple[str, RankExit]]
+    """(host, rank) that failed, with their last lines of output."""
+
+
+class CaseView(NamedTuple):
+    """One case on the page."""
+
+    anchor: str
+    label: str
+    """Model, with scale or variant where several cases on the page have the same model."""
+    result: CaseResult
+    first: RoundResult | None
+    scale: str
+    marks: list[str]
+    target: str
+    tiles: list[Tile]
+    groups: list[tuple[str, list[FigureRow]]]
+    missing: dict[str, list[str]]
+    """Reason -> titles of the figures without a value for that reason."""
+    notes: list[tuple[str, str]]
+    """(title of a figure, note on its value)."""
+    round_heads: list[str]
+    rounds: list[RoundRow]
+    peak: float | None
+    """The chip's dense peak in TFLOP/s at the precision used."""
+    hosts: list[tuple[str, list[tuple[str, str]]]]
+    plots: dict[str, Any]
+
+
+_ROUND_COLUMNS: Final = (F.THROUGHPUT_TRAIN, F.STEP_P50, F.RAW_TRAIN_TIME, F.FINAL_METRIC, F.FINAL_LOSS, F.ENERGY)
+
+
+def case_views(run: LoadedRun) -> list[CaseView]:
+    """Return one view for each case of a run, in the run's order."""
+    models = Counter(case.key.model for case in run.summary.cases)
+    return [
+        _case(f"case-{number}", case, alone=models[case.result.key.model] == 1)
+        for number, case in enumerate(run.cases, start=1)
+    ]
+
+
+def _case(anchor: str, case: LoadedCase, *, alone: bool) -> CaseView:
+    result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
+    title = functools.partial(
+        title_of, unit=result.unit, metric=first.target.metric if first and first.target else None
+    )
+    known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
+    columns = [name for name in _ROUND_COLUMNS if any(found.value_of(name) is not None for found in rounds)]
+    missing: dict[str, list[str]] = {}
+    for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
+        missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
+    groups = (
+        (group, [_row(title(name), name, known[name], result.unit, rounds) for name in names if name in known])
+        for group, names in FIGURE_GROUPS.items()
+    )
+    return CaseView(
+        anchor=anchor,
+        label=key.model if alone else f"{key.model} {result.variant or f'{key.nnodes}x{key.nproc}'}",
+        result=result,
+        first=first,
+        scale=scale_text(key, result.variant),
+        marks=[_MARKS[mark] for mark in result.marks],
+        target=_target(first),
+        tiles=[_tile(title(name), name, known[name], result.unit) for name in HEADLINES if name in known][:NUM_TILES],
+        groups=[(group, rows) for group, rows in groups if rows],
+        missing=missing,
+        notes=[(title(name), spread.reason) for name, spread in known.items() if spread.reason],
+        round_heads=[title(name) for name in columns],
+        rounds=[
+            RoundRow(
+                found,
+                [format_figure(name, found.value_of(name), found.unit) for name in columns],
+                [(node.host, rank) for node in found.nodes for rank in node.ranks if rank.state != "succeeded"],
+            )
+            for found in rounds
+        ],
+        peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
+        hosts=list(_hosts(first)) if first else [],
+        plots=plots_of(rounds),
+    )
+
+
+def scale_text(key: CaseKey, variant: str | None) -> str:
+    """Return framework, hardware, and numbers of hosts and ranks of a case."""
+    version = f" {key.framework_version}" if key.framework_version else ""
+    hosts = "host" if key.nnodes == 1 else "hosts"
+    ranks = "rank" if key.world_size == 1 else "ranks"
+    scale = f"{key.framework}{version} · {key.hardware} · {key.nnodes} {hosts} · {key.world_size} {ranks}"
+    return f"{scale} · {variant}" if variant else scale
+
+
+def _target(result: RoundResult | None) -> str:
+    if result is None or result.target is None:
+        return ""
+    sign = {"at_least": "≥", "at_most": "≤"}[result.target.direction]
+    return f"{result.target.metric.replace('_', ' ')} {sign} {result.target.value:g}"
+
+
+def _tile(title: str, name: FigureName, spread: Spread, unit: str) -> Tile:
+    scale = scale_of(spread.mean or 0.0, unit_of(name, unit))
+    if spread.relative_half95 is not None:
+        note = f"± {percent(spread.relative_half95)} over {spread.num_rounds} rounds"
+    else:
+        note = FIGURES[name].explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
+    return Tile(title, scale.number(spread.mean), scale.unit, note)
+
+
+def _row(title: str, name: FigureName, spread: Spread, unit: str, rounds: Sequence[RoundResult]) -> FigureRow:
+    half = spread.relative_half95
+    scale = scale_of(spread.mean or 0.0, unit_of(name, unit))
+    return FigureRow(
+        title=title,
+        explanation=FIGURES[name].explanation,
+        value=format_figure(name, spread.mean, unit),
+        interval=NOTHING if half is None else f"± {percent(half)}",
+        wide=half is not None and half > NARROW,
+        rounds=[scale.number(result.value_of(name)) for result in rounds],
+    )
+
+
+def _hosts(result: RoundResult) -> Iterable[tuple[str, list[tuple[str, str]]]]:
+    for info in result.environment.hosts:
+        yield str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for name, value in values.items():
+        title = prefix + (name if name.isupper() else name.replace("_", " "))
+        if isinstance(value, dict):
+            yield from _flat(value, f"{title} · ")
+        elif isinstance(value, list):
+            for position, item in enumerate(value):
+                if isinstance(item, dict):
+                    yield from _flat(item, f"{title} {position} · ")
+            plain = [str(item) for item in value if not isinstance(item, dict)]
+            if plain:
+                yield title, ", ".join(plain)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield _amount(title, value)
+        elif value is not None:
+            yield title, str(value)
+
+
+def _amount(title: str, value: float) -> tuple[str, str]:
+    if title.endswith(" mib"):
+        return title.removesuffix(" mib"), quantity(value, "MiB")
+    return title, f"{value:,}" if isinstance(value, int) else digits(value)
+
+
+_ENGINE_COLUMNS: Final = (
+    ("Accuracy", F.INFERENCE_METRIC), ("Framework accuracy", F.VALIDATION_METRIC), ("Difference", F.METRIC_DIFFERENCE),
+    ("Core, items/s", F.INFERENCE_CORE), ("Whole, items/s", F.INFERENCE_WHOLE), ("p50, ms", F.LATENCY_P50),
+    ("p90, ms", F.LATENCY_P90), ("p99, ms", F.LATENCY_P99), ("p99.9, ms", F.LATENCY_P999),
+    ("First call, ms", F.FIRST_CALL), ("Compilation, s", F.COMPILE_TIME), ("MFU", F.MFU),
+)  # fmt: skip
+
+
+class EngineRow(NamedTuple):
+    """One engine at one precision and batch."""
+
+    anchor: str
+    case: CaseResult
+    round: RoundResult
+    """The first of the case."""
+    inference: InferenceRound
+    cells: list[tuple[str, str]]
+    """(value, note or reason why there is none) in the order of the columns."""
+    speedup: str
+    """Core throughput relative to the framework's own."""
+
+
+def inference_view(run: LoadedRun) -> dict[str, Any] | None:
+    """Return the values of ``inference.html``, None where the run has no inference case."""
+    rows = [
+        _engine_row(f"case-{number}", case.result, first, first.inference)
+        for number, case in enumerate(run.cases, start=1)
+        if (first := case.first) is not None and first.inference is not None
+    ]
+    if not rows:
+        return None
+    return {
+        "heads": [head for head, _ in _ENGINE_COLUMNS],
+        "rows": rows,
+        "chart": latency_chart([(_engine(row.case), row.inference.latency_curve) for row in rows]),
+        "steps": [(_engine(row.case), _steps(row.inference)) for row in rows],
+    }
+
+
+def _engine(case: CaseResult) -> str:
+    return f"{case.key.model} {case.variant or ''}".strip()
+
+
+def _engine_row(anchor: str, case: CaseResult, first: RoundResult, inference: InferenceRound) -> EngineRow:
+    cells = []
+    for _, name in _ENGINE_COLUMNS:
+        spread, mean = case.figures.get(name), case.mean_of(name)
+        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
+        cells.append((shown, (spread.reason if spread else None) or ""))
+    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
+    speedup = f"{digits(core / base, 3)}×" if core and base else NOTHING
+    return EngineRow(anchor, case, first, inference, cells, speedup)
+
+
+def _steps(inference: InferenceRound) -> list[str]:
+    """Return the duration or reason of each of the seven steps."""
+    lines: list[str] = []
+    for stage in {stage.step: stage for stage in inference.stages}.values():
+        took, why = f"{stage.duration_s:.2f} s", f"({stage.reason})"
+        states = {"skipped": f"skipped {why}", "failed": f"failed after {took} {why}", "done": took}
+        lines.append(f"{stage.number} {stage.step}: {states[stage.state]}")
+    return lines
 
 
 def render_page(run: LoadedRun) -> str:
     """Return the page of a run as HTML; all values in it are escaped."""
-    from accelmark.report.charts import scaling_chart
-    from accelmark.results.figures.scaling import scaling_curves
-
     cases = case_views(run)
     return fill(
         "run.html",
@@ -37,8 +302,7 @@ def render_page(run: LoadedRun) -> str:
 def write_page(run_dir: Path, output: Path | None = None) -> Path:
     """Write the page of a run that has a summary, by default as ``report.html`` in its directory; return its path.
 
-    Raises:
-        RunError: the run cannot be read, or the page cannot be written.
+    Raises RunError if the run cannot be read, or the page cannot be written.
     """
     path = output or run_dir / REPORT_FILE
     write_atomic(path, render_page(load_run(run_dir)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.report.printable import printable
 from accelmark.results.compare.table import HALF, Cell, Row, grouped
 from accelmark.results.figure_names import FigureName, format_figure, title_of
-from accelmark.results.schema import RoundResult, Spread, Task, relative_half
+from accelmark.results.schema import Task, relative_half
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RunError
@@ -135,8 +136,7 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
     """Replace the text between the markers of a README by the results of ``model``.
 
-    Raises:
-        RunError: the file cannot be read or has no markers.
+    Raises RunError if the file cannot be read or has no markers.
     """
     try:
         text = readme.read_text(encoding="utf-8")
@@ -151,47 +151,30 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
 
 
 def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) -> str:
-    shown = [(title, name) for title, name in layout.columns if any(_mean(case, name) is not None for case in cases)]
-    facts = [*(["Case"] if name_cases else []), "Machine", "Software", "Scale and settings", "Precision"]
-    facts += ["Engine and batch"] if layout.has_engine else []
     metrics = {case.first.target.metric if case.first.target else "" for case in cases if case.first}
     named = {"Final metric": metrics.pop().replace("_", " ")} if len(metrics) == 1 else {}
-    titles = [named.get(title, title) for title, _ in shown]
-    names = [name for _, name in shown]
-    lines = [
-        [*facts, "Rounds", *titles, "Verdict", "Date"],
-        ["---"] * len(facts) + ["---:"] * (1 + len(shown)) + ["---"] * 2,
-        *(_cells(layout, case, names, name_case=name_cases) for case in cases),
+    measured = {name for name in FigureName if any(case.result.mean_of(name) is not None for case in cases)}
+    figures = [(named.get(title, title), name) for title, name in layout.columns if name in measured]
+    left, right = "---", "---:"
+    columns: list[tuple[str, str, Callable[[LoadedCase], str]]] = [
+        *([("Case", left, lambda case: case.result.key.case)] if name_cases else []),
+        ("Machine", left, _machine),
+        ("Software", left, _software),
+        ("Scale and settings", left, _scale),
+        ("Precision", left, lambda case: case.first.precision if case.first else NOTHING),
+        *([("Engine and batch", left, _engine)] if layout.has_engine else []),
+        ("Rounds", right, lambda case: str(case.result.num_rounds)),
+        *((title, right, functools.partial(_cell, name)) for title, name in figures),
+        ("Verdict", left, _verdict),
+        ("Date", left, lambda case: case.run.summary.started_at[:10] or NOTHING),
     ]
-    return "".join(_line(cells) for cells in lines)
+    titles, aligned, cells = zip(*columns, strict=True)
+    return "".join(map(_line, [titles, aligned, *([cell(case) for cell in cells] for case in cases)]))
 
 
-def _mean(case: LoadedCase, name: FigureName) -> float | None:
-    spread = case.result.figures.get(name)
-    return spread.mean if spread else None
-
-
-def _cells(layout: _Layout, case: LoadedCase, names: Iterable[FigureName], *, name_case: bool) -> Iterator[str]:
-    result, first, key = case.result, case.first, case.result.key
-    if name_case:
-        yield key.case
-    yield _machine(key.hardware, first)
-    yield _software(key.framework, first)
-    yield ", ".join([f"{key.nnodes}×{key.nproc}", *_changed_settings(first)])
-    yield first.precision if first else NOTHING
-    if layout.has_engine:
-        inference = first.inference if first else None
-        yield f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
-    yield str(result.num_rounds)
-    for name in names:
-        yield _cell(name, result.figures.get(name), result.unit)
-    yield result.verdict + (f" ({', '.join(mark.replace('_', ' ') for mark in result.marks)})" if result.marks else "")
-    yield case.run.summary.started_at[:10] or NOTHING
-
-
-def _machine(hardware: str, first: RoundResult | None) -> str:
+def _machine(case: LoadedCase) -> str:
     """Return the chip; for a run on CPUs also the processor and its cores."""
-    hosts = first.environment.hosts if first else ()
+    hardware, hosts = case.result.key.hardware, case.first.environment.hosts if case.first else ()
     if not hosts or hosts[0].get("devices"):
         return hardware
     found = hosts[0].get("cpu")
@@ -201,26 +184,38 @@ def _machine(hardware: str, first: RoundResult | None) -> str:
     return f"{hardware} ({', '.join(parts)})" if parts else hardware
 
 
-def _software(framework: str, first: RoundResult | None) -> str:
-    version = first.environment.started.get("framework_version") if first else None
-    return f"{framework} {version}" if version else framework
+def _software(case: LoadedCase) -> str:
+    version = case.first.environment.started.get("framework_version") if case.first else None
+    return " ".join(filter(None, (case.result.key.framework, version)))
 
 
-def _changed_settings(first: RoundResult | None) -> list[str]:
-    """Return the settings given by run file or command line, except those that have columns."""
-    settings = first.settings if first else {}
-    return [
+def _scale(case: LoadedCase) -> str:
+    """Return the scale, and the settings given by run file or command line, except those that have columns."""
+    settings = case.first.settings if case.first else {}
+    changed = (
         f"{name} {setting.value}"
         for name, setting in settings.items()
         if not setting.layer.startswith(_STANDARD_LAYERS) and name not in _OWN_COLUMNS
-    ]
+    )
+    return ", ".join([f"{case.result.key.nnodes}×{case.result.key.nproc}", *changed])
 
 
-def _cell(name: FigureName, spread: Spread | None, unit: str) -> str:
+def _engine(case: LoadedCase) -> str:
+    inference = case.first.inference if case.first else None
+    return f"{inference.compiler or 'none'}, {inference.batch_size}" if inference else NOTHING
+
+
+def _verdict(case: LoadedCase) -> str:
+    marks = ", ".join(mark.replace("_", " ") for mark in case.result.marks)
+    return case.result.verdict + (f" ({marks})" if marks else "")
+
+
+def _cell(name: FigureName, case: LoadedCase) -> str:
+    spread = case.result.figures.get(name)
     if spread is None or spread.mean is None:
         return NOTHING
-    half = spread.relative_half95
-    return format_figure(name, spread.mean, unit) + (f" ± {percent(half)}" if half is not None else "")
+    half = f" ± {percent(spread.relative_half95)}" if spread.relative_half95 is not None else ""
+    return format_figure(name, spread.mean, case.result.unit) + half
 
 
 def _line(cells: Iterable[str]) -> str:

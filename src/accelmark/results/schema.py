@@ -212,6 +212,11 @@ class RoundResult(Spec):
     settings: dict[str, Provenance] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
+    def value_of(self, name: FigureName) -> float | None:
+        """Return the value of a figure; None where it was not measured."""
+        found = self.figures.get(name)
+        return found.value if found is not None else None
+
 
 class Spread(Spec):
     """A figure aggregated over rounds."""
@@ -264,6 +269,11 @@ class CaseResult(Spec):
     """All findings of the audit, with those of the rounds; they determine the verdict."""
     adaptation: AdaptationCost | None = None
     """What the vendor changed; null where no round has a job.json."""
+
+    def mean_of(self, name: FigureName) -> float | None:
+        """Return the mean of a figure; None where it was not measured."""
+        found = self.figures.get(name)
+        return found.mean if found is not None else None
 
     @property
     def num_rounds(self) -> int:

@@ -13,13 +13,9 @@ from accelmark.spec.errors import RequestError, RunError
 
 
 def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Load every run at or below ``paths``, in their order.
+    """Load every run at or below ``paths``, in their order; the second list has a message for each unreadable one.
 
-    Returns:
-        The runs, and a message for each run or directory that could not be read.
-
-    Raises:
-        RequestError: a path does not exist, or is a file but not a bundle.
+    Raises RequestError if a path does not exist, or is a file but not a bundle.
     """
     runs: list[LoadedRun] = []
     problems: list[str] = []
@@ -34,42 +30,33 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
             raise RequestError(f"{path}: is not a bundle; name a run, a bundle or a directory of them")
         places, unread = find_sources(path)
         found, bad = load_runs(places)
-        if not found and not bad and not unread:
-            bad = [f"{path}: has no runs"]
         runs += found
-        problems += unread + bad
+        problems += unread + bad if found or bad or unread else [f"{path}: has no runs"]
     return runs, problems
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
     """Return ``path`` itself if it is a run or a bundle, else every run and bundle below it, by name.
 
-    A file with a bundle's suffix is included even if it is not one, so that loading it reports it.
-
-    Returns:
-        The runs and bundles, and a message for each unreadable directory and each name that is not UTF-8.
+    A file with a bundle's suffix is included even if it is not one, so that loading it reports it. The second list has
+    a message for each unreadable directory and each name that is not UTF-8.
     """
-    places: list[Path] = []
-    problems: list[str] = []
-    _find(path, places, problems)
-    return places, problems
-
-
-def _find(path: Path, places: list[Path], problems: list[str]) -> None:
     if written(path) != str(path):
-        problems.append(f"{written(path)}: the name is not UTF-8: rename it")
-        return
+        return [], [f"{written(path)}: the name is not UTF-8: rename it"]
     try:
         if path.is_file() or is_search(path) or any((path / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
-            places.append(path)
-            return
+            return [path], []
         entries = sorted((entry, entry.is_dir()) for entry in path.iterdir() if not entry.is_symlink())
     except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
-        return
+        return [], [f"{path}: cannot be read: {error.strerror}"]
+    places: list[Path] = []
+    problems: list[str] = []
     for entry, is_directory in entries:
         if is_directory or entry.name.endswith(SUFFIX) or (entry.suffix == ".tar" and is_bundle(entry)):
-            _find(entry, places, problems)
+            found, unread = find_sources(entry)
+            places += found
+            problems += unread
+    return places, problems
 
 
 def written(path: Path) -> str:

@@ -13,7 +13,7 @@ from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
 FIRST_LINE_TIMEOUT_S: Final = 20.0
-_END_TIMEOUT_S: Final = 5.0
+END_TIMEOUT_S: Final = 30.0
 
 
 class HostError(RunError):
@@ -78,23 +78,20 @@ class Host(ABC):
         """
 
     @abstractmethod
-    def running(self, argv: Sequence[str]) -> contextlib.AbstractAsyncContextManager[bytes]:
+    def running(
+        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
+    ) -> contextlib.AbstractAsyncContextManager[bytes]:
         """Run a command until the context ends, which closes its input; yields the first line of its output.
 
         Raises:
-            HostError: it could not be started.
+            HostError: it could not be started, or it ended without output; the last line of its errors is named.
             TimeoutError: it printed nothing in time.
         """
 
 
 @final
 class SubprocessHost(Host):
-    """A host whose commands are child processes of this one.
-
-    Args:
-        spec: the host.
-        prefix: returns the arguments before a command that is run on the host, such as ``srun``.
-    """
+    """A host whose commands are child processes of this one; ``prefix`` gives the arguments before each (``srun``)."""
 
     def __init__(self, spec: HostSpec, prefix: Callable[[HostSpec], Sequence[str]] = lambda _: ()) -> None:
         super().__init__(spec)
@@ -106,7 +103,7 @@ class SubprocessHost(Host):
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end."""
-        async with self._started(argv, asyncio.subprocess.PIPE) as process:
+        async with self._started(argv) as process:
             try:
                 out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
             except TimeoutError as error:
@@ -114,22 +111,29 @@ class SubprocessHost(Host):
             return CommandResult(process.returncode or 0, out, err)
 
     @contextlib.asynccontextmanager
-    async def running(self, argv: Sequence[str]) -> AsyncIterator[bytes]:
+    async def running(
+        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
+    ) -> AsyncIterator[bytes]:
         """Run a command until the context ends."""
-        async with self._started(argv, asyncio.subprocess.DEVNULL) as process:
+        async with self._started(argv) as process:
             assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018  started with pipes
+            process.stdin.write(stdin)
             try:
-                yield await asyncio.wait_for(process.stdout.readline(), FIRST_LINE_TIMEOUT_S)
+                line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                if not line:
+                    out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+                    raise HostError(self.name, CommandResult(process.returncode or 0, out, err).message)
+                yield line
             finally:
                 process.stdin.close()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+                    await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
 
     @contextlib.asynccontextmanager
-    async def _started(self, argv: Sequence[str], errors: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _started(self, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
         command, pipe = self.command(argv), asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         except FileNotFoundError as error:
             raise HostError(self.name, f"{command[0]} is not on the PATH") from error
         except OSError as error:

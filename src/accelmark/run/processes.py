@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, Self
+
+import psutil
 
 from accelmark.spec.model import Spec
 
@@ -27,44 +28,26 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """A process, from ``/proc/<pid>/stat``."""
-
-    pid: int
-    parent: int
-    state: str
-    start_ticks: int
-
-    @classmethod
-    def read(cls, pid: int) -> Self | None:
-        """Return the process ``pid``; None where there is none."""
-        try:
-            text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        fields = text[text.rindex(")") + 2 :].split()
-        return cls(pid=pid, parent=int(fields[1]), state=fields[0], start_ticks=int(fields[19]))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs and is no zombie."""
-        return self.state not in "ZX"
-
-
 class ProcessId(Spec):
     """A unique process identity: process ID, start time and boot, so that a reused process ID differs."""
 
     pid: int
     start_ticks: int
+    """Since boot: unlike a time of day, it does not change where the clock is set."""
     boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
         """Return the identity of the running process ``pid``; None where there is none."""
-        stat = Stat.read(pid)
-        return None if stat is None else cls(pid=pid, start_ticks=stat.start_ticks, boot_id=boot_id())
+        start_ticks = _start_ticks(pid)
+        return None if start_ticks is None else cls(pid=pid, start_ticks=start_ticks, boot_id=_boot_id())
+
+    @classmethod
+    def own(cls) -> Self:
+        """Return the identity of this process."""
+        identity = cls.of(os.getpid())
+        assert identity is not None  # noqa: S101  a process can always see itself
+        return identity
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -77,8 +60,7 @@ class ProcessId(Spec):
     @property
     def alive(self) -> bool:
         """Whether this process still runs."""
-        stat = Stat.read(self.pid)
-        return stat is not None and stat.alive and stat.start_ticks == self.start_ticks and boot_id() == self.boot_id
+        return self == ProcessId.of(self.pid)
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to this process; returns whether it was running."""
@@ -97,16 +79,24 @@ class ProcessId(Spec):
         return True
 
 
-def boot_id() -> str:
-    """Return the ID of the machine's current boot."""
+def _start_ticks(pid: int) -> int | None:
+    """Return when a process started; None where there is none, or it is a zombie."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])
+
+
+def _boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process instead of init.
 
-    Raises:
-        OSError: the kernel refuses (before Linux 3.4).
+    Raises OSError: the kernel refuses (before Linux 3.4).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -114,51 +104,26 @@ def become_subreaper() -> None:
         raise OSError(number, os.strerror(number))
 
 
-def all_processes() -> list[Stat]:
-    """Return every visible process."""
-    found = (Stat.read(int(entry)) for entry in os.listdir(_PROC) if entry.isdigit())  # noqa: PTH208  thousands of names
-    return [stat for stat in found if stat is not None]
+def descendants(root: int) -> list[psutil.Process]:
+    """Return the running descendants of process ``root``, without ``root`` and zombies."""
+    try:
+        return [process for process in psutil.Process(root).children(recursive=True) if _runs(process)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def descendants(root: int) -> list[Stat]:
-    """Return the running descendants of process ``root``, nearest first, without ``root``."""
-    children: dict[int, list[Stat]] = {}
-    for stat in all_processes():
-        children.setdefault(stat.parent, []).append(stat)
-    found: list[Stat] = []
-    frontier = [root]
-    while frontier:
-        below = [child for pid in frontier for child in children.get(pid, [])]
-        found.extend(child for child in below if child.alive)
-        frontier = [child.pid for child in below]
-    return found
-
-
-def marked(variable: str, value: str) -> list[int]:
-    """Return the running processes, except this one, whose environment has ``variable=value``."""
-    needle = f"{variable}={value}".encode()
-    found: list[int] = []
-    for stat in all_processes():
-        if not stat.alive or stat.pid == os.getpid():
-            continue
-        try:
-            environment = (_PROC / str(stat.pid) / "environ").read_bytes().split(b"\0")
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
-                raise
-            continue
-        if needle in environment:
-            found.append(stat.pid)
-    return found
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to each process that still runs and belongs to this user."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
 
 
 def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
@@ -168,11 +133,21 @@ def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:
     """
     swept: set[int] = set()
     deadline = time.monotonic() + timeout_s
-    while (left := marked(NODE_MARKER, str(node_dir))) and time.monotonic() < deadline:
+    while (left := _marked(NODE_MARKER, str(node_dir))) and time.monotonic() < deadline:
         swept.update(left)
         signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
     return len(swept)
+
+
+def _marked(variable: str, value: str) -> list[int]:
+    """Return the running processes, except this one, that have ``variable=value`` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(variable) == value and _runs(process):
+                found.append(process.pid)
+    return found
 
 
 if __name__ == "__main__":

@@ -134,19 +134,25 @@ class Finished(Spec):
     """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
 
 
-class Started(Spec):
-    """The value of ``INIT_END``: versions, device, model and settings as the framework reports them."""
+class StartedBase(Spec):
+    """What the values of ``INIT_END`` have in common: versions, device and settings as the framework reports them."""
 
     framework: str
     framework_version: str
     device_type: str
     device_name: str | None
-    device_index: int | None
-    world_size: int
     hostname: str
     threads: int
-    seed: int
     precision: str
+    library_versions: dict[str, str]
+
+
+class Started(StartedBase):
+    """The value of ``INIT_END`` of training, with the model as the framework reports it."""
+
+    device_index: int | None
+    world_size: int
+    seed: int
     model_class: str
     num_parameters: int
     parameter_hash: str
@@ -181,6 +187,9 @@ class Started(Spec):
     """Differences of the optimizer's numbers from the case's (``weight_decay: 0.01 -> 0.0``)."""
     compute_type: str | None = None
     """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
+    attention_kernels: tuple[str, ...] = ()
+    """Kernels that the framework chooses for scaled dot-product attention of the model's shapes (``flash``, ``cudnn``);
+    empty without attention and where it does not say."""
     train_samples: int | None = None
     """Samples per epoch over all ranks."""
     eval_samples: int | None = None
@@ -189,7 +198,6 @@ class Started(Spec):
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)
     """Overridden vendor hooks -> lines of code."""
-    library_versions: dict[str, str]
 
 
 class Inspected(Spec):
@@ -249,18 +257,10 @@ InferEndReason = Literal[
 ]  # fmt: skip
 
 
-class InferStarted(Spec):
-    """The value of ``INIT_END``: versions, device and settings that actually run."""
+class InferStarted(StartedBase):
+    """The value of ``INIT_END`` of inference."""
 
-    framework: str
-    framework_version: str
-    device_type: str
-    device_name: str | None
-    hostname: str
-    threads: int
-    precision: str
     compiler: str | None
-    library_versions: dict[str, str]
 
 
 class StageBegin(Spec):

@@ -62,10 +62,6 @@ def _value(node: ast.expr, num_signs: int = 0) -> float:
     raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
 
 
-def _count(value: object) -> object:
-    return calculate(value) if isinstance(value, str) else value
-
-
 class InferStep(StrEnum):
     """The seven steps, in their order."""
 
@@ -88,7 +84,9 @@ class InferSettings(Spec):
 
     batch_size: PositiveInt
     """Items per call of the engine."""
-    flops: Annotated[PositiveFloat | None, BeforeValidator(_count)] = None
+    flops: Annotated[
+        PositiveFloat | None, BeforeValidator(lambda given: calculate(given) if isinstance(given, str) else given)
+    ] = None
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"
     """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
@@ -189,19 +187,8 @@ class Note(Spec):
         return f"{self.where}: {self.key}: {self.what}"
 
 
-class PlannedStep(Spec):
-    """One step of a run, and the reason if it is skipped."""
-
-    step: InferStep
-    skipped: str | None = None
-
-
-def planned_steps(settings: InferSettings) -> tuple[PlannedStep, ...]:
-    """Return the seven steps, each with the reason if the settings skip it."""
-    return tuple(PlannedStep(step=step, skipped=_why_skipped(step, settings)) for step in InferStep)
-
-
-def _why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+def why_skipped(step: InferStep, settings: InferSettings) -> str | None:
+    """Return the reason if the settings skip a step, else None."""
     if step is InferStep.VALIDATE and settings.no_validation:
         return "no_validation is true"
     if step in (InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER) and settings.compiler is None:

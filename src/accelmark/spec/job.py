@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,7 +16,7 @@ from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.records import AdaptationFiles, Ceilings, ProbeItem
-from accelmark.spec.settings import Scalar, TrainSettings
+from accelmark.spec.settings import Precision, Scalar, TrainSettings
 
 
 class BaseWork(Spec):
@@ -36,7 +35,7 @@ class BaseWork(Spec):
         return getattr(self, "settings", None)
 
     @property
-    def precision(self) -> InferPrecision:
+    def precision(self) -> Precision | InferPrecision:
         """Requested precision of matrix products."""
         return self._settings.precision if self._settings is not None else "fp32"
 
@@ -68,7 +67,7 @@ class TrainingWork(BaseWork):
 class TrainJob(TrainingWork):
     """Train a case with AccelMark's own loop."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
 
 
@@ -83,7 +82,7 @@ class ExternalJob(TrainingWork):
 class EvaluateJob(BaseWork):
     """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
 
-    rank_module: ClassVar[str] = "accelmark.train"
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
     """The training job whose result is checked."""
@@ -174,27 +173,19 @@ class JobSpec(Spec):
     @property
     def framework(self) -> str:
         """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
-        return framework_of(self.work, self.key)
+        return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
 
     @model_validator(mode="before")
     @classmethod
     def _upgraded(cls, values: Any) -> Any:
-        return upgrade_job(values) if isinstance(values, dict) and values.get("schema_version") == 1 else values
-
-
-def framework_of(work: Work, key: CaseKey) -> str:
-    """Return the framework that starts the ranks of ``work``."""
-    return work.trainer.framework if isinstance(work, ExternalJob) else key.framework
-
-
-def upgrade_job(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a ``job.json`` of schema version 1 (without kinds of work) to version 2."""
-    upgraded = {key: value for key, value in values.items() if key not in ("task", "train", "infer")}
-    kind = values.get("task", "train")
-    upgraded["schema_version"] = 2
-    upgraded["work"] = {"kind": kind} | (values.get(kind) or {})
-    upgraded["collective_backend"] = upgraded.pop("distributed_backend", "")
-    return upgraded
+        """Convert schema version 1 (without kinds of work)."""
+        if not isinstance(values, dict) or values.get("schema_version") != 1:
+            return values
+        upgraded = {key: value for key, value in values.items() if key not in ("task", "train", "infer")}
+        kind = values.get("task", "train")
+        upgraded["work"] = {"kind": kind} | (values.get(kind) or {})
+        upgraded["collective_backend"] = upgraded.pop("distributed_backend", "")
+        return upgraded | {"schema_version": 2}
 
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]

@@ -52,7 +52,7 @@ class CaseKey(Spec):
         return f"{self.model}:{self._versioned}:{self.hardware}:{self.nnodes}:{self.nproc}:{self.repeat}"
 
     @classmethod
-    def parse(cls, text: str, *, hardware: str, framework: str = "pytorch", where: str = "key") -> Self:
+    def parse(cls, text: str, *, hardware: str, where: str = "key") -> Self:
         """Parse a key; omitted trailing parts take their defaults (``resnet_mini`` alone is a key).
 
         ``hardware`` is usually the detected chip. Raises SpecError, naming ``where``, with each part that is wrong.
@@ -74,7 +74,7 @@ class CaseKey(Spec):
         ]
         if problems:
             raise SpecError(problems)
-        framework_name, _, version = named.get("framework", framework).partition("_")
+        framework_name, _, version = named.get("framework", "pytorch").partition("_")
         return cls(
             model=named["model"],
             framework=framework_name,

@@ -8,10 +8,12 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from accelmark.spec.model import Spec
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Scalar = bool | int | float | str | None
 
-TYPE_OF_PRECISION: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+TYPE_OF_PRECISION: Final = {
+    "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn",
+}  # fmt: skip
 """Precision -> the frameworks' name of the input type of matrix products."""
 
 
@@ -100,6 +102,7 @@ class LoaderSettings(Spec):
 
     num_workers: int = Field(default=0, ge=0)
     prefetch: PositiveInt = 2
+    """Batches that each worker process reads ahead, and that are copied ahead to a device that is not the CPU."""
     pin_memory: bool | None = None
     """Pin memory; null: unless the device is the CPU."""
     synthetic: bool = False
@@ -114,7 +117,8 @@ class TrainSettings(Spec):
     eval_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
     precision: Precision = "fp32"
-    """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast."""
+    """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast. ``fp8``: of the linear layers in
+    the model's repeated blocks, all else as with bf16."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
     compile: Annotated[Literal["off", "default", "reduce-overhead", "max-autotune"], BeforeValidator(_off)] = "off"
     """Mode of the framework's compiler. Hosts that cannot compile train without it, with a warning."""

@@ -41,12 +41,7 @@ class MonitorStatus:
 
 
 def check_vendor(vendor: str) -> Path:
-    """Return the folder of a vendor after checking its description.
-
-    Raises:
-        RequestError: the vendor is unknown.
-        SpecError: ``vendor.yaml`` is invalid; every problem is named.
-    """
+    """Return the folder of a vendor; raises RequestError if it is unknown or its ``vendor.yaml`` is invalid."""
     folder = find("vendors", vendor, "--vendor").path
     telemetry_of(load_vendor(vendor), str(folder / "vendor.yaml"))
     return folder
@@ -58,8 +53,7 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     An existing record there is renamed to ``telemetry-<time of its end>.jsonl``.
 
     Raises:
-        RequestError: the vendor is unknown, or a monitor is already writing there.
-        SpecError: ``vendor.yaml`` is invalid.
+        RequestError: the vendor is unknown or invalid, or a monitor is already writing there.
         RunError: it did not start; its error output is in the message.
     """
     folder = check_vendor(vendor)
@@ -142,11 +136,7 @@ def _archive(record: Path) -> None:
 
 
 def stop(log_path: Path) -> bool:
-    """Stop the monitor that writes to ``log_path``; return whether there was one.
-
-    Raises:
-        RunError: it does not stop.
-    """
+    """Stop the monitor that writes to ``log_path``; returns whether there was one, raises RunError if it continues."""
     now = status(log_path)
     if not now.running or now.pid is None:
         (log_path / PID_FILE).unlink(missing_ok=True)
@@ -155,9 +145,8 @@ def stop(log_path: Path) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while status(log_path).running:
         if time.monotonic() > deadline:
-            raise RunError(
-                f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s; use kill -9 {now.pid}"
-            )
+            what = f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s"
+            raise RunError(f"{what}; use kill -9 {now.pid}")
         time.sleep(0.05)
     (log_path / PID_FILE).unlink(missing_ok=True)
     return True

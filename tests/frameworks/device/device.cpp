@@ -14,6 +14,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -21,6 +22,12 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
+
+// Streams are numbers: all work is done at once. The counters show what was asked of which stream.
+thread_local c10::StreamId current = 0;
+std::atomic<int64_t> streams{0}, copies{0}, copies_on_other_streams{0}, waits{0}, recorded{0};
+
+c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
 
 void release(void* memory) { std::free(memory); }
 
@@ -41,10 +48,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return kDevice; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
-  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
-  c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream) const override { return getStream(kDevice); }
+  c10::Stream getStream(c10::Device) const override { return stream_of(current); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
+  c10::Stream getNewStream(c10::Device, int) const override { return stream_of(++streams); }
+  c10::Stream exchangeStream(c10::Stream next) const override { return stream_of(std::exchange(current, next.id())); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
@@ -57,7 +64,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *static_cast<double*>(*event) = std::chrono::duration<double, std::milli>(now).count();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<double*>(event); }
-  void block(void*, const c10::Stream&) const override {}
+  void block(void*, const c10::Stream&) const override { ++waits; }
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override {}
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
@@ -113,6 +120,7 @@ at::Tensor empty_strided(
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
+  if (self.is_cpu()) ++(current ? copies_on_other_streams : copies);
   on_cpu(to).copy_(on_cpu(self));
   return to;
 }
@@ -144,6 +152,8 @@ at::Tensor& set_source(
   return at::native::set_storage_cpu_(
       self, std::move(source), offset.expect_int(), C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
+
+void record_stream(at::Tensor&, at::Stream) { ++recorded; }
 
 // Convolutions have no fallback of their own for devices outside PyTorch.
 at::Tensor convolution(
@@ -178,6 +188,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
   m.impl("resize_", &resize);
+  m.impl("record_stream", &record_stream);
   m.impl("set_.source_Storage_storage_offset", &set_source);
 }
 
@@ -200,5 +211,10 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("counts", [] {
+    return std::map<std::string, int64_t>{
+        {"streams", streams}, {"copies", copies}, {"copies_on_other_streams", copies_on_other_streams},
+        {"waits", waits}, {"recorded", recorded}};
+  });
   m.def("register_hooks", [] { at::RegisterPrivateUse1HooksInterface(new Hooks()); });
 }

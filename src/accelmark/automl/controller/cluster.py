@@ -9,27 +9,25 @@ import secrets
 import socket
 import sys
 import threading
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
-from functools import cache
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
-from accelmark.run.host import HostError
+from accelmark.run.host import Host, HostError, SubprocessHost
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.deliver import deliver
+from accelmark.run.launchers.ssh.delivery import deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
-_END_S: Final = 30.0
 _MODULE: Final = "accelmark.automl.workers.ray_node"
+_TOKEN: Final = secrets.token_hex(32)
+"""One for all clusters of this process, since Ray keeps the first that it reads."""
 
 
 @contextmanager
@@ -37,7 +35,7 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
     match cluster:
         case LocalCluster():
-            with _token_required(_token()):
+            with _token_required(_TOKEN):
                 yield None
         case AddressCluster(address=address):
             _check_port(address)
@@ -49,12 +47,6 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
         case SshCluster():
             with ssh_cluster(cluster) as address:
                 yield address
-
-
-@cache
-def _token() -> str:
-    """Return one token for all clusters of this process, since Ray keeps the first that it reads."""
-    return secrets.token_hex(32)
 
 
 @contextmanager
@@ -102,13 +94,12 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     thread.start()
-    with _token_required(token := _token()), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
-        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
+    with _token_required(_TOKEN), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": _TOKEN, "folder": folder}
         try:
-            call(nodes.enter_async_context(_ray_node(cluster, None, head)))
+            call(_start(nodes, cluster, None, head))
             for host in cluster.hosts:
-                node = {"role": "node", "address": address, "token": token}
-                call(nodes.enter_async_context(_ray_node(cluster, host, node)))
+                call(_start(nodes, cluster, host, {"role": "node", "address": address, "token": _TOKEN}))
             yield address
         finally:
             call(nodes.aclose())
@@ -128,51 +119,22 @@ def _route_address(host: str) -> str:
         raise RunError(f"{name}: there is no route to this host ({error}); give cluster.head_address") from error
 
 
-@asynccontextmanager
-async def _ray_node(cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> AsyncIterator[None]:
-    """Run ``ray_node`` on a host, or for None on this machine, until the context ends; its exit ends Ray.
-
-    Raises:
-        RunError: Ray does not run in time.
-    """
-    failed = f"{host or 'this machine'}: Ray cannot be started"
-    async with AsyncExitStack() as stack:
-        try:
-            if host is None:
-                process: Any = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", _MODULE, stdin=PIPE, stdout=PIPE, stderr=PIPE
-                )
-            else:
-                process = await _open(cluster, host, stack)
-            stack.push_async_callback(_end, process)
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
-        except HostError as error:
-            raise RunError(f"{failed}: {error.what}") from error
-        except TimeoutError as error:
-            raise RunError(f"{failed}: no answer within {_START_S:g} s") from error
-        if line.strip() != b"up":
-            errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-            raise RunError(f"{failed}: {errors[-1] if errors else 'no error output'}")
-        yield
-
-
-async def _open(cluster: SshCluster, host: str, stack: AsyncExitStack) -> Any:
-    """Deliver AccelMark to a host and start ``ray_node`` there; the stack closes the connection."""
-    user, _, name = host.rpartition("@")
-    options = Options(work_directory=cluster.work_directory, ssh_config=cluster.ssh_config)
-    connection = SshConnection(HostSpec(address=name, user=user or None), options)
-    stack.push_async_callback(connection.close)
-    code = PurePosixPath(cluster.work_directory) / "code" / wheel().directory
-    await deliver(connection, cluster.python, code)
-    return await connection.open(["env", f"PYTHONPATH={code}", cluster.python, "-m", _MODULE])
-
-
-async def _end(process: Any) -> None:
-    """Close the input of ``ray_node`` and wait until it has ended Ray; kill it where it does not on this machine."""
-    with suppress(OSError, TimeoutError):
-        process.stdin.write_eof()
-        await asyncio.wait_for(process.wait(), _END_S)
-    if isinstance(process, asyncio.subprocess.Process) and process.returncode is None:
-        process.kill()
-        await process.wait()
+async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> None:
+    """Start ``ray_node`` on a host, or for None on this machine; ``nodes`` closes its input, which ends Ray."""
+    place: Host = SubprocessHost(HostSpec(address="localhost"))
+    python = [sys.executable]
+    try:
+        if host is not None:
+            user, _, name = host.rpartition("@")
+            options = Options(work_directory=cluster.work_directory, ssh_config=cluster.ssh_config)
+            place = connection = SshConnection(HostSpec(address=name, user=user or None), options)
+            nodes.push_async_callback(connection.close)
+            code = PurePosixPath(cluster.work_directory) / "code" / wheel().directory
+            await deliver(connection, cluster.python, code)
+            python = ["env", f"PYTHONPATH={code}", cluster.python]
+        line = json.dumps(request).encode() + b"\n"
+        await nodes.enter_async_context(place.running([*python, "-m", _MODULE], line, _START_S))
+    except HostError as error:
+        raise RunError(f"{host or 'this machine'}: Ray cannot be started: {error.what}") from error
+    except TimeoutError as error:
+        raise RunError(f"{host or 'this machine'}: Ray cannot be started: no answer within {_START_S:g} s") from error

@@ -39,9 +39,8 @@ def load_config(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
         given = getattr(config, section)
-        paths = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        absolute = {name: (path.parent / one.expanduser()).resolve() for name, one in paths.items()}
-        changes[section] = given.model_copy(update=absolute)
+        paths = {name: path.parent / one.expanduser() for name in names if (one := getattr(given, name)) is not None}
+        changes[section] = given.model_copy(update={name: one.resolve() for name, one in paths.items()})
     if config.network not in SEEDS and (path.parent / config.network).is_file():
         changes["network"] = str((path.parent / config.network).resolve())
     return config.model_copy(update=changes), ()

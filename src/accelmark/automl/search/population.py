@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
@@ -24,8 +24,6 @@ class Individual(Spec):
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
     individual to whose network the ``morphs`` were applied in order; the seed has none.
     """
-
-    model_config = ConfigDict(populate_by_name=True)
 
     id: int
     network: Network

@@ -22,8 +22,7 @@ from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
 from accelmark.automl.search.schedule import EarlyStop
 from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, to_weights
 from accelmark.datasets.images import ArrayImages
-from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.frameworks.pytorch.in_process import InProcess
+from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
 from accelmark.spec.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.job import JobSpec, TrainJob

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.frameworks.pytorch.tasks.images import centre_box, read_image
+from accelmark.frameworks.pytorch.tasks.images import centre_box, opened_image
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatches
 from accelmark.infer.imagenet import ImageNetCase
@@ -43,7 +43,9 @@ class Case(ImageNetCase):
         return TensorBatches((images,), accepted, self.settings.batch_size)
 
     def _photo(self, name: str) -> Tensor:
-        image, side = read_image(self.data_dirs["photos"] / name), self.number("image_size")
+        side = self.number("image_size")
+        with opened_image(self.data_dirs["photos"] / name) as file:
+            image = file.convert("RGB")
         image = image.resize((side, side), Image.Resampling.BICUBIC, box=centre_box(image.size))
         mean, std = self.constants()
         return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - mean) / std

@@ -6,7 +6,6 @@ from torch import nn
 from transformers import LlamaConfig
 
 from accelmark.frameworks.pytorch.tasks.decoder import CAUSAL, CausalLm, ChunkedNextToken
-from accelmark.frameworks.pytorch.tasks.language_modelling import NextTokens
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 
 
@@ -31,7 +30,7 @@ class Case(ChunkedNextToken):
         )
         return CausalLm.initialized(config, self.place.shared_seed)
 
-    def dataset(self, *, train: bool) -> NextTokens:
+    def dataset(self, *, train: bool) -> TokenShards:
         """Return windows of ``train`` or of ``val``."""
         length, split = self.number("seq_length"), "train" if train else "val"
-        return NextTokens(TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.vocab_size))
+        return TokenShards(self.data_dirs["llama_tokens"], split, length + 1, length, self.vocab_size)

@@ -44,8 +44,14 @@ class Case(ImageClassification):
 
     def dataset(self, *, train: bool) -> ImageFolder:
         """Return random resized crops of ``train``, flipped with probability 0.5, or centre crops of ``val``."""
-        split, size = "train" if train else "val", self.number("image_size")
-        return ImageFolder(self.data_dirs["imagenet"], split, num_classes=self.num_classes, size=size, train=train)
+        return ImageFolder(
+            self.data_dirs["imagenet"],
+            "train" if train else "val",
+            num_classes=self.num_classes,
+            size=self.number("image_size"),
+            train=train,
+            draft=bool(self.settings.model["jpeg_draft"]),
+        )
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Scale the learning rate by global batch / ``lr_batch_size`` (Goyal et al. 2017, arXiv:1706.02677)."""

@@ -1,5 +1,1 @@
-"""Convert FlagPerf's configuration files to AccelMark's, without executing them."""
-
-from accelmark.compat.flagperf.convert import Converted, convert
-
-__all__ = ["Converted", "convert"]
+"""FlagPerf's formats: configuration files, which are not executed, and monitor logs and scripts."""

@@ -21,6 +21,7 @@ from accelmark.telemetry.line_file import LineFile
 INTERVAL_S: Final = 5.0
 """FlagPerf's sampling interval."""
 TIMESTAMP: Final = "%Y-%m-%d-%H:%M:%S"
+_HOST_LOGS: Final = ("cpu", "mem", "pwr")
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _FIRST_BLOCK_S: Final = 20.0
 _CONTROL_S: Final = 30.0
@@ -152,13 +153,10 @@ class MonitorLogs:
     """
 
     def __init__(self, directory: Path, vendor: str | None) -> None:
-        self._cpu = LineFile(directory / "cpu_monitor.log")
-        self._memory = LineFile(directory / "mem_monitor.log")
-        self._power = LineFile(directory / "pwr_monitor.log")
         # For the vendor `cpu`, the name would be the same as the host log's.
-        name = None if vendor is None else f"{vendor}_monitor.log"
-        hosts = {file.path.name for file in (self._cpu, self._memory, self._power)}
-        self._vendor = None if name is None or name in hosts else LineFile(directory / name)
+        names = dict.fromkeys((*_HOST_LOGS, *([vendor] if vendor is not None else [])))
+        self._logs = {name: LineFile(directory / f"{name}_monitor.log") for name in names}
+        self._vendor = self._logs[vendor] if vendor is not None and vendor not in _HOST_LOGS else None
         self._next_s: dict[LineFile, float] = {}
         self._unavailable: set[str] = set()
 
@@ -166,11 +164,11 @@ class MonitorLogs:
         """Append a sample to each log that is due, and to the power log whenever there is a reading."""
         stamp = time.strftime(TIMESTAMP, time.localtime(wall))
         if host.power_w is not None:
-            self._power.write(f"{stamp}\t{host.power_w:.1f}")
-        if host.cpu is not None and self._due(self._cpu, t):
-            self._cpu.write(f"{stamp}\t{host.cpu:.4f}")
-        if host.mem_used_mib is not None and host.mem_total_mib and self._due(self._memory, t):
-            self._memory.write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
+            self._logs["pwr"].write(f"{stamp}\t{host.power_w:.1f}")
+        if host.cpu is not None and self._due(self._logs["cpu"], t):
+            self._logs["cpu"].write(f"{stamp}\t{host.cpu:.4f}")
+        if host.mem_used_mib is not None and host.mem_total_mib and self._due(self._logs["mem"], t):
+            self._logs["mem"].write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
         if self._vendor is not None and devices and self._due(self._vendor, t):
             lines = "\n".join(device_line(device) for device in devices)
             self._vendor.write(f"{stamp}\n{lines}\n")
@@ -186,16 +184,15 @@ class MonitorLogs:
         stamp = time.strftime(TIMESTAMP, time.localtime(wall))
         for name in reasons.keys() - self._unavailable:
             if name == "power_w":
-                self._power.write(f"{stamp}\tnot available: {reasons[name]}")
+                self._logs["pwr"].write(f"{stamp}\tnot available: {reasons[name]}")
             elif name == "devices" and self._vendor is not None:
                 self._vendor.write(f"{stamp}\nnot available: {reasons[name]}\n")
         self._unavailable.update(reasons)
 
     def close(self) -> None:
         """Close all logs."""
-        for log in (self._cpu, self._memory, self._power, self._vendor):
-            if log is not None:
-                log.close()
+        for log in self._logs.values():
+            log.close()
 
 
 def device_line(device: DeviceSample) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.sharding import shard
+from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.fp8 import to_fp8
+from accelmark.frameworks.pytorch.model.sharding import shard
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
@@ -27,10 +29,7 @@ ALLOWED_HOOKS: Final = (
     "train_step",
 )
 
-AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-Autocast = Callable[[], AbstractContextManager[Any]]
-"""Returns the context manager of a forward pass."""
+AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 @final
@@ -86,8 +85,13 @@ class Hooks:
         return model
 
     def model_to_fp16(self, model: nn.Module) -> tuple[nn.Module, Autocast]:
-        """Return the model and the context of its forward pass: autocast over fp32 weights for bf16 and fp16."""
+        """Return the model and the context of its forward pass: autocast over fp32 weights for bf16, fp16 and fp8.
+
+        With fp8, the linear layers of its repeated blocks (of all of it where it has none) compute in FP8.
+        """
         dtype = AUTOCAST_DTYPES.get(self.settings.precision)
+        if self.settings.precision == "fp8":
+            to_fp8(self.case.checkpointed_blocks(model) or [model])
         if dtype is None:
             return model, nullcontext
         device_type = self.device.type

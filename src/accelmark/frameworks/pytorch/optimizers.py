@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from accelmark.frameworks.pytorch.lamb import Lamb
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings import OptimizerSettings, ScheduleSettings
 
@@ -113,3 +113,83 @@ _SHAPES: dict[str, Callable[[float, float], float]] = {
     "step": lambda left, power: 1.0,
 }
 """Share of the peak as a function of the share of the decay that is left, and the power."""
+
+
+@final
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al., 2020, arXiv:1904.00962, algorithm 2) with decoupled weight decay and bias correction.
+
+    The trust ratio of a parameter is ``|w| / |update|``, and 1 where either norm is 0. All parameters of a group are
+    updated together (``torch._foreach_*``), without reading anything back from the device.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step; ``closure`` is evaluated first if given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._step_group(params, group)
+        return loss
+
+    def _step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        grads = [param.grad for param in params if param.grad is not None]
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(param),
+                    "exp_avg_sq": torch.zeros_like(param),
+                }
+        states = [self.state[param] for param in params]
+        averages = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        for state in states:
+            state["step"] += 1
+        step = float(states[0]["step"])
+        torch._foreach_lerp_(averages, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        denominators = torch._foreach_sqrt(torch._foreach_div(squares, 1 - beta2**step))
+        torch._foreach_add_(denominators, group["eps"])
+        updates = torch._foreach_div(torch._foreach_div(averages, 1 - beta1**step), denominators)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+        weights = torch.stack(torch._foreach_norm(params))
+        norms = torch.stack(torch._foreach_norm(updates))
+        ratios = torch.where((weights > 0) & (norms > 0), weights / norms, torch.ones_like(weights))
+        torch._foreach_mul_(updates, _spread(ratios, updates))
+        torch._foreach_add_(params, updates, alpha=-float(group["lr"]))
+
+
+def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each ratio as a tensor of the shape of its parameter.
+
+    Multiplying by tensors of no dimension would take a kernel for each parameter; those of sharded ones are kept.
+    """
+    if any(hasattr(each, "device_mesh") for each in tensors):
+        return list(ratios.unbind())
+    sizes = tuple(each.numel() for each in tensors)
+    spread = ratios.repeat_interleave(_repeats(sizes, ratios.device), output_size=sum(sizes))
+    return [part.view_as(each) for part, each in zip(torch.split(spread, list(sizes)), tensors, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _repeats(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(sizes, device=device)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accelmark.infer.engine import Engine
 from accelmark.spec.errors import RequestError, RunError, nearest
-from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, file_module, known_engines, own_engines
+from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, file_module, known_engines
 
 
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
@@ -27,7 +27,7 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
     for entry in entry_points(group=ENGINES_ENTRY_POINTS):
         if entry.name == name:
             return _checked(entry.load(), entry.value)
-    if name in own_engines():
+    if name in engine_files():
         module = importlib.import_module(f"{__name__}.{name}")
         return _checked(getattr(module, "Engine", None), module.__name__)
     raise RequestError(f"compiler: unknown engine {name!r} ({nearest(name, known_engines(vendor_folder))})")

@@ -1,34 +1,36 @@
-"""Index of the runs below a directory; a run is read again only when its files change."""
+"""Index of the runs below a directory, and progress of those without a summary.
+
+A run is read again only when its files change.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from accelmark.results.compare.table import Row, rows_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
 from accelmark.results.sources import find_sources, load_source
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
+from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity
 
 _MAX_AGE_S: Final = 2.0
 _Stamp = tuple[int, int]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The runs at one moment."""
 
     runs: dict[str, LoadedRun]
     """Name (the path below the directory) to run."""
     unfinished: dict[str, Path]
     """Runs with a plan and without a summary."""
-    problems: tuple[str, ...]
-    rows: tuple[Row, ...] = field(default=())
+    problems: list[str]
+    rows: list[Row]
 
 
 @final
@@ -56,8 +58,7 @@ class RunIndex:
         runs: dict[str, LoadedRun] = {}
         unfinished: dict[str, Path] = {}
         known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-        paths, unread = find_sources(self.directory)
-        problems = [self._below(problem) for problem in unread]
+        paths, problems = find_sources(self.directory)
         for path in paths:
             name = self._name(path)
             stamp = _stamp(path)
@@ -65,15 +66,16 @@ class RunIndex:
                 unfinished[name] = path
                 continue
             before = self._known.get(path)
-            entry = before if before is not None and before[0] == stamp else (stamp, _load(path))
-            known[path] = entry
-            if isinstance(entry[1], str):
-                problems.append(self._below(entry[1]))
+            known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
+            run = known[path][1]
+            if isinstance(run, str):
+                problems.append(run)
             else:
-                runs[name] = entry[1]
-                problems += [self._below(problem) for problem in entry[1].problems]
+                runs[name] = run
+                problems += run.problems
         self._known = known
-        return Snapshot(runs, unfinished, tuple(problems), tuple(rows_of(runs.values())))
+        below = [problem.replace(f"{self.directory}/", "") for problem in problems]
+        return Snapshot(runs, unfinished, below, rows_of(runs.values()))
 
     def name_of(self, row: Row) -> str:
         """Return the name of a row's run."""
@@ -81,10 +83,6 @@ class RunIndex:
 
     def _name(self, path: Path) -> str:
         return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
-
-    def _below(self, text: str) -> str:
-        """Remove the path of the directory from a text that is shown on a page."""
-        return text.replace(f"{self.directory}/", "")
 
 
 def _load(path: Path) -> LoadedRun | str:
@@ -102,3 +100,82 @@ def _stamp(path: Path) -> _Stamp | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+class LiveJob(NamedTuple):
+    """One round of a run in progress."""
+
+    name: str
+    state: str
+    share: float | None
+    facts: dict[str, str]
+
+
+class LiveRun(NamedTuple):
+    """A run without a summary."""
+
+    name: str
+    running: bool
+    """Whether a coordinator on this machine drives it."""
+    problem: str
+    jobs: Sequence[LiveJob] = ()
+
+
+def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
+    """Return the progress of every unfinished run, running ones first; a run that cannot be read has a problem."""
+    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
+
+
+def live_run(name: str, path: Path) -> LiveRun:
+    """Return the progress of a run or a search."""
+    from accelmark.run.display.summary import read_status
+
+    try:
+        if is_search(path):
+            return _live_search(name, path)
+        run = read_status(path)
+    except (AccelmarkError, OSError) as error:
+        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""))
+    units = {job.directory: f"{job.job.work.unit}s/s" for job in run.directory.plan.jobs}
+    jobs: list[LiveJob] = []
+    for directory, status in run.statuses.items():
+        progress = run.progress.get(directory)
+        facts = {"reason": status.reason} if status.reason else {}
+        share: float | None = 1.0 if status.ended else None
+        if progress is not None:
+            share = progress.share
+            total = f" of {progress.total_steps:,}" if progress.total_steps else ""
+            facts = {
+                "phase": progress.phase,
+                "step": f"{progress.step:,}{total}",
+                "loss": NOTHING if progress.loss is None else digits(progress.loss),
+                "throughput": quantity(progress.throughput, units[directory]),
+                "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),
+                "power": quantity(progress.devices.power_w, "W"),
+                "utilisation": percent(progress.devices.utilisation),
+            }
+            if progress.metric is not None:
+                facts[progress.metric[0].replace("_", " ")] = digits(progress.metric[1])
+        shown = {name: value for name, value in facts.items() if value != NOTHING}
+        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
+    return LiveRun(name, run.coordinator is not None, "", jobs)
+
+
+def _live_search(name: str, path: Path) -> LiveRun:
+    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.scoring.summary import summarise
+
+    directory = SearchDirectory(path)
+    summary, limits = summarise(directory), directory.config().schedule
+    finished = summary.trials.get("finished", 0)
+    shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
+    shares += [finished / limits.max_trials] if limits.max_trials else []
+    facts = {
+        "trials": f"{finished} finished of {summary.trials_started}",
+        "epochs": str(summary.epochs),
+        "score": quantity(summary.final.score, "OP/s"),
+        "held-out error": quantity(summary.final.error, "ratio"),
+        "idle": percent(summary.utilisation.idle_share),
+    }
+    job = LiveJob("search", summary.status, min(max(shares), 1.0) if shares else None, facts)
+    return LiveRun(name, summary.status == "running", "", [job])

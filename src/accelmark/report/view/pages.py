@@ -15,10 +15,9 @@ from starlette.responses import Response
 from accelmark.report.charts import scaling_chart, trend_chart
 from accelmark.report.tables import figure_cell, shown_columns
 from accelmark.report.templating import fill
-from accelmark.report.view.index import RunIndex, Snapshot
-from accelmark.report.view.live import live_run, live_runs
+from accelmark.report.view.index import RunIndex, Snapshot, live_run, live_runs
 from accelmark.results.compare.table import HALF, Row
-from accelmark.results.figure_names import FIGURES, FigureName, title_of, unit_of
+from accelmark.results.figure_names import FigureName, title_of, unit_of
 from accelmark.results.rounds.search import is_search
 from accelmark.results.sources import load_source
 from accelmark.results.store.loaded_run import LoadedRun
@@ -85,8 +84,7 @@ class Pages:
             "runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
             rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
             choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
-            live=live_runs(snapshot.unfinished),
-            directory=self._index.directory.name,
+            live=live_runs(snapshot.unfinished), directory=self._index.directory.name,
         )  # fmt: skip
         return respond(page)
 
@@ -133,42 +131,40 @@ class Pages:
         """Return one figure of one case over time."""
         groups, query = _cases_over_time(self._index.snapshot()), request.query_params
         chosen = query.get("of", next(iter(groups), ""))
-        figures = [name for name in FigureName if any(row[name.value] is not None for row in groups.get(chosen, ()))]
+        rows = groups.get(chosen, [])
+        unit = str(rows[0]["unit"]) if rows else "sample"
+        figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
         wanted = query.get("figure", FigureName.THROUGHPUT_TRAIN.value)
         name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
-        unit = str(groups[chosen][0]["unit"]) if chosen in groups else "sample"
         page = fill(
             "trend.html", served=True, title="Trend", cases=list(groups), chosen=chosen,
             figure=name.value if name else "", choices=[(found.value, title_of(found, unit)) for found in figures],
-            drawn=self._trend(groups[chosen], name, unit) if name is not None else None,
+            drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
         )  # fmt: skip
         return respond(page)
 
     def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
         from accelmark.results.compare.statistics import change_points, levels
 
-        points = [row for row in rows if row[name.value] is not None]
-        numbers = [float(row[name.value] or 0.0) for row in points]
+        numbers = [float(row[name.value] or 0.0) for row in rows]
         changes = change_points(numbers)
-        segments = levels(numbers, changes)
-        halves = [row[f"{name.value}{HALF}"] for row in points]
-        drawn = [
+        segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
+        halves = (row[f"{name.value}{HALF}"] for row in rows)
+        points = [
             (str(row["started_at"] or NOTHING), number, float(half) if half else None)
-            for row, number, half in zip(points, numbers, halves, strict=True)
+            for row, number, half in zip(rows, numbers, halves, strict=True)
         ]
-        shown_unit = unit_of(name, unit)
         shifts = [
-            (_minute(points[begin]), self._index.name_of(points[begin]), quantity(before, shown_unit),
+            (_minute(rows[begin]), self._index.name_of(rows[begin]), quantity(before, shown_unit),
              quantity(level, shown_unit), signed_percent(level / before - 1) if before else NOTHING)
             for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
         ]  # fmt: skip
         listed = [
             (self._index.name_of(row), _minute(row), figure_cell(row, name), position)
-            for position, row in enumerate(points)
-        ][::-1]
-        chart = trend_chart(drawn, segments, shown_unit, title_of(name, unit))
-        explanation = FIGURES[name].explanation
-        return {"chart": chart, "changes": shifts, "rows": listed, "starts": changes, "explanation": explanation}
+            for position, row in enumerate(rows)
+        ]
+        chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
+        return {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
 
     def results_json(self, request: Request) -> Response:
         """Return the whole table as JSON."""

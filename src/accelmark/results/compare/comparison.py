@@ -96,16 +96,9 @@ class Comparison(Spec):
 def compare(
     runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = ()
 ) -> Comparison:
-    """Compare each run of ``runs`` with the first.
+    """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
 
-    Args:
-        runs: the baseline, then the others.
-        across_scales: compare cases with different numbers of hosts or ranks.
-        force: compare cases that are not comparable, and mark them.
-        problems: runs that could not be read.
-
-    Raises:
-        RequestError: there are fewer than two runs, the runs have no case in common, or cases are not comparable.
+    Raises RequestError if there are fewer than two runs, the runs have no case in common, or cases are not comparable.
     """
     if len(runs) < 2:
         unread = "".join(f"\n{problem}" for problem in problems)
@@ -246,8 +239,7 @@ def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool)
 
 
 def _values(case: LoadedCase, name: FigureName) -> list[float]:
-    figures = (result.figures.get(name) for result in case.succeeded)
-    return [figure.value for figure in figures if figure and figure.value is not None]
+    return [value for result in case.succeeded if (value := result.value_of(name)) is not None]
 
 
 def _difference(name: FigureName, before: Sequence[float], after: Sequence[float], unit: str) -> Difference:

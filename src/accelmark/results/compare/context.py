@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, get_args
 
-from pydantic_core import from_json
-
+from accelmark.results.read.round_dir import planned_jobs
 from accelmark.results.schema import RoundResult
-from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
-from accelmark.spec.errors import RunError
+from accelmark.results.store.loaded_run import LoadedCase
 from accelmark.spec.model import Spec
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
-AREAS: Final[tuple[Area, ...]] = ("hardware", "software", "settings", "source", "audit")
+AREAS: Final[tuple[Area, ...]] = get_args(Area)
 ABSENT: Final = "–"
 
 _HOST: Final[dict[Area, tuple[str, ...]]] = {
@@ -69,20 +68,16 @@ def context_of(case: LoadedCase) -> Context:
 
 
 def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
-    key = case.result.key
+    key, plan = case.result.key, case.run.files.json("plan.json")
     yield "software", "AccelMark", case.run.summary.accelmark_version
     yield "hardware", "scale", f"{key.nnodes}x{key.nproc}"
-    plan = _plan(case.run)
     for name, title in (("source_sha256", "AccelMark's files"), ("vendor_sha256", "files of the vendor")):
         if isinstance(plan.get(name), str):
             yield "source", title, _short(plan[name])
-    jobs = plan.get("jobs")
-    for entry in jobs if isinstance(jobs, list) else ():
-        if not isinstance(entry, dict) or entry.get("directory") not in case.result.rounds:
-            continue
-        job = entry.get("job")
+    jobs = [job for directory, job in planned_jobs(plan).items() if directory in case.result.rounds]
+    for job in jobs:
         for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
-            folder = job.get(name) if isinstance(job, dict) else None
+            folder = job.get(name)
             if isinstance(folder, dict) and isinstance(folder.get("sha256"), str):
                 yield "source", title, _short(folder["sha256"])
 
@@ -101,20 +96,13 @@ def _of_round(result: RoundResult) -> Iterable[tuple[Area, str, str]]:
         yield "software", f"library {library}", str(version)
     for hook, where in sorted((started.get("hooks") or {}).items()):
         yield "source", f"hook {hook}", str(where)
-    for host in result.environment.hosts:
-        yield from _of_host(host)
+    for host, (area, names) in itertools.product(result.environment.hosts, _HOST.items()):
+        yield from ((area, path, value) for name in names for path, value in _flat(name, host.get(name)))
     for name, setting in result.settings.items():
         yield "settings", name, _text(setting.value) + (" (fixed by the case)" if setting.forced else "")
     for finding in result.findings:
         if finding.severity != "info":
             yield "audit", finding.rule, f"{finding.severity}: {finding.actual}"
-
-
-def _of_host(host: Mapping[str, Any]) -> Iterable[tuple[Area, str, str]]:
-    for area, names in _HOST.items():
-        for name in names:
-            for path, value in _flat(name, host.get(name)):
-                yield area, path, value
 
 
 def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
@@ -125,8 +113,7 @@ def _flat(name: str, value: Any) -> Iterable[tuple[str, str]]:
             for path, text in _flat(str(part), below):
                 yield f"{name} {path}".replace("_", " ") if not path.isupper() else path, text
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for item in value:
-            yield from _flat(name, item)
+        yield from (found for item in value for found in _flat(name, item))
     else:
         yield name, _text(value)
 
@@ -142,14 +129,6 @@ def _text(value: Any) -> str:
 def _short(text: str) -> str:
     """Shorten a SHA-256; return other text unchanged."""
     return f"{text[:12]}…" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
-
-
-def _plan(run: LoadedRun) -> dict[str, Any]:
-    try:
-        loaded = from_json(run.files.read("plan.json"))
-    except (RunError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:

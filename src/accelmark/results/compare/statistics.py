@@ -22,8 +22,7 @@ _MIN_NOISE: Final = 1e-3
 def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
     """Return mean(second) - mean(first) and its 95 % interval by Welch's t-test; None where a side has one value.
 
-    Raises:
-        ValueError: a side has no value.
+    Raises ValueError if a side has no value.
     """
     if not first or not second:
         raise ValueError("both sides need a value")

@@ -1,16 +1,26 @@
-"""Tabulate runs: one row per case of a run, one column per attribute and figure; filter, group and write CSV."""
+"""Tabulate runs: one row per case of a run, one column per attribute and figure; filter, group, query, write files.
+
+Queries are SQL in DuckDB: read-only, without files, extensions or network.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.plugins.requirements import require
+
+if TYPE_CHECKING:
+    import duckdb
 
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
@@ -27,6 +37,10 @@ HALF: Final = "_half95"
 COLUMNS: Final[dict[str, type]] = ATTRIBUTES | {
     column: float for name in FigureName for column in (name.value, f"{name.value}{HALF}")
 }
+TABLE: Final = "results"
+"""Name of the table in SQL."""
+_TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+_MEMORY_LIMIT: Final = "1GB"
 _LIST_COLUMN: Final = "marks"
 """The column whose cells list any number of values."""
 _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
@@ -41,12 +55,11 @@ def rows_of(runs: Iterable[LoadedRun]) -> list[Row]:
 def _row(loaded: LoadedCase) -> Row:
     case, first, summary = loaded.result, loaded.first, loaded.run.summary
     key = case.key
-    version = first.environment.started.get("framework_version") if first else None
     row: Row = {
         "run": summary.run, "path": str(loaded.run.path), "started_at": summary.started_at or None, "state": case.state,
         "verdict": case.verdict, "converged": case.converged, "marks": ", ".join(case.marks), "task": case.task,
         "case": key.case, "case_version": first.case_version if first else None, "model": key.model,
-        "framework": key.framework, "framework_version": str(version) if version else key.framework_version,
+        "framework": key.framework, "framework_version": loaded.framework_version,
         "vendor": summary.vendor, "chip": key.hardware, "scale": f"{key.nnodes}x{key.nproc}", "nnodes": key.nnodes,
         "nproc": key.nproc, "ranks": key.world_size, "variant": case.variant,
         "precision": first.precision if first else None,
@@ -63,8 +76,7 @@ def _row(loaded: LoadedCase) -> Row:
 def column(name: str) -> str:
     """Return the column of a name or alias.
 
-    Raises:
-        RequestError: there is no such column; the message names the nearest.
+    Raises RequestError if there is no such column; the message names the nearest.
     """
     name = _ALIASES.get(name, name)
     if name not in COLUMNS:
@@ -77,8 +89,7 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
 
     A value ``a,b`` matches either ``a``, ``b`` or the whole text. A list of marks matches where it has the value.
 
-    Raises:
-        RequestError: there is no such column, or a column other than marks is used twice.
+    Raises RequestError if there is no such column, or a column other than marks is used twice.
     """
     tests: list[tuple[str, frozenset[str]]] = []
     for name, text in filters:
@@ -126,3 +137,98 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 def _safe(value: Cell) -> Cell:
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
+
+
+class QueryResult(NamedTuple):
+    """The result of a query."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows for JSON: repeated column names are numbered, numbers that are not finite become None."""
+        unique: list[str] = []
+        for column in self.columns:
+            names = itertools.chain([column], (f"{column}_{number}" for number in itertools.count(2)))
+            unique.append(
+                next(name for name in names if name not in unique and (name == column or name not in self.columns))
+            )
+        return [dict(zip(unique, map(_finite, row), strict=True)) for row in self.rows]
+
+
+def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
+    """Run one SELECT over the table ``results``.
+
+    Raises RequestError if the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not
+    installed.
+    """
+    require("SQL over results", "accelmark[results]")
+    import duckdb
+
+    with _connect(rows) as connection:
+        connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+        connection.execute("SET temp_directory = ''")  # do not spill into the working directory
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET autoload_known_extensions = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            statements = connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise RequestError(f"invalid SQL: {_first_line(error)}") from error
+        if len(statements) != 1:
+            raise RequestError(f"a query is a single SELECT, found {len(statements)} statements")
+        if statements[0].type != duckdb.StatementType.SELECT:
+            kind = statements[0].type.name.replace("_", " ")
+            raise RequestError(f"results are read-only: use SELECT, not {kind}")
+        try:
+            cursor = connection.execute(statements[0])
+            columns = tuple(str(entry[0]) for entry in cursor.description or ())
+            return QueryResult(columns, tuple(cursor.fetchall()))
+        except duckdb.OutOfMemoryException as error:
+            raise RequestError(f"the query needs more than {_MEMORY_LIMIT} of memory: select less") from error
+        except duckdb.Error as error:
+            raise RequestError(f"the query failed: {_first_line(error)}") from error
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write the table as Parquet.
+
+    Raises RunError if the file cannot be written; RequestError if DuckDB is not installed.
+    """
+    require("Parquet output", "accelmark[results]")
+    import duckdb
+
+    beside = path.with_name(f".{path.name}.tmp")
+    with _connect(rows) as connection:
+        try:
+            connection.table(TABLE).write_parquet(str(beside))
+            beside.replace(path)
+        except (duckdb.Error, OSError) as error:
+            beside.unlink(missing_ok=True)
+            raise RunError(f"{path}: cannot be written: {_first_line(error)}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _connect(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config={"threads": 1})
+    columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
+    connection.execute(f"CREATE TABLE {TABLE} ({columns})")
+    if rows:
+        places = ", ".join("?" * len(COLUMNS))
+        values = [[row[name] for name in COLUMNS] for row in rows]
+        connection.executemany(f"INSERT INTO {TABLE} VALUES ({places})", values)  # noqa: S608 - constant names
+    return connection
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

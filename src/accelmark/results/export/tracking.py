@@ -9,24 +9,20 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic_core import from_json
-
 from accelmark.results.schema import RoundResult
+from accelmark.results.store.files import write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RoundContents:
+class RoundContents(NamedTuple):
     """One round as flat parameters, figures, curves and tags."""
 
     name: str
@@ -74,9 +70,8 @@ def _unix(text: str) -> float:
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each.
 
-    Raises:
-        RequestError: TensorBoard is not installed, or the directory already has the round.
-        RunError: a file cannot be written.
+    Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
+    cannot be written.
     """
     require("the TensorBoard export", "tensorboard")
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -86,13 +81,11 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
         place = directory / run.summary.run / contents.name
         if place.is_dir() and any(place.iterdir()):
             raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
-        try:
+        with write_errors(place):
             writer = EventFileWriter(str(place))
             for event in _events(contents):
                 writer.add_event(event)
             writer.close()
-        except OSError as error:
-            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
         written.append(place)
     return written
 
@@ -135,16 +128,9 @@ _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "a
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run; return their ids.
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids.
 
-    Args:
-        run: the run.
-        tracking_uri: of MLflow's server or store (``http://…``, ``file:…``).
-        experiment: name of the experiment; created if it does not exist.
-
-    Raises:
-        RequestError: MLflow is not installed.
-        RunError: the server or store fails.
+    Raises RequestError if MLflow is not installed; RunError if the server or store fails.
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
@@ -165,9 +151,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 def _check_server(tracking_uri: str) -> None:
     """Check that a server answers, since MLflow itself retries silently for minutes.
 
-    Raises:
-        RunError: the server does not answer.
-        RequestError: the URI is invalid.
+    Raises RunError if the server does not answer; RequestError if the URI is invalid.
     """
     try:
         split = urlsplit(tracking_uri)
@@ -203,22 +187,13 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
         client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
     for begin in range(0, len(metrics), _MAX_METRICS):
         client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
-    secrets = _secrets(run)
+    secrets = set(secrets_in(run.files.json("plan.json")))
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):
             text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
             client.log_text(run_id, text, name.rpartition("/")[2])
-    succeeded = contents.tags["accelmark.state"] == "succeeded"
-    client.set_terminated(run_id, status="FINISHED" if succeeded else "FAILED")
+    client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
-
-
-def _secrets(run: LoadedRun) -> set[str]:
-    """Return the secrets in a run's plan; none where it is unreadable."""
-    try:
-        return set(secrets_in(from_json(run.files.read("plan.json")))) if run.files.has("plan.json") else set()
-    except ValueError:
-        return set()
 
 
 def _name(text: str) -> str:

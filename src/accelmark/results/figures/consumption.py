@@ -49,8 +49,7 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         return Integral(None, None, "nothing was measured")
     total = 0.0
     for begin, end in spans:
-        inside = (times > begin) & (times < end)
-        grid = np.concatenate(([begin], times[inside], [end]))
+        grid = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
         if gap := _gap(times, begin, end, gap_s):
             return Integral(None, None, gap)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
@@ -115,7 +114,8 @@ def consumption_figures(
     warnings: list[str] = []
     energy_j, power_w, reason = 0.0, 0.0, ""
     for host, (samples, spans) in hosts.items():
-        used, notes = _energy(samples, spans, device_type)
+        notes: list[str] = []
+        used = _energy(samples, spans, device_type, notes)
         warnings += (f"{host}: {what}" for what in notes)
         if used.value is None or used.mean is None:
             reason = _on(host, hosts, used.reason)
@@ -170,43 +170,40 @@ def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
     ]
 
 
-def _energy(samples: Samples, spans: Spans, device_type: str) -> tuple[Integral, list[str]]:
+def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str]) -> Integral:
     """Return one host's energy: of its devices, or of its CPU packages where they are the devices."""
     if device_type == "cpu":
         packages = _series(samples.t, samples.host.get("rapl_j", ()))
-        return _energy_of(samples, spans, (), packages, "CPU packages") if packages else (_none(samples, "rapl_j"), [])
+        return _energy_of(samples, spans, (), packages, "CPU packages", notes) if packages else _none(samples, "rapl_j")
     if not samples.devices:
-        return _none(samples, "devices"), []
-    total, mean, warnings = 0.0, 0.0, list[str]()
+        return _none(samples, "devices")
+    total = mean = 0.0
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
             continue  # another device's reading includes its power
-        times = samples.times(columns)
-        power, counter = (_series(times, columns.get(name, ())) for name in ("power_w", "energy_j"))
+        power, counter = (_series(samples.times(columns), columns.get(name, ())) for name in ("power_w", "energy_j"))
         if not power and not counter:
-            return Integral(None, None, f"device {index}: {samples.reason('power_w')}"), warnings
-        used, notes = _energy_of(samples, spans, power, counter, f"device {index}")
-        warnings += notes
+            return Integral(None, None, f"device {index}: {samples.reason('power_w')}")
+        used = _energy_of(samples, spans, power, counter, f"device {index}", notes)
         if used.value is None or used.mean is None:
-            return used, warnings
+            return used
         total, mean = total + used.value, mean + used.mean
-    return Integral(total, mean), warnings
+    return Integral(total, mean)
 
 
-def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str) -> tuple[Integral, list[str]]:
+def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str, notes: list[str]) -> Integral:
     """Return the energy of one device over the spans; null where a span is not covered."""
     gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
-    parts = [energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans]
-    warnings: list[str] = []
-    for part in parts:
+    total = 0.0
+    for part in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
         fatal = [reason for reason in part.reasons if reason not in _WARNINGS]
         if part.energy_j is None or fatal:
             why = ", ".join(_WHY[reason] for reason in fatal) or "samples do not cover it"
-            return Integral(None, None, f"{what}: {why}"), warnings
-        warnings += [f"{what}: {_WHY[reason]}" for reason in part.reasons if reason in _WARNINGS]
-    total = sum(part.energy_j or 0.0 for part in parts)
+            return Integral(None, None, f"{what}: {why}")
+        notes += (f"{what}: {_WHY[reason]}" for reason in part.reasons)
+        total += part.energy_j
     duration_s = sum(end - begin for begin, end in spans)
-    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was measured"), warnings
+    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was measured")
 
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:

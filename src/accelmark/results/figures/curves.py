@@ -39,13 +39,13 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
 def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> dict[str, tuple[Point, ...]]:
     """Return the curves ``loss``, ``throughput`` (units/s of each window) and each metric, over steps and time."""
     curves: dict[str, tuple[Point, ...]] = {}
+    ends, times = timeline.windows["steps"], timeline.windows["time_s"]
     steps = np.arange(1, len(timeline.losses) + 1)
-    if len(steps) and len(timeline.window_steps):
-        times = np.interp(steps, np.append(0.0, timeline.window_steps), np.append(0.0, timeline.window_time_s))
-        curves["loss"] = _points(steps, times, timeline.losses)
-    if len(timeline.window_steps):
-        rate = window_throughput(timeline, units_per_sample, samples_per_step)
-        curves["throughput"] = _points(timeline.window_steps, timeline.window_time_s, rate)
+    if len(steps) and len(ends):
+        loss_times = np.interp(steps, np.append(0.0, ends), np.append(0.0, times))
+        curves["loss"] = _points(steps, loss_times, timeline.losses)
+    if len(ends):
+        curves["throughput"] = _points(ends, times, window_throughput(timeline, units_per_sample, samples_per_step))
     for timed in timeline.evaluations:
         for name, value in timed.evaluation.metrics.items():
             point = Point(step=timed.evaluation.global_steps, time_s=round(timed.time_s, 4), value=value)
@@ -55,12 +55,11 @@ def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) 
 
 def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> Floats:
     """Return units per second of each window; the first window after a restart is computed from its steps."""
-    trained = np.diff(timeline.window_samples, prepend=0.0)
-    by_steps = timeline.window_lengths * samples_per_step
-    restarted = (trained <= 0) | (trained > by_steps)
-    units = np.where(restarted, by_steps, trained) * units_per_sample
+    trained, wall_s = np.diff(timeline.windows["samples"], prepend=0.0), timeline.windows["wall_s"]
+    by_steps = timeline.windows["lengths"] * samples_per_step
+    units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(timeline.window_wall_s > 0, units / timeline.window_wall_s, np.nan)
+        return np.where(wall_s > 0, units / wall_s, np.nan)
 
 
 def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:

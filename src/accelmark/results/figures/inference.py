@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from accelmark.results.schema import Figure
 from accelmark.spec.events import ForwardWindow, RepeatCheck
@@ -14,9 +13,7 @@ from accelmark.spec.inference import Reference
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PhaseFigures:
+class PhaseFigures(NamedTuple):
     """Speed of one phase: validation or inference."""
 
     whole: Figure

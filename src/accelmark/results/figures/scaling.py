@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.schema import CaseResult, RoundResult
@@ -20,9 +19,7 @@ _SCALE_SETTINGS: Final = (
 """Prefixes of settings that change with the scale, or do not change the work of a step."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScalePoint:
+class ScalePoint(NamedTuple):
     """One scale of a case."""
 
     run: str
@@ -50,9 +47,7 @@ class ScalePoint:
         return f"{self.nnodes}×{self.nproc}"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScalingCurve:
+class ScalingCurve(NamedTuple):
     """A case on one chip at several scales, smallest first."""
 
     model: str
@@ -116,7 +111,5 @@ def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
 
 def _settings(result: RoundResult) -> str:
     """Return the settings that have to be equal at every scale, as canonical text."""
-    kept = {
-        name: setting.value for name, setting in sorted(result.settings.items()) if not name.startswith(_SCALE_SETTINGS)
-    }
-    return json.dumps(kept, default=str)
+    kept = {name: one.value for name, one in result.settings.items() if not name.startswith(_SCALE_SETTINGS)}
+    return json.dumps(kept, default=str, sort_keys=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.train_log import Attempt, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, read_train_log
 from accelmark.spec.events import Evaluation, Inspected
 
 Floats = NDArray[np.floating[Any]]
@@ -57,13 +57,10 @@ class Timeline:
     """Loss by optimizer step (entry 0 is step 1), mean over ranks; NaN where any is not finite or missing."""
     nonfinite_step: int | None
     """The first step at which a rank's loss was not finite."""
-    window_steps: Floats
-    """Optimizer steps completed at the end of each window of the lead rank."""
-    window_time_s: Floats
-    """Raw training time at the end of each window."""
-    window_samples: Floats
-    window_wall_s: Floats
-    window_lengths: Floats
+    windows: dict[str, Floats]
+    """Windows of the lead rank: optimizer ``steps`` and ``samples`` done and raw training time (``time_s``) at the end
+    of each, its duration (``wall_s``) and its number of steps (``lengths``).
+    """
     train_spans: dict[str, tuple[tuple[float, float], ...]]
     """Node directory -> (begin, end) of raw training of each attempt, in seconds of that host's monotonic clock."""
 
@@ -110,8 +107,7 @@ class _Losses:
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     """Merge the logs of all ranks, given as (global rank, path); None where no log has an event.
 
-    Raises:
-        RunError: a log cannot be read.
+    Raises RunError if a log cannot be read.
     """
     lead: TrainLog | None = None
     ends: list[RankEnd] = []
@@ -146,8 +142,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         eval_s=sum(attempt.eval_s for attempt, _ in begun),
         compute_s=compute_ms / 1e3,
         data_wait_s=data_wait_ms / 1e3 / len(ends),
-        num_steps=int(windows["steps"][-1]) if len(windows["steps"]) else 0,
-        num_samples=int(windows["samples"][-1]) if len(windows["samples"]) else 0,
+        num_steps=int(windows["steps"][-1:].sum()),
+        num_samples=int(windows["samples"][-1:].sum()),
         evaluations=tuple(
             TimedEvaluation((at_ms - start_ms + before_ms) / 1e3, evaluation)
             for (attempt, start_ms), before_ms in zip(begun, _before_ms(begun), strict=True)
@@ -156,11 +152,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         step_ms=np.concatenate(step_ms),
         losses=losses.mean(),
         nonfinite_step=losses.nonfinite_step(),
-        window_steps=windows["steps"],
-        window_time_s=windows["time_s"],
-        window_samples=windows["samples"],
-        window_wall_s=windows["wall_s"],
-        window_lengths=windows["lengths"],
+        windows=windows,
         train_spans=spans,
     )
 
@@ -183,14 +175,15 @@ def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(begun: _Begun) -> dict[str, Floats]:
-    columns: dict[str, list[Floats]] = {"steps": [], "samples": [], "time_s": [], "wall_s": [], "lengths": []}
+    names = ("steps", "samples", "time_s", "wall_s", "lengths")
+    columns: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in names}
     for (attempt, start_ms), before_ms in zip(begun, _before_ms(begun), strict=True):
         columns["steps"].append(np.asarray(attempt.window_steps))
         columns["samples"].append(np.asarray(attempt.window_samples))
         columns["time_s"].append((np.asarray(attempt.window_ms) - start_ms + before_ms) / 1e3)
         columns["wall_s"].append(np.asarray(attempt.window_wall_ms) / 1e3)
         columns["lengths"].append(np.asarray(attempt.window_lengths))
-    return {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in columns.items()}
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
 def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:

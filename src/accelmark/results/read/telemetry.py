@@ -40,11 +40,8 @@ class Samples:
 
     def reason(self, name: str) -> str:
         """Return why ``name`` is missing; the reasons of devices take precedence."""
-        for info in self.infos.values():
-            if name in (info.get("reasons") or {}):
-                return str(info["reasons"][name])
-        for record in (self.footer, self.header):
-            if record and name in (record.get("reasons") or {}):
+        for record in (*self.infos.values(), self.footer or {}, self.header):
+            if name in (record.get("reasons") or {}):
                 return str(record["reasons"][name])
         return f"telemetry has no {name}"
 
@@ -72,8 +69,7 @@ class Samples:
 def read_samples(path: Path) -> Samples:
     """Read one host's ``telemetry.jsonl``; malformed lines are counted and skipped.
 
-    Raises:
-        RunError: the file cannot be read.
+    Raises RunError if the file cannot be read.
     """
     samples = Samples()
     try:

@@ -1,4 +1,4 @@
-"""Read what the hosts of a round recorded besides the ranks' logs: telemetry, and contention with other work.
+"""Read what the hosts of a round recorded besides the ranks' logs: telemetry, contention with other work, and exits.
 
 Other work is detected on a host before the round, on its devices, and by waits for CPU cores during the round.
 """
@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from accelmark.results.figures.consumption import HostSamples, Spans
-from accelmark.results.read.round_dir import NodeDir, read_json
+from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
-from accelmark.results.schema import Finding, finding
+from accelmark.results.schema import Finding, JobState, Mark, finding
 from accelmark.spec.events import Finished, InferFinished
+from accelmark.spec.job import JobSpec, NodeExit
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""
@@ -25,6 +26,9 @@ _BUSY_AT_START: Final = "quiet-start"
 _CPU_CONTENTION: Final = "cores-at-hand"
 _OVERSUBSCRIBED: Final = "threads-fit"
 
+_WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
+_FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
+
 
 def host_infos(nodes: Iterable[NodeDir]) -> tuple[dict[str, Any], ...]:
     """Return ``sys_info.json`` of each host."""
@@ -36,10 +40,8 @@ def read_telemetry(
 ) -> tuple[HostSamples, str]:
     """Return the samples of every host, and the reason where there are none.
 
-    Args:
-        nodes: the hosts of the round.
-        spans_by_node: node directory -> the measured time, in seconds of that host's monotonic clock.
-        findings: list to which problems of the telemetry are appended.
+    ``spans_by_node`` has the measured time of each node directory in seconds of that host's monotonic clock. Problems
+    of the telemetry are appended to ``findings``.
     """
     hosts: dict[str, tuple[Samples, Spans]] = {}
     missing: list[str] = []
@@ -85,13 +87,11 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
     An entry is an index, or a UUID (``GPU-8932f937-...``) that may be shortened as far as it is unique. Without a match
     (a UUID of part of a device, such as ``MIG-...``) all are left out: the sum over some would be wrong.
     """
+    uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
     indices: list[int] = []
     for entry in entries:
-        if entry.isdigit():
-            indices.append(int(entry))
-            continue
-        uuids = {index: str(info.get("uuid") or "").lower() for index, info in infos.items()}
         matching = [index for index, uuid in uuids.items() if entry and uuid.startswith(entry.lower())]
+        matching = [int(entry)] if entry.isdigit() else matching
         if len(matching) != 1:
             return []
         indices += matching
@@ -121,9 +121,7 @@ def contention_findings(
 ) -> Iterable[Finding]:
     """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
 
-    Args:
-        nodes: the round's hosts.
-        finished: the FINISHED event of each rank.
+    ``finished`` has the FINISHED event of each rank.
     """
     others: list[float] = []
     for node in nodes:
@@ -143,3 +141,60 @@ def contention_findings(
                 yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}. Use an idle host.")
             else:
                 yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")
+
+
+def job_state(
+    job: JobSpec, nodes: list[NodeDir], rank_error: str | None, has_events: bool, ledger: LedgerState | None
+) -> tuple[JobState, str | None]:
+    """Return the state of a round and, unless it succeeded, the reason.
+
+    ``rank_error`` is the message of the first rank that did not complete, ``ledger`` the last state that the
+    coordinator recorded.
+    """
+    if ledger is not None and ledger[0] in _FINAL and ledger[0] != "succeeded":
+        return ledger[0], ledger[1] or rank_error or f"the coordinator recorded the state {ledger[0]}"
+    exits = [(node, node.exit) for node in nodes if node.exit is not None]
+    for state in _WORST_FIRST:
+        for node, node_exit in exits:
+            if node_exit.state == state:
+                return state, _reason(node, node_exit, rank_error)
+    if len(exits) < job.key.nnodes:
+        if ledger is not None and ledger[0] not in _FINAL:
+            return ledger[0], ledger[1] or "the job has not ended"
+        if not nodes:
+            return "queued", "the job was not started"
+        missing = [node.problem for node in nodes if node.problem]
+        return "lost", missing[0] if missing else f"{job.key.nnodes - len(exits)} hosts wrote no files"
+    if not has_events:
+        return "failed", "no rank wrote an event"
+    return ("failed", rank_error) if rank_error else ("succeeded", None)
+
+
+def _reason(node: NodeDir, node_exit: NodeExit, rank_error: str | None) -> str:
+    if node_exit.reason:
+        return node_exit.reason
+    for rank in node_exit.ranks:
+        if rank.state != "succeeded":
+            return f"{node.host}, rank {rank.rank}: {rank.reason or rank.state}"
+    return rank_error or f"{node.host}: the node's state is {node_exit.state}"
+
+
+def round_marks(
+    job: JobSpec,
+    state: JobState,
+    findings: Iterable[Finding],
+    *,
+    synthetic: bool,
+    partial_evaluation: bool,
+    resumed: bool = False,
+) -> tuple[Mark, ...]:
+    """Return the marks of a round that limit what its figures show."""
+    marks: dict[Mark, bool] = {
+        "open": job.open or any(setting.forced for setting in job.provenance.values()),
+        "synthetic": synthetic,
+        "partial": state != "succeeded",
+        "partial_evaluation": partial_evaluation,
+        "busy_machine": is_busy(findings),
+        "resumed": resumed,
+    }
+    return tuple(mark for mark, applies in marks.items() if applies)

@@ -18,47 +18,30 @@ from accelmark.results.figures.inference import (
     phase_figures,
 )
 from accelmark.results.figures.training import Figures, value
-from accelmark.results.read.infer_log import InferLog, read_infer_log
+from accelmark.results.read.rank_log import InferLog, read_infer_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.hosts import contention_findings, host_infos, read_telemetry
-from accelmark.results.rounds.state import job_state, round_marks
+from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Figure, Finding, InferenceRound, RoundResult, finding
 from accelmark.spec.events import Phase, ScenarioResult
 from accelmark.spec.inference import InferStep, ScenarioName
 from accelmark.spec.job import InferJob, JobSpec
 
 _STEP_TIMES: Final = {
-    F.VALIDATION_TIME: InferStep.VALIDATE,
-    F.EXPORT_TIME: InferStep.EXPORT,
-    F.COMPILE_TIME: InferStep.COMPILE,
+    F.VALIDATION_TIME: InferStep.VALIDATE, F.EXPORT_TIME: InferStep.EXPORT, F.COMPILE_TIME: InferStep.COMPILE,
     F.INFERENCE_TIME: InferStep.INFER,
-}
+}  # fmt: skip
 _STEP_OF_PHASE: Final[dict[Phase, InferStep]] = {"validation": InferStep.VALIDATE, "inference": InferStep.INFER}
-_LATENCIES: Final = {
-    F.LATENCY_P50: "p50",
-    F.LATENCY_P90: "p90",
-    F.LATENCY_P99: "p99",
-    F.LATENCY_P999: "p99.9",
-}
+_LATENCIES: Final = {F.LATENCY_P50: "p50", F.LATENCY_P90: "p90", F.LATENCY_P99: "p99", F.LATENCY_P999: "p99.9"}
 _SCENARIOS: Final[dict[F, ScenarioName]] = {
-    F.OFFLINE_RATE: "offline",
-    F.SINGLE_STREAM_LATENCY: "single_stream",
-    F.MULTI_STREAM_LATENCY: "multi_stream",
+    F.OFFLINE_RATE: "offline", F.SINGLE_STREAM_LATENCY: "single_stream", F.MULTI_STREAM_LATENCY: "multi_stream",
     F.SERVER_RATE: "server",
-}
+}  # fmt: skip
 
 
 def infer_round(job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of an inference round, also of one that failed, was lost or is incomplete.
 
-    Args:
-        job: the job.
-        infer: its work.
-        nodes: the directories of its hosts.
-        ledger: the last state that the coordinator recorded.
-
-    Raises:
-        RunError: the rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
     """
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_infer_log(logs[0]) if logs else InferLog()

@@ -1,4 +1,7 @@
-"""Summarise a run: group its rounds by key, audit each case, and write summary and manifest."""
+"""Compute the results of rounds from the files that their processes wrote, and summarise a run.
+
+A summary groups rounds by key and has the audit of each case.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
-from accelmark.results.read.round_dir import ledger_states, read_json
-from accelmark.results.rounds.result import write_round
+from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
 from accelmark.results.store.manifest import write_manifest
 from accelmark.spec.errors import RunError
+from accelmark.spec.job import InferJob, TrainingWork
 from accelmark.spec.key import CaseKey
 
 _OPTIONS: Final = "engine_options."
@@ -32,16 +35,39 @@ Arguments: the run's directory, the rounds (directory relative to the run -> res
 """
 
 
+def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round, whether it succeeded, failed, was lost or is incomplete.
+
+    ``state`` and ``reason`` are those that the coordinator recorded, by default as in the run's ``events.jsonl``.
+    Raises RunError if ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
+    """
+    job = read_job(round_dir)
+    name = f"{round_dir.parent.name}/{round_dir.name}"
+    ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
+    nodes = node_dirs(round_dir)
+    match job.work:
+        case InferJob():
+            from accelmark.results.rounds.inference import infer_round
+
+            return infer_round(job, job.work, nodes, ledger)
+        case TrainingWork():
+            from accelmark.results.rounds.training import train_round
+
+            return train_round(job, job.work, nodes, ledger)
+    raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
+
+
+def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+    """Compute the result of one round and write its ``result.json``; arguments as for :func:`round_result`."""
+    result = round_result(round_dir, state=state, reason=reason)
+    write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
+    return result
+
+
 def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
-    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files.
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them.
 
-    Args:
-        run_dir: the run.
-        audit: returns the verdict on a case.
-        recompute: recompute every round from events and telemetry instead of reading its ``result.json``.
-
-    Raises:
-        RunError: ``run_dir`` has no rounds, or a file cannot be written.
+    Raises RunError if ``run_dir`` has no rounds, or a file cannot be written.
     """
 
     def result_of(round_dir: Path) -> RoundResult:
@@ -60,11 +86,10 @@ def gather(
 ) -> tuple[Summary, dict[str, RoundResult]]:
     """Return the summary of a run, and its rounds by directory; writes nothing itself.
 
-    Raises:
-        RunError: ``run_dir`` has no rounds.
+    Raises RunError if ``run_dir`` has no rounds.
     """
     plan = read_json(run_dir / "plan.json")
-    planned = _planned(plan)
+    planned = planned_jobs(plan)
     names = list(dict.fromkeys([*planned, *_on_disk(run_dir)]))
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
@@ -110,17 +135,6 @@ def _by_number(job_file: Path) -> tuple[str, int]:
     return job_file.parent.parent.name, int(number) if number.isdigit() else 0
 
 
-def _planned(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the planned jobs by directory; empty where the plan is unreadable."""
-    jobs = plan.get("jobs")
-    entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
-    return {
-        entry["directory"]: entry["job"]
-        for entry in entries
-        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
-    }
-
-
 def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
     for job in planned:
         try:
@@ -154,13 +168,14 @@ def _case(
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
+    answers = [result.converged for result in results if result.converged is not None]
     return CaseResult(
         key=key,
         task=first.task if first else _task(planned),
         unit=first.unit if first else "sample",
         variant=_variant(first) if first else None,
         state=worst(states),
-        converged=_all([result.converged for result in results]),
+        converged=all(answers) if answers else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
         marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
@@ -187,23 +202,17 @@ def _variant(result: RoundResult) -> str | None:
     inference = result.inference
     if inference is None:
         return None
-    options = {key: setting.value for key, setting in result.settings.items() if key.startswith(_OPTIONS)}
-    words = [f"{key.removeprefix(_OPTIONS)}={_shown(value)}" for key, value in sorted(options.items())]
-    return " ".join([f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}", *words])
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
+    for name, setting in sorted(result.settings.items()):
+        if name.startswith(_OPTIONS):
+            value = ",".join(map(str, setting.value)) if isinstance(setting.value, list | tuple) else setting.value
+            words.append(f"{name.removeprefix(_OPTIONS)}={value}")
+    return " ".join(words)
 
 
 def _task(planned: Iterable[Mapping[str, Any]]) -> Task:
     kinds = {(job.get("work") or {}).get("kind", job.get("task")) for job in planned}
     return "infer" if "infer" in kinds else "train"
-
-
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    known = [answer for answer in answers if answer is not None]
-    return all(known) if known else None
 
 
 def worst(states: Sequence[JobState]) -> JobState:

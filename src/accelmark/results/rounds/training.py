@@ -21,8 +21,7 @@ from accelmark.results.figures.training import (
     value,
 )
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.hosts import contention_findings, host_infos, read_telemetry
-from accelmark.results.rounds.state import job_state, round_marks
+from accelmark.results.rounds.hosts import contention_findings, host_infos, job_state, read_telemetry, round_marks
 from accelmark.results.schema import Environment, Finding, RoundResult, finding
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 
@@ -33,14 +32,7 @@ FLOPS_TOLERANCE: Final = 0.05
 def train_round(job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
-    Args:
-        job: the job.
-        work: what it trains.
-        nodes: the directories of its hosts.
-        ledger: the last state that the coordinator recorded.
-
-    Raises:
-        RunError: a rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded. Raises RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
@@ -115,8 +107,7 @@ def _figures(
         return {name: value(None, "no rank wrote an event") for name in TRAIN_FIGURES}
     units = timeline.num_samples * train.units_per_sample
     figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train)
-    per_device = figures[FigureName.THROUGHPUT_PER_DEVICE]
-    figures |= compute_figures(job, timeline, per_device, _precision(job, timeline))
+    figures |= compute_figures(job, timeline, figures[FigureName.THROUGHPUT_PER_DEVICE], _precision(job, timeline))
     figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
     consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
     findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]

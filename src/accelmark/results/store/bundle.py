@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import tarfile
@@ -12,6 +13,7 @@ from typing import Final, final
 
 from pydantic_core import from_json
 
+from accelmark.results.store.files import write_errors
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.manifest import MANIFEST_FILE, check_manifest, covered_files
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
@@ -36,35 +38,31 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     Values of variables with secret names, in the plan and on the hosts, and user parts of URLs are replaced in all
     files; the bundle's manifest covers the files as packed. If the run has a manifest, every file has to match it.
 
-    Raises:
-        RunError: ``run_dir`` is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
+    Raises RunError if it is not a finished run, a file differs from the manifest, or ``output`` cannot be written.
     """
     if not (run_dir / SUMMARY_FILE).is_file():
         raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     _refuse_changed(run_dir, output)
     secrets = _secrets(run_dir)
-    covered = covered_files(run_dir)
+    covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
-    files: dict[str, bytes] = {}
-    for path in covered:
-        if path.resolve() != output.resolve() and path.name != SECRETS_FILE:
-            files[path.relative_to(run_dir).as_posix()] = _without(path.read_bytes(), secrets, hidden)
+    files = {
+        path.relative_to(run_dir).as_posix(): _without(path.read_bytes(), secrets, hidden)
+        for path in covered
+        if path.name != SECRETS_FILE
+    }
     packed = pack(run_dir.resolve().name, files)
-    try:
+    with write_errors(output):
         output.write_bytes(packed)
-    except OSError as error:
-        raise RunError(f"{output}: cannot be written: {error.strerror}") from error
 
 
 def _refuse_changed(run_dir: Path, output: Path) -> None:
     """Raise RunError if a file differs from the run's manifest, where there is one."""
-    if not (run_dir / MANIFEST_FILE).is_file():
-        return
     place, root = output.resolve(), run_dir.resolve()
     # An earlier bundle in the run directory is not part of the run.
-    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else None
-    changed = [line for line in check_manifest(run_dir) if own is None or not line.startswith(own)]
-    if changed:
+    own = f"{place.relative_to(root).as_posix()}: was added" if place.is_relative_to(root) else ()
+    lines = check_manifest(run_dir) if (run_dir / MANIFEST_FILE).is_file() else []
+    if changed := [line for line in lines if not line.startswith(own)]:
         more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
         raise RunError(
             f"{run_dir}: is not bundled because files differ from its manifest: "
@@ -75,13 +73,11 @@ def _refuse_changed(run_dir: Path, output: Path) -> None:
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
     """Return the bundle of ``files`` (path relative to the run -> content) with a manifest."""
     lines = [f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items())]
-    whole = {**files, MANIFEST_FILE: "".join(lines).encode()}
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, content in sorted(whole.items()):
+        for path, content in sorted({**files, MANIFEST_FILE: "".join(lines).encode()}.items()):
             entry = tarfile.TarInfo(f"{name}/{path}")
-            entry.size = len(content)
-            entry.mode = 0o644
+            entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
     return stream.getvalue()
 
@@ -89,8 +85,7 @@ def pack(name: str, files: Mapping[str, bytes]) -> bytes:
 def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself.
 
-    Raises:
-        RequestError: it is not a bundle, or an entry is not a plain file or has a path outside of the run.
+    Raises RequestError if it is not a bundle, or an entry is not a plain file or has a path outside of the run.
     """
     try:
         raw, (run, places) = bundle.read_bytes(), _index(bundle)
@@ -110,10 +105,8 @@ def _secrets(run_dir: Path) -> list[bytes]:
     """Return the secrets in the plan and the hosts' tasks, longest first."""
     found: set[str] = set()
     for path in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             found |= set(secrets_in(from_json(path.read_bytes())))
-        except (OSError, ValueError):
-            continue
     return sorted((value.encode() for value in found), key=len, reverse=True)
 
 
@@ -163,8 +156,7 @@ def is_bundle(path: Path) -> bool:
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
 
-    Raises:
-        RunError: it is not a bundle, is damaged, or a file that is read was edited.
+    Raises RunError if it is not a bundle, is damaged, or a file that is read was edited.
     """
     _, places = _index(path)
     if MANIFEST_FILE not in places:
@@ -180,8 +172,8 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
 def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
     """Return the run's name, and offset and size of each file (relative to the run), without reading contents.
 
-    Raises:
-        RunError: it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too large.
+    Raises RunError if it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too
+    large.
     """
     runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}

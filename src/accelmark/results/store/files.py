@@ -37,8 +37,7 @@ def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
 
     A ``private`` file is readable only by the owner of the directory, which is not the writer in a container.
 
-    Raises:
-        RunError: it cannot be written.
+    Raises RunError if it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with write_errors(path):
@@ -67,11 +66,7 @@ def _make_private(descriptor: int, directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create ``path`` and its parents.
-
-    Raises:
-        RunError: it cannot be created.
-    """
+    """Create ``path`` and its parents. Raises RunError if it cannot be created."""
     with write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 

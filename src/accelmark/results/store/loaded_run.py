@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
+from accelmark.spec.model import first_error
 
 RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -35,6 +36,14 @@ class RunFiles:
             return (self.path / name).read_bytes()
         except OSError as error:
             raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in ``name``; an empty one where the file is missing or invalid."""
+        try:
+            loaded = from_json(self.read(name))
+        except (RunError, ValueError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
 
     def has(self, name: str) -> bool:
         """Return whether there is a file ``name``."""
@@ -71,9 +80,7 @@ class LoadedRun:
         return [LoadedCase(self, case) for case in self.summary.cases]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LoadedCase:
+class LoadedCase(NamedTuple):
     """One case of a run, with its rounds."""
 
     run: LoadedRun
@@ -94,6 +101,12 @@ class LoadedCase:
         """The first round that could be read."""
         return next(iter(self.rounds), None)
 
+    @property
+    def framework_version(self) -> str | None:
+        """The version that the first round reports, else that of the key."""
+        version = self.first.environment.started.get("framework_version") if self.first else None
+        return str(version) if version else self.result.key.framework_version
+
 
 def load_round(path: Path) -> RoundResult:
     """Read a ``result.json``. Raises RunError naming the file where it is unreadable or has another version."""
@@ -110,8 +123,7 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 
     Without ``curves``, data for charts is omitted, which tables over many runs do not need.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
@@ -127,8 +139,7 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> LoadedRun:
     """Load a finished run from its directory ``path``, or from the files that are packed in the bundle ``path``.
 
-    Raises:
-        RunError: there is no readable summary.
+    Raises RunError if there is no readable summary.
     """
     files = packed or RunFiles(path)
     summary = _load(Summary, files, SUMMARY_FILE)
@@ -157,6 +168,4 @@ def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = (
     try:
         return model.model_validate(loaded)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
+        raise RunError(f"{path}: does not follow schema version {version}: {first_error(error)}") from error

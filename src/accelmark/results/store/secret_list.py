@@ -58,11 +58,7 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 
 
 def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
-    """Write the hashes of ``values`` to ``path``, readable only by its owner.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Write the hashes of ``values`` to a file that only its owner can read. Raises RunError if that fails."""
     salt = secrets.token_hex(16)
     forms = sorted({form for value in values for form in _forms(value)})
     hidden = tuple(entry for form in forms if (entry := _hide(form.encode(), salt)) is not None)
@@ -92,11 +88,7 @@ def _hash(value: bytes, salt: str) -> str:
 
 @final
 class SecretFinder:
-    """Finds and redacts the secrets of a run in its files.
-
-    Args:
-        lists: ``secrets.json`` of the run's hosts; unreadable ones are ignored.
-    """
+    """Finds and redacts the secrets of a run in its files, by the ``secrets.json`` of its hosts that are readable."""
 
     def __init__(self, lists: Iterable[Path]) -> None:
         self._by_run: dict[tuple[str, int], list[SecretHash]] = {}
@@ -118,9 +110,9 @@ class SecretFinder:
         found: set[bytes] = set()
         for (salt, length), entries in self._by_run.items():
             # In JSON a line ends with the characters \\n: the n is not part of the next word.
-            pattern = re.compile(rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))[A-Za-z0-9]{%d}(?![A-Za-z0-9])" % length)
+            pattern = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))[A-Za-z0-9]{%d}(?![A-Za-z0-9])" % length
             places: dict[bytes, list[int]] = {}
-            for match in pattern.finditer(content):
+            for match in re.finditer(pattern, content):
                 places.setdefault(match[0], []).append(match.start())
             for run, starts in places.items():
                 hashed = _hash(run, salt)

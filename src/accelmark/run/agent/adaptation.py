@@ -5,24 +5,23 @@ Packages and kernels are installed into a directory that only the ranks of this 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final
 
-from pydantic import BaseModel
-
+import accelmark
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.environment import keep_ours_first
-from accelmark.run.agent.error_lines import error_lines
+from accelmark.run.agent.rank_exit import error_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
 from accelmark.spec.records import ADAPTATION_FILE, AdaptationRecord
@@ -35,6 +34,7 @@ _ENVIRONMENT_FILE: Final = "environment_variables.sh"
 BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 """The shell's program; the file's path is its argument."""
+_PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 _SHELL_TIMEOUT_S: Final = 120.0
 _BUILD_TIMEOUT_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
@@ -44,44 +44,6 @@ _INDEX_OPTION: Final = re.compile(
     r"\s*(-i|-f|--(index-url|extra-index-url|no-index|find-links|trusted-host|pre|prefer-binary)\b)"
 )
 """Options of a requirements file that select package sources."""
-
-
-class _Metadata(BaseModel):
-    name: str
-    version: str
-
-
-class _Origin(BaseModel):
-    url: str
-
-
-class _Missing(BaseModel):
-    """One entry of pip's installation report."""
-
-    metadata: _Metadata
-    download_info: _Origin
-    is_direct: bool
-
-    @property
-    def requirement(self) -> str:
-        """The requirement that installs exactly this."""
-        name = self.metadata.name
-        return f"{name} @ {self.download_info.url}" if self.is_direct else f"{name}=={self.metadata.version}"
-
-
-class _Report(BaseModel):
-    install: tuple[_Missing, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SourcedEnvironment:
-    """The environment after a script, and the differences."""
-
-    environment: dict[str, str]
-    changed: dict[str, str]
-    removed: tuple[str, ...]
-    ignored: tuple[str, ...]
 
 
 def apply_adaptation(
@@ -105,35 +67,45 @@ def apply_adaptation(
             the first errors.
     """
     began = time.monotonic()
-    sourced = SourcedEnvironment(dict(environment), {}, (), ())
-    site = node_dir / SITE_DIRECTORY
+    site, record, ready = node_dir / SITE_DIRECTORY, AdaptationRecord(), dict(environment)
     if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
-        sourced = source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
+        ready, record = _source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
     if requirements is not None and not requirements.is_file():
         raise RunError(f"{requirements}: not found on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
-        _install(requirements, site, node_dir, sourced.environment)
+        _install(requirements, site, node_dir, ready)
         _refuse_shadows(requirements, site, _RESERVED, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
-        _build(folder / "csrc", site, node_dir, sourced.environment)
+        _build(folder / "csrc", site, node_dir, ready)
         added = set(_entries(site)) - before
         reserved = _RESERVED | {framework.module, *framework.companion_modules}
         _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
-    ready = dict(sourced.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
-    installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
-    record = AdaptationRecord(
-        environment={name: displayed_value(name, value) for name, value in sorted(sourced.changed.items())},
-        removed=sourced.removed,
-        ignored=sourced.ignored,
-        installed=tuple(sorted(installed)),
-        duration_s=round(time.monotonic() - began, 3),
-    )
+    installed = sorted({f"{found.name}=={found.version}" for found in distributions(path=[str(site)])})
+    duration_s = round(time.monotonic() - began, 3)
+    record = record.model_copy(update={"installed": tuple(installed), "duration_s": duration_s})
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
     return ready
+
+
+def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> None:
+    """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it was listed ``before``.
+
+    AccelMark delivered to a host is found by ``PYTHONPATH`` only. An AccelMark in site-packages is not put first, since
+    all installed packages would then take precedence over those of the variable.
+    """
+    ours, changed = Path(accelmark.__file__).parents[1], environment.get("PYTHONPATH")
+    listed = ours in _entries_of(before.get("PYTHONPATH"))
+    if listed and ours != Path(sysconfig.get_path("purelib")) and changed != before["PYTHONPATH"]:
+        others = [entry for entry in _entries_of(changed) if entry != ours]
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [ours, *others]))
+
+
+def _entries_of(path: str | None) -> list[Path]:
+    return [Path(entry) for entry in (path or "").split(os.pathsep) if entry]
 
 
 def _entries(site: Path) -> list[str]:
@@ -163,25 +135,15 @@ def _refuse_shadows(
         )
 
 
-def source(
-    script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str] = ()
-) -> SourcedEnvironment:
-    """Source ``script`` in a shell without start-up files, and return the resulting environment."""
+def _source(
+    script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str]
+) -> tuple[dict[str, str], AdaptationRecord]:
+    """Source ``script`` in a shell without start-up files; returns the resulting environment and the differences."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
-    try:
-        with (node_dir / LOG_FILE).open("ab") as log:
-            done = subprocess.run(
-                command, env=dict(environment), cwd=node_dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=log, timeout=_SHELL_TIMEOUT_S, check=False,
-            )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"{script}: did not end within {_SHELL_TIMEOUT_S:g} s") from error
-    except OSError as error:
-        raise RunError(f"{script}: cannot be sourced: bash: {error.strerror}") from error
-    if done.returncode != 0:
-        raise RunError(f"{script}: exit code {done.returncode}: {_errors(node_dir)}")
+    what = f"{script}: cannot be sourced"
+    output = _run(command, what, node_dir, environment, cwd=node_dir, timeout_s=_SHELL_TIMEOUT_S, capture=True)
     ours = {*RANK_VARIABLES, *reserved}
-    pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
+    pairs = (entry.partition(b"=") for entry in output.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
     ignored = tuple(sorted(name for name in wanted if name in ours or name.startswith("ACCELMARK_")))
@@ -189,23 +151,32 @@ def source(
     unset = sorted(set(environment) - set(after) - _NOISE)
     removed = tuple(name for name in unset if name not in ours and not name.startswith("ACCELMARK_"))
     kept = {name: value for name, value in environment.items() if name not in removed}
-    return SourcedEnvironment(kept | changed, changed, removed, ignored)
+    displayed = {name: displayed_value(name, value) for name, value in sorted(changed.items())}
+    record = AdaptationRecord(environment=displayed, removed=removed, ignored=ignored)
+    return kept | changed, record
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
     """Install missing requirements; those that are already met (for example by a chip vendor's build) are kept."""
     report, exact = node_dir / "requirements.report", node_dir / "requirements.exact"
-    named, cwd = str(requirements), requirements.parent
-    _pip(["--dry-run", "--report", str(report), "--requirement", named], cwd, node_dir, environment, named)
-    missing = _Report.model_validate_json(report.read_bytes()).install
+    what, cwd = f"{requirements}: cannot be installed", requirements.parent
+    dry_run = ["--dry-run", "--report", str(report), "--requirement", str(requirements)]
+    _run([*_PIP, *dry_run], what, node_dir, environment, cwd=cwd)
+    missing = [_exact(entry) for entry in json.loads(report.read_bytes())["install"]]
     report.unlink()
     if not missing:
         return
     lines = [line for line in requirements.read_text(encoding="utf-8").splitlines() if _INDEX_OPTION.match(line)]
-    write_atomic(exact, "".join(f"{line}\n" for line in (*lines, *(found.requirement for found in missing))))
-    how = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
-    _pip(how, cwd, node_dir, environment, named)
+    write_atomic(exact, "".join(f"{line}\n" for line in (*lines, *missing)))
+    into = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
+    _run([*_PIP, *into], what, node_dir, environment, cwd=cwd)
     exact.unlink()
+
+
+def _exact(entry: Mapping[str, Any]) -> str:
+    """Return the requirement that installs exactly an entry of pip's installation report."""
+    name, version = entry["metadata"]["name"], entry["metadata"]["version"]
+    return f"{name} @ {entry['download_info']['url']}" if entry["is_direct"] else f"{name}=={version}"
 
 
 def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
@@ -214,25 +185,37 @@ def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str
     build = node_dir / "csrc"
     shutil.copytree(csrc, build, dirs_exist_ok=True)
     how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
-    _pip(how, node_dir, node_dir, environment, str(csrc))
+    _run([*_PIP, *how], f"{csrc}: cannot be installed", node_dir, environment, cwd=node_dir)
     shutil.rmtree(build, ignore_errors=True)
 
 
-def _pip(what: list[str], cwd: Path, node_dir: Path, environment: Mapping[str, str], named: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+def _run(
+    command: Sequence[str],
+    what: str,
+    node_dir: Path,
+    environment: Mapping[str, str],
+    *,
+    cwd: Path,
+    timeout_s: float = _BUILD_TIMEOUT_S,
+    capture: bool = False,
+) -> bytes:
+    """Run a command with its output in the log; with ``capture`` return standard output instead.
+
+    Raises RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
+    """
     with (node_dir / LOG_FILE).open("ab") as log:
-        before = log.tell()
+        begin = log.tell()
         try:
             done = subprocess.run(
-                [*command, *what], env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, timeout=_BUILD_TIMEOUT_S, check=False,
+                command, env=dict(environment), cwd=cwd, stdin=subprocess.DEVNULL, stderr=log,
+                stdout=subprocess.PIPE if capture else log, timeout=timeout_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise RunError(f"{named}: installation took longer than {_BUILD_TIMEOUT_S:g} s") from error
+            raise RunError(f"{what}: it did not end within {timeout_s:g} s") from error
+        except OSError as error:
+            raise RunError(f"{what}: {command[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        raise RunError(f"{named}: cannot be installed (exit code {done.returncode}): {_errors(node_dir, before)}")
-
-
-def _errors(node_dir: Path, offset: int = 0) -> str:
-    text = (node_dir / LOG_FILE).read_bytes()[offset:].decode(errors="replace")
-    return error_lines(text) or f"no output (see {LOG_FILE})"
+        output = (node_dir / LOG_FILE).read_bytes()[begin:].decode(errors="replace")
+        errors = error_lines(output) or f"no output (see {LOG_FILE})"
+        raise RunError(f"{what} (exit code {done.returncode}): {errors}")
+    return done.stdout or b""

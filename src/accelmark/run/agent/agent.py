@@ -1,4 +1,4 @@
-"""The node agent supervises one job on one host.
+"""The node agent supervises one job on one host: ``python -m accelmark.run.agent.agent NODE_DIR``.
 
 It starts the telemetry recorder and the ranks, ends them when a limit is exceeded or on request (SIGTERM or a stop
 file; a second request kills them), and ends every process that they started.
@@ -7,6 +7,7 @@ file; a second request kills them), and ends every process that they started.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
@@ -16,6 +17,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
@@ -23,32 +26,50 @@ from pydantic import ValidationError
 
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
-from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation
-from accelmark.run.agent.background_load import BackgroundLoad
-from accelmark.run.agent.environment import TELEMETRY_MODULE, launch_of, rank_environment
-from accelmark.run.agent.host_setup import HostInUseError, clear_caches, host_lock, route
-from accelmark.run.agent.limits import Breach, LimitChecker, size_of
-from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
-from accelmark.run.agent.sysinfo import system_information
-from accelmark.run.agent.task import RANKS_FILE, STOP_FILES, AgentTask
-from accelmark.run.processes import descendants, signal_all
+from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
+from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
+from accelmark.run.agent.limits import LimitChecker
+from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
+from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
+from accelmark.run.agent.task import (
+    EXIT_FILE,
+    IDENTITY_FILE,
+    LOCK_FILE,
+    RANKS_FILE,
+    STOP_FILES,
+    TASK_FILE,
+    AgentTask,
+)  # fmt: skip
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId, become_subreaper, descendants, signal_all
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit
-from accelmark.spec.plugins.catalog import load_framework
-from accelmark.spec.plugins.framework import FrameworkSpec, LaunchRecord
+from accelmark.spec.plugins.catalog import load_framework, load_launch
+from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
 
-_TELEMETRY_START_S: Final = 5.0
-"""Longest time to wait for the recorder's first line when a job ends immediately."""
-_TELEMETRY_END_S: Final = 10.0
-_MAX_TELEMETRY_STARTS: Final = 3
 _ORPHAN_GRACE_S: Final = 1.0
-_BREACHES: Final = {
-    "timed_out": ("timed_out", "timed_out"),
-    "stalled": ("stalled", "timed_out"),
-    "disk_full": ("failed", "failed"),
-    "abandoned": ("lost", "lost"),
-}
+_RESERVE_FILE: Final = ".reserve"
+_RESERVE_BYTES: Final = 512 * 1024
+"""Reserved on disk from the start, so that ``exit.json`` can be written when the disk is full."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the agent for the node directory in ``arguments``; returns its exit code."""
+    node_dir = Path(arguments[0]).absolute()
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    become_subreaper()
+    agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
+    agent.handle_signals()
+    lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    write_atomic(node_dir / IDENTITY_FILE, ProcessId.own().model_dump_json())
+    reserve = node_dir / _RESERVE_FILE
+    reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+    ended = agent.run()
+    reserve.unlink(missing_ok=True)
+    write_atomic(node_dir / EXIT_FILE, ended.model_dump_json(indent=2))
+    return 0 if ended.state == "succeeded" else 1
 
 
 @final
@@ -65,8 +86,7 @@ class Agent:
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
-        self._telemetry: subprocess.Popen[bytes] | None = None
-        self._telemetry_starts = 0
+        self._recorder = Recorder(node_dir, self._warnings.append)
         self._ending: Termination | None = None
         self._kill_at: float | None = None
         self._num_requests = 0
@@ -77,27 +97,13 @@ class Agent:
         exit_code: int | None = None
         try:
             with host_lock(self._task.host_lock, self._task.run):
-                framework = load_framework(self._task.framework)
-                self._temporary += [self._dir / cache for cache in framework.caches.values()]
-                self._prepare_host()
-                self._environment = rank_environment(self._task, self._dir, os.environ)
-                self._write_system_information(framework)
-                self._list_secrets()
-                adaptation, requirements = self._task.adaptation, self._task.requirements
-                if adaptation is not None or requirements is not None:
-                    self._environment = apply_adaptation(
-                        adaptation, requirements, self._dir, self._environment, framework
-                    )
-                    self._list_secrets()
-                self._start_telemetry()
+                self._prepare()
                 exit_code = self._supervise()
         except HostInUseError as error:
             self._ending = Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
         self._end_everything()
-        for directory in self._temporary:
-            shutil.rmtree(directory, ignore_errors=True)
         ranks = self._rank_exits(exit_code)
         state, reason = classify_node(ranks, self._ending)
         return NodeExit(
@@ -112,17 +118,33 @@ class Agent:
             others_cpu_s=self._background_load.cpu_s(),
         )
 
+    def _prepare(self) -> None:
+        """Prepare the host and the environment of the ranks, and start the recorder."""
+        framework = load_framework(self._task.framework)
+        self._temporary += [self._dir / cache for cache in framework.caches.values()]
+        if self._task.clear_caches and (problem := clear_caches()) is not None:
+            self._warnings.append(f"the page cache could not be dropped: {problem}")
+        if self._task.nnodes > 1:
+            self._task = route(self._task)
+        task = self._task
+        self._environment = rank_environment(task, self._dir, os.environ)
+        visible = (task.visible_devices.variable,) if task.visible_devices is not None else ()
+        found = system_information(self._dir, self._environment, task.host, (*framework.reported_variables, *visible))
+        write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
+        self._list_secrets()
+        if task.adaptation is not None or task.requirements is not None:
+            self._environment = apply_adaptation(
+                task.adaptation, task.requirements, self._dir, self._environment, framework
+            )
+            self._list_secrets()
+        if task.telemetry is not None:
+            self._recorder.start(task.telemetry, self._environment)
+
     def _list_secrets(self) -> None:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
         found = secrets_of(self._environment)
         if found or (self._dir / SECRETS_FILE).exists():
             write_secret_hashes(self._dir / SECRETS_FILE, found)
-
-    def _prepare_host(self) -> None:
-        if self._task.clear_caches and (problem := clear_caches()) is not None:
-            self._warnings.append(f"the page cache could not be dropped: {problem}")
-        if self._task.nnodes > 1:
-            self._task = route(self._task)
 
     def handle_signals(self) -> None:
         """Make signals wake the selector; unlike a signal mask, handlers are not inherited by child processes."""
@@ -137,8 +159,7 @@ class Agent:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _supervise(self) -> int:
-        log = self._dir / self._task.launcher_log
-        with log.open("ab") as output:
+        with (self._dir / self._task.launcher_log).open("ab") as output:
             self._ranks = subprocess.Popen(
                 launch_of(self._task).command,
                 stdin=subprocess.DEVNULL,
@@ -150,12 +171,13 @@ class Agent:
         while (exit_code := self._ranks.poll()) is None:
             self._wait(self._limits.interval_s)
             self._reap_orphans()
-            self._restart_telemetry()
+            if self._ending is None:
+                self._recorder.restart()
             self._enforce()
         return exit_code
 
-    def _wait(self, timeout_s: float) -> None:
-        """Sleep until a signal or the timeout, and count requests to end."""
+    def _wait(self, timeout_s: float) -> bool:
+        """Sleep until a signal or the timeout, and count requests to end; returns whether to end at once."""
         for _ in self._selector.select(timeout_s):
             with contextlib.suppress(BlockingIOError):
                 for number in self._sockets[0].recv(4096):
@@ -163,126 +185,56 @@ class Agent:
         for urgency, name in enumerate(STOP_FILES, start=1):
             if self._num_requests < urgency and (self._dir / name).exists():
                 self._num_requests = urgency
+        return self._num_requests > 1
 
     def _enforce(self) -> None:
-        if self._num_requests and self._ending is None:
-            self._end(Termination("cancelled", "cancelled", "was cancelled"))
-        breach = self._limits.check() if self._ending is None else None
-        if breach is not None:
-            self._end(_ending_of(breach))
+        if self._ending is None:
+            cancelled = Termination("cancelled", "cancelled", "was cancelled") if self._num_requests else None
+            self._ending = cancelled or self._limits.check()
+            if self._ending is not None and self._ranks is not None:
+                self._kill_at = time.monotonic() + self._task.limits.grace_s
+                self._ranks.terminate()
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
             signal_all(self._rank_tree(), signal.SIGKILL)
 
-    def _end(self, ending: Termination) -> None:
-        """Ask the ranks to end; those left after the grace period are killed."""
-        self._ending = ending
-        self._kill_at = time.monotonic() + self._task.limits.grace_s
-        if self._ranks is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._ranks.send_signal(signal.SIGTERM)
-
     def _rank_tree(self) -> list[int]:
         """Return all descendants except the telemetry recorder's."""
-        telemetry = {os.getpid()}
-        if self._telemetry is not None:
-            telemetry |= {self._telemetry.pid, *(stat.pid for stat in descendants(self._telemetry.pid))}
-        return [stat.pid for stat in descendants(os.getpid()) if stat.pid not in telemetry]
+        recorder = self._recorder.pids()
+        return [process.pid for process in descendants(os.getpid()) if process.pid not in recorder]
 
     def _end_everything(self) -> None:
         """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
         deadline = time.monotonic() + _ORPHAN_GRACE_S
-        left = self._rank_tree()
-        if left and self._ending is None:
+        if self._ending is None and (left := self._rank_tree()):
             self._warnings.append(f"the ranks left {len(left)} processes running; they were ended")
-        signal_all(left, signal.SIGTERM)
-        while self._rank_tree():
-            number = signal.SIGKILL if time.monotonic() > deadline or self._num_requests > 1 else signal.SIGTERM
-            signal_all(self._rank_tree(), number)
+        while left := self._rank_tree():
+            at_once = self._num_requests > 1 or time.monotonic() > deadline
+            signal_all(left, signal.SIGKILL if at_once else signal.SIGTERM)
             self._wait(0.05)
             self._reap_orphans()
-        self._stop_telemetry()
-        while left := [stat.pid for stat in descendants(os.getpid())]:
+        self._recorder.stop(self._wait)
+        while left := [process.pid for process in descendants(os.getpid())]:
             signal_all(left, signal.SIGKILL)
             self._wait(0.05)
             self._reap_orphans()
+        for directory in self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _reap_orphans(self) -> None:
         """Reap re-parented processes; the exit codes of own children are kept for their handles."""
-        own = {process.pid for process in (self._ranks, self._telemetry) if process is not None}
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None:
-                return
-            if found.si_pid in own:
-                for process in (self._ranks, self._telemetry):
-                    if process is not None and process.pid == found.si_pid:
-                        process.poll()
-                continue
-            os.waitpid(found.si_pid, 0)
-
-    def _start_telemetry(self) -> None:
-        task = self._task.telemetry
-        if task is None:
-            return
-        request = task.model_dump(mode="json") | {"pids": [os.getpid()]}
-        write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
-        self._telemetry_starts += 1
-        with (self._dir / "telemetry.log").open("ab") as output:
-            self._telemetry = subprocess.Popen(
-                [sys.executable, "-m", TELEMETRY_MODULE, str(self._dir)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment | {"OMP_NUM_THREADS": "1"},
-            )
-
-    def _restart_telemetry(self) -> None:
-        """Restart a recorder that died; telemetry then has a gap, which is a warning."""
-        if self._telemetry is None or (code := self._telemetry.poll()) is None:
-            return
-        again = self._telemetry_starts < _MAX_TELEMETRY_STARTS and self._ending is None
-        action = "it was started again" if again else "it was not started again"
-        self._warnings.append(f"the telemetry recorder ended with exit code {code}; {action}")
-        self._telemetry = None
-        if again:
-            self._start_telemetry()
-
-    def _stop_telemetry(self) -> None:
-        if self._telemetry is None:
-            return
-        deadline = time.monotonic() + _TELEMETRY_START_S
-        while not size_of(self._dir / "telemetry.jsonl") and self._telemetry.poll() is None:
-            if time.monotonic() > deadline or self._num_requests > 1:
-                break
-            self._wait(0.05)
-        self._telemetry.terminate()
-        try:
-            code = self._telemetry.wait(_TELEMETRY_END_S)
-        except subprocess.TimeoutExpired:
-            self._telemetry.kill()
-            self._warnings.append(f"the telemetry recorder did not end within {_TELEMETRY_END_S:g} s")
-            return
-        if code != 0:
-            self._warnings.append(f"the telemetry recorder ended with exit code {code}")
-
-    def _write_system_information(self, framework: FrameworkSpec) -> None:
-        visible = self._task.visible_devices
-        reported = (*framework.reported_variables, *((visible.variable,) if visible is not None else ()))
-        found = system_information(self._dir, self._environment, self._task.host, *reported)
-        write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
+        own = {process.pid: process for process in (self._ranks, self._recorder.process) if process is not None}
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid in own:
+                    own[found.si_pid].poll()
+                else:
+                    os.waitpid(found.si_pid, 0)
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by that of the launch."""
         logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
-        if any(log.cause is None and not log.lines for log in logs.values()):
-            launch = read_log_end(self._dir / self._task.launcher_log)
-            logs = {
-                rank: LogEnd(launch.lines, None, launch.cause) if log.cause is None and not log.lines else log
-                for rank, log in logs.items()
-            }
+        launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
+        logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         return classify_ranks(logs, exit_code, self._launch_record(), self._ending)
 
     def _launch_record(self) -> LaunchRecord | None:
@@ -295,6 +247,55 @@ class Agent:
             return None
 
 
-def _ending_of(breach: Breach) -> Termination:
-    rank_state, node_state = _BREACHES[breach.kind]
-    return Termination(rank_state, node_state, breach.reason)  # type: ignore[arg-type]
+def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
+    """Return how the task's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in."""
+    filled = {"python": python, "job.json": str(task.job_file)}
+    place = HostPlace(
+        nnodes=task.nnodes,
+        nproc=task.nproc,
+        num_ranks=task.num_ranks,
+        noderank=task.noderank,
+        master_address=task.master_address,
+        master_port=task.master_port,
+        local_address=task.local_address,
+        interface=task.interface,
+        servers=task.servers,
+        python=python,
+        rank_command=[filled.get(argument, argument) for argument in task.command],
+    )
+    return load_launch(task.framework).launch(place)
+
+
+def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the process that starts ``task``'s ranks.
+
+    Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
+    (threads, visible devices, directories of caches). Their ``PYTHONPATH`` is appended to AccelMark's.
+    """
+    launch = launch_of(task)
+    threads = str(task.threads or max(1, len(os.sched_getaffinity(0)) // task.num_ranks))
+    visible = task.visible_devices
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        **{name: str(node_dir / cache) for name, cache in load_framework(task.framework).caches.items()},
+        **launch.defaults,
+        **({visible.variable: ",".join(map(str, range(visible.count)))} if visible is not None else {}),
+        **ambient,
+        **({"OMP_NUM_THREADS": threads} if task.threads is not None else {}),
+        **task.environment,
+    }
+    keep_ours_first(environment, ambient)
+    return environment | {RUN_MARKER: task.run, NODE_MARKER: str(node_dir), **launch.environment}
+
+
+def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
+    """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
+    recorder = [[python, "-m", RECORDER_MODULE, str(node_dir)]] if task.telemetry is not None else []
+    variables = [f"{name}={value}" for name, value in task.environment.items()]
+    return [*recorder, [*(["env", *variables] if variables else []), *launch_of(task, python).command]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,24 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, final
 
 from accelmark.results.store.files import free_mib
-from accelmark.run.agent.rank_exit import read_log_end
+from accelmark.run.agent.rank_exit import Termination, read_log_end
 from accelmark.run.agent.task import HEARTBEAT_FILE, Limits
 from accelmark.spec.number_format import duration
 from accelmark.spec.perflog import PERFLOG_PREFIX
 
 _EVENT: Final = PERFLOG_PREFIX.encode()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Breach:
-    """A limit that was exceeded, and the message."""
-
-    kind: Literal["timed_out", "stalled", "disk_full", "abandoned"]
-    reason: str
 
 
 @final
@@ -57,24 +48,24 @@ class LimitChecker:
         shortest = min(filter(None, (self.limits.timeout_s, self.limits.stall_timeout_s, self.limits.abandon_s)))
         return min(1.0, shortest / 4)
 
-    def check(self) -> Breach | None:
-        """Return a limit that is exceeded now."""
+    def check(self) -> Termination | None:
+        """Return the end that an exceeded limit requires; None while all are kept."""
         now = time.monotonic()
         limits = self.limits
         stalled = self._stalled(now)
         if limits.timeout_s is not None and now - self.started > limits.timeout_s:
-            return Breach("timed_out", f"exceeded its time limit of {limits.timeout_s:g} s")
+            return Termination("timed_out", "timed_out", f"exceeded its time limit of {limits.timeout_s:g} s")
         if stalled is not None:
             return stalled
         if limits.abandon_s is not None and self._heartbeat_age_s(now) > limits.abandon_s:
-            return Breach("abandoned", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
+            return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
         free = free_mib(self.node_dir)
         if free < limits.min_free_mib:
             what = f"{free:.1f} MiB are free on the disk of {self.node_dir}, {limits.min_free_mib:g} MiB are needed"
-            return Breach("disk_full", f"{what}: free space and resume the run")
+            return Termination("failed", "failed", f"{what}: free space and resume the run")
         return None
 
-    def _stalled(self, now: float) -> Breach | None:
+    def _stalled(self, now: float) -> Termination | None:
         """Find ranks without events for too long; the first is named.
 
         Finished ranks write no more events, but once all have finished, their processes must end within that time.
@@ -86,27 +77,19 @@ class LimitChecker:
         silent = [rank for rank in self.ranks if now - self._activities[rank].since > limit_s]
         if not silent:
             return None
-        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).finished is None]
+        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).state is None]
         if not unfinished:
-            return self._hanging(silent)
+            who = f"rank {silent[0]}" if len(silent) == 1 else f"all of this host's {len(silent)} ranks"
+            what = f"{who} finished, but a process did not end within {limit_s:g} s"
+            return Termination("stalled", "timed_out", what) if len(silent) == len(self.ranks) else None
         first = min(unfinished, key=lambda rank: self._activities[rank].since)
         num_more = len(unfinished) - 1
         others = "" if not num_more else f", nor did {num_more} more of this host's {len(self.ranks)} ranks"
         what = "no event" if self._activities[first].has_events else "nothing"
-        return Breach("stalled", f"rank {first} wrote {what} for {limit_s:g} s{others}")
-
-    def _hanging(self, finished: list[int]) -> Breach | None:
-        if len(finished) < len(self.ranks):
-            return None
-        who = f"rank {finished[0]}" if len(finished) == 1 else f"all of this host's {len(finished)} ranks"
-        limit_s = self.limits.stall_timeout_s
-        return Breach("stalled", f"{who} finished, but a process did not end within {limit_s:g} s")
+        return Termination("stalled", "timed_out", f"rank {first} wrote {what} for {limit_s:g} s{others}")
 
     def _update(self, rank: int, launcher: int, now: float) -> None:
-        """Record activity of a rank: events, or any output before its first event.
-
-        Until a rank has a log, output of the launch counts.
-        """
+        """Record activity of a rank: events; any output before its first event; the launch's, until it has a log."""
         log = _log_of(self.node_dir, rank)
         known = self._activities.setdefault(rank, _Activity(now))
         num_bytes = size_of(log) or -launcher

@@ -1,10 +1,10 @@
-"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of the ranks' logs."""
+"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of logs."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,20 +14,28 @@ from accelmark.spec.events import Event
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
 from accelmark.spec.plugins.framework import LaunchRecord
+from accelmark.spec.secret import without_userinfo
 
 NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
 
 LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 256 * 1024
 _MAX_LINE_LENGTH: Final = 500
-_EXCEPTION: Final = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
+_CAUSE: Final = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Fault)(?::.*)?$"
+    r"|(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b"
+    r"|(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file )."
 )
-_FATAL: Final = re.compile(r"^(?:Fatal Python error|terminate called|Segmentation fault|Killed)\b.*")
-_NOT_STARTED: Final = re.compile(
-    r"^(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file ).+"
+"""An exception, a fatal error, or Python's message where the script or module does not exist."""
+_COMPILER_ERROR: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
+_ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
+_GENERIC: Final = re.compile(
+    r"subprocess-exited-with-error|exited with (error|status|code)|note: This (error|is an issue)|metadata-generation"
+    r"|Failed to build|command .* failed with exit",
+    re.IGNORECASE,
 )
-"""Python's message, without a traceback, where the script or module does not exist."""
+_NUM_ERROR_LINES: Final = 3
+_MAX_ERROR_LENGTH: Final = 300
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -40,6 +48,11 @@ _CONNECTION_ERRORS: Final = (
     "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
 )  # fmt: skip
 """Errors that ranks raise after another rank has died."""
+_CAUSES: Final[tuple[RankState, ...]] = (
+    "signaled", "failed", "lost", "stalled", "timed_out", "cancelled", "succeeded",
+)  # fmt: skip
+_NODE_CAUSES: Final[tuple[NodeState, ...]] = ("failed", "lost", "timed_out", "cancelled", "succeeded")
+"""States of ranks and nodes, from the most to the least likely first cause of a job's failure."""
 
 
 @final
@@ -48,20 +61,10 @@ class LogEnd:
     """The end of a rank's log."""
 
     lines: tuple[str, ...]
-    finished: Mapping[str, Any] | None
-    """The value of ``FINISHED``, where that is the last event."""
+    state: str | None
+    """The state in ``FINISHED``, where that is the last event."""
     cause: str | None
     """One line: the message of the last event, the exception, or None."""
-
-    @property
-    def completed(self) -> bool:
-        """Whether the rank reported that it completed."""
-        return self.finished is not None and self.finished.get("state", "completed") == "completed"
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the rank reported that it was cancelled."""
-        return self.finished is not None and self.finished.get("state") == "cancelled"
 
 
 @final
@@ -104,21 +107,25 @@ def read_log_end(path: Path) -> LogEnd:
         if event.event == Event.ERROR:
             error = _message(event.value) or error
     other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
-    own = _message(finished) if finished is not None and finished.get("state", "completed") != "completed" else None
-    cause = own or error or next(_exceptions(reversed(other)), None)
+    state = str(finished.get("state", "completed")) if finished is not None else None
+    own = _message(finished) if finished is not None and state != "completed" else None
+    cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
+    return LogEnd(tuple(map(printable, shown)), state, printable(cause) if cause else None)
+
+
+def error_lines(text: str) -> str:
+    """Return the first lines of ``text`` that name an error, preferably a compiler's; else its last line."""
+    lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _COMPILER_ERROR.search(line)]
+    named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
+    named = named or lines[-1:]
+    return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:_NUM_ERROR_LINES]))
 
 
 def _message(value: Mapping[str, Any]) -> str | None:
     message = value.get("message") or value.get("reason")
     return " ".join(str(message).split()) if message else None
-
-
-def _exceptions(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        if _EXCEPTION.match(line) or _FATAL.match(line) or _NOT_STARTED.match(line):
-            yield line.strip()
 
 
 def signal_name(exit_code: int) -> str | None:
@@ -161,18 +168,18 @@ def classify_rank(
     name = signal_name(exit_code) if exit_code is not None else None
     state: RankState
     reason: str | None
-    if log.completed and exit_code in (0, None):
+    if log.state == "completed" and exit_code in (0, None):
         state, reason = "succeeded", None
     elif termination is not None:
         state, reason = termination.rank_state, termination.reason
-    elif log.cancelled:
+    elif log.state == "cancelled":
         state, reason = "cancelled", log.cause or "was cancelled"
-    elif name is not None and log.finished is None:
+    elif name is not None and log.state is None:
         hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
         state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")
-    elif exit_code == 0 and log.finished is None:
+    elif exit_code == 0 and log.state is None:
         state, reason = "failed", log.cause or "exited with code 0 without a FINISHED event"
-    elif exit_code is None and log.finished is None:
+    elif exit_code is None and log.state is None:
         state, reason = "lost", log.cause or "ended without an exit code or a FINISHED event"
     else:
         code = "an unknown code" if exit_code is None else f"code {exit_code}"
@@ -202,15 +209,13 @@ def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
         return list(exits)
     reason = f"ended because rank {culprits[0].rank} did ({culprits[0].reason})"
     return [
-        item.model_copy(update={"state": "cancelled", "reason": reason}) if _is_victim(item, culprits) else item
+        item
+        if item in culprits
+        or item.state == "succeeded"
+        or (item.state == "signaled" and item.signal not in ("SIGTERM", "SIGKILL"))
+        else item.model_copy(update={"state": "cancelled", "reason": reason})
         for item in exits
     ]
-
-
-def _is_victim(item: RankExit, culprits: Sequence[RankExit]) -> bool:
-    if item in culprits or item.state == "succeeded":
-        return False
-    return item.state != "signaled" or item.signal in ("SIGTERM", "SIGKILL")
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
@@ -221,11 +226,10 @@ def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
 
 def _priority(rank: RankExit) -> tuple[int, int]:
     """Priority as the first cause: foreign signal, error, other ends; termination and a lost connection come last."""
-    order: dict[RankState, int] = {"signaled": 1, "failed": 2, "lost": 3, "stalled": 4, "timed_out": 5, "cancelled": 6}
     reason = (rank.reason or "").lower()
     lost_connection = rank.state == "failed" and any(error in reason for error in _CONNECTION_ERRORS)
     terminated = rank.state == "signaled" and rank.signal == "SIGTERM"
-    return (7 if lost_connection or terminated else order.get(rank.state, 8)), rank.rank
+    return (len(_CAUSES) if lost_connection or terminated else _CAUSES.index(rank.state)), rank.rank
 
 
 def classify_node(ranks: Sequence[RankExit], termination: Termination | None) -> tuple[NodeState, str | None]:
@@ -243,23 +247,19 @@ def classify_node(ranks: Sequence[RankExit], termination: Termination | None) ->
     return ("cancelled" if cause.state == "cancelled" else "failed"), reason
 
 
-def classify_job(nodes: Sequence[NodeExit], order: Sequence[int]) -> tuple[NodeState, str | None]:
+def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
     """Return the state of a job and the reason, which names the host where there are several.
 
-    Args:
-        nodes: how each node ended.
-        order: noderanks in the order in which their ends were observed.
+    ``nodes`` are in the order in which their ends were observed.
     """
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:
         return "succeeded", None
-    position = {noderank: place for place, noderank in enumerate(order)}
-    cause = min(bad, key=lambda node: (*_node_priority(node), position.get(node.noderank, len(position))))
+    cause = min(bad, key=_node_priority)
     where = f"{cause.host}: " if len(nodes) > 1 else ""
     return cause.state, f"{where}{cause.reason}"
 
 
 def _node_priority(node: NodeExit) -> tuple[int, int]:
     cause = first_cause(node.ranks)
-    order: dict[NodeState, int] = {"failed": 1, "lost": 2, "timed_out": 3, "cancelled": 4}
-    return order.get(node.state, 5), _priority(cause)[0] if cause is not None else 9
+    return _NODE_CAUSES.index(node.state), _priority(cause)[0] if cause is not None else len(_CAUSES) + 1

@@ -13,6 +13,8 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import Server
 
+AGENT_MODULE: Final = "accelmark.run.agent.agent"
+"""What launchers start on each host of a job: ``python -m accelmark.run.agent.agent NODE_DIR``."""
 TASK_FILE: Final = "agent.json"
 IDENTITY_FILE: Final = "agent.pid"
 EXIT_FILE: Final = "exit.json"
@@ -105,11 +107,6 @@ class AgentTask(Spec):
     def num_ranks(self) -> int:
         """Number of ranks on this host."""
         return self.ranks_per_host or self.nproc
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks over all hosts."""
-        return self.nnodes * self.num_ranks
 
     @property
     def launcher_log(self) -> str:

@@ -1,31 +1,44 @@
-"""Take each job of a plan through its states."""
+"""Carry out the plan of a run: take each of its jobs through its states."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.plan.plan import PlannedJob
+from accelmark.plan.adaptation import requirements_file
+from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.results.store.loaded_run import RESULT_FILE
 from accelmark.results.store.manifest import MANIFEST_FILE
-from accelmark.run.controller.daemon_thread import run_in_daemon_thread
-from accelmark.run.controller.job_waiter import Cancellation, JobWaiter
-from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
-from accelmark.run.display.observer import RunObserver
+from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
+from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
+from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
 from accelmark.run.host import UnreachableError
+from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.record.measure import RESULT_FILE, measure_round, measure_run
-from accelmark.run.record.source import source_record
+from accelmark.run.record.measure import measure_run
+from accelmark.run.record.source import require_unchanged, source_record
 from accelmark.run.record.states import RunEventLog
-from accelmark.spec.errors import AccelmarkError
+from accelmark.run.sandboxes.image import require_images
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
 from accelmark.spec.job import JobSpec
-from accelmark.spec.records import DATA_FILE, SOURCE_FILE, DataRecord
+from accelmark.spec.plugins.catalog import find, load_vendor
+from accelmark.spec.plugins.framework import Server
+from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE, DataRecord
+
+JOB_FILE: Final = "job.json"
+_REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
+_REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
 
 FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
 """Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
@@ -36,56 +49,119 @@ PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObse
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
 
-async def no_preflight(
-    _run: RunDirectory, _launcher: Launcher, _jobs: Sequence[PlannedJob], _observer: RunObserver
-) -> None:
-    """Skip preflight."""
+@final
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The summary of a run, and the exit code of the command line."""
+
+    directory: Path
+    summary: Summary
+    exit_code: int
 
 
-_REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
-_REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
+def start(plan: Plan, path: Path, fetch: FetchData, preflight: PreflightCheck, *, as_json: bool) -> RunOutcome:
+    """Carry out ``plan`` in a new directory at ``path``, after checking its hosts.
+
+    Raises:
+        HostsNotReadyError: hosts are not ready; nothing was started, and no directory is left.
+        AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
+    """
+    require_images(plan)
+    directory = RunDirectory.create(path, plan)
+    try:
+        return _carry_out(directory, fetch, preflight, Coordinator.run, as_json=as_json)
+    except BaseException:
+        if not directory.events():
+            directory.discard()
+        raise
+
+
+def resume(
+    path: Path, fetch: FetchData, preflight: PreflightCheck, *, redo_failed: bool, from_scratch: bool, as_json: bool
+) -> RunOutcome:
+    """Resume the run at ``path``, after checking the hosts of jobs that are started again.
+
+    Raises:
+        AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not ready.
+    """
+    directory = RunDirectory.open(path)
+    require_unchanged(directory.plan, str(path))
+
+    def body(coordinator: Coordinator) -> Coroutine[Any, Any, Summary]:
+        return coordinator.resume(redo_failed=redo_failed, from_scratch=from_scratch)
+
+    return _carry_out(directory, fetch, preflight, body, as_json=as_json)
+
+
+def _carry_out(
+    directory: RunDirectory,
+    fetch: FetchData,
+    preflight: PreflightCheck,
+    body: Callable[[Coordinator], Coroutine[Any, Any, Summary]],
+    *,
+    as_json: bool,
+) -> RunOutcome:
+    async def run(observer: RunObserver) -> RunOutcome:
+        coordinator = Coordinator(directory, fetch, preflight, observer)
+        coordinator.stop.handle_signals(observer.note)
+        summary = await body(coordinator)
+        good = all(case.verdict != "INVALID" or "synthetic" in case.marks for case in summary.cases)
+        code = EXIT_OK if summary.state == "succeeded" and good else EXIT_FAILED
+        return RunOutcome(directory.path, summary, EXIT_CANCELLED if coordinator.stop else code)
+
+    with (
+        directory.locked(),
+        _logging(directory),
+        display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json) as observer,
+    ):
+        return asyncio.run(run(observer))
+
+
+@contextmanager
+def _logging(directory: RunDirectory) -> Iterator[None]:
+    """Write libraries' logs (asyncssh's above all) to ``coordinator.log`` at the run file's level."""
+    handler = logging.FileHandler(directory.path / COORDINATOR_LOG, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root, level = logging.getLogger(), directory.plan.log_level.upper()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
 
 
 @final
+@dataclass(slots=True)
 class Coordinator:
-    """Carries out the plan of a run directory that the caller has locked.
+    """Carries out the plan of a run directory that the caller has locked."""
 
-    Args:
-        directory: the run.
-        launcher: how agents are started.
-        observer: receives progress.
-        fetch: obtains missing data.
-        stop: requests to stop the run early.
-        preflight: preflight, called before jobs are started.
-    """
+    directory: RunDirectory
+    fetch: FetchData
+    preflight: PreflightCheck
+    observer: RunObserver
+    """Receives progress."""
+    stop: Cancellation = field(default_factory=Cancellation)
+    """Requests to stop the run early."""
+    _launcher: Launcher = field(init=False)
+    _event_log: RunEventLog = field(init=False)
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        launcher: Launcher,
-        observer: RunObserver,
-        fetch: FetchData,
-        stop: Cancellation,
-        preflight: PreflightCheck = no_preflight,
-    ) -> None:
-        self._directory = directory
-        self._launcher = launcher
-        self._observer = observer
-        self._fetch = fetch
-        self._stop = stop
-        self._preflight_check = preflight
-        self._event_log: RunEventLog = directory.event_log()
+    def __post_init__(self) -> None:
+        self._launcher = create_launcher(self.directory.plan, self.directory.path)
+        self._event_log = self.directory.event_log()
 
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and summarise.
 
-        Raises:
-            AccelmarkError: hosts are not ready; nothing was started.
+        Raises AccelmarkError: hosts are not ready; nothing was started.
         """
         try:
-            await self._preflight(self._directory.plan.jobs)
+            await self._check_hosts(self.directory.plan.jobs)
             self._event_log.note("run_started")
-            write_atomic(self._directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
+            write_atomic(self.directory.path / SOURCE_FILE, source_record().model_dump_json(indent=2))
             return await self._all(())
         finally:
             await self._close()
@@ -93,93 +169,57 @@ class Coordinator:
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
         """Resume a run: attach to running jobs, redo lost and cancelled ones, skip the rest.
 
-        Args:
-            redo_failed: redo jobs that failed or timed out, too.
-            from_scratch: do not resume from checkpoints.
+        ``redo_failed``: redo jobs that failed or timed out, too. ``from_scratch``: do not resume from checkpoints.
 
         Raises:
             AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
         """
         try:
-            self._event_log.note("run_resumed")
-            await self._attach_all()
-            redone = _REDONE | _REDONE_IF_ASKED if redo_failed else _REDONE
-            again = [job for job in self._directory.plan.jobs if self._state(job) in redone]
-            queued = [job for job in self._directory.plan.jobs if self._state(job) == "queued"]
-            if again or queued:
-                await self._preflight([*again, *queued])
-            if not self._stop:
+            self._event_log.note("run_resumed", "to end it" if self.stop else None)
+            for job in self._in_state("preparing", "running"):
+                await self._attach(job)
+            again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
+            if jobs := [*again, *self._in_state("queued")]:
+                await self._check_hosts(jobs)
+            if not self.stop:
                 for job in again:
                     self._queue_again(job)
             return await self._all([job.directory for job in again if not from_scratch])
         except AccelmarkError:
-            if (self._directory.path / MANIFEST_FILE).exists():  # the event log has changed since the summary
-                measure_run(self._directory.path)
+            if (self.directory.path / MANIFEST_FILE).exists():  # the event log has changed since the summary
+                measure_run(self.directory.path)
             raise
         finally:
             await self._close()
 
-    async def _attach_all(self) -> None:
-        for job in self._directory.plan.jobs:
-            if self._state(job) in ("preparing", "running"):
-                await self._attach(job)
-
-    async def _preflight(self, jobs: Sequence[PlannedJob]) -> None:
+    async def _check_hosts(self, jobs: Sequence[PlannedJob]) -> None:
         """End agents of earlier attempts on the hosts of ``jobs`` and check the hosts, until a stop is requested."""
-        if self._stop:
-            return
 
         async def check() -> None:
             used = {node.host for job in jobs for node in job.nodes}
             if any(status.attempt > 1 or status.ended for status in self._event_log.jobs.values()):
-                specs = [host for host in self._directory.plan.cluster.hosts if host.name in used]
+                specs = [host for host in self.directory.plan.cluster.hosts if host.name in used]
                 await self._launcher.end_stale_agents(specs)
-            await self._preflight_check(self._directory, self._launcher, jobs, self._observer)
+            await self.preflight(self.directory, self._launcher, jobs, self.observer)
 
-        await self._unless_stopped(check())
-
-    async def _unless_stopped(self, work: Awaitable[object]) -> bool:
-        """Await ``work``, or cancel it on a stop request; returns whether it completed."""
-        task, stop = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait_for_more_than(0))
-        either: set[asyncio.Future[Any]] = {task, stop}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-        if task.done():
-            task.result()
-            return True
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return False
-
-    async def end(self) -> Summary:
-        """Stop jobs that a dead coordinator left running, and cancel all others that have not ended."""
-        self._event_log.note("run_resumed", "to end it")
-        self._stop.request("the run was stopped")
-        return await self.resume()
+        if not self.stop:
+            await self.stop.unless_requested(check())
 
     async def _all(self, go_on: Sequence[str]) -> Summary:
-        for job in self._directory.plan.jobs:
-            if self._state(job) == "queued":
-                await self._carry_out(job, go_on=job.directory in go_on)
-                await self._retry_lost(job)
+        for job in self._in_state("queued"):
+            await self._take(job, go_on=job.directory in go_on)
+            for _ in range(self.directory.plan.retry_lost):
+                if self._state(job) == "lost" and not self.stop:
+                    self._queue_again(job)
+                    await self._take(job, go_on=True)
         self._event_log.note("run_finished")
-        return measure_run(self._directory.path)
+        return measure_run(self.directory.path)
 
     async def _close(self) -> None:
         self._event_log.close()
         await self._launcher.close()
 
-    async def _retry_lost(self, job: PlannedJob) -> None:
-        """Retry a lost job as often as the plan allows; files and events of each attempt are kept."""
-        for _ in range(self._directory.plan.retry_lost):
-            if self._state(job) != "lost" or self._stop:
-                return
-            self._queue_again(job)
-            await self._carry_out(job, go_on=True)
-
-    async def _carry_out(self, job: PlannedJob, *, go_on: bool) -> None:
+    async def _take(self, job: PlannedJob, *, go_on: bool) -> None:
         """Take one job from queued to its end."""
         reason = self._reason_not_to_start()
         if reason is not None:
@@ -187,48 +227,40 @@ class Coordinator:
             return
         self._move(job, "preparing")
         try:
-            agents = await self._prepare(job, go_on=go_on)
-        except UnreachableError as error:
-            self._move(job, "lost", str(error))
-            return
+            agents = await self._start(job, go_on=go_on)
         except AccelmarkError as error:
-            self._move(job, "failed", str(error))
+            self._move(job, "lost" if isinstance(error, UnreachableError) else "failed", str(error))
             return
         if agents is None:
-            self._move(job, "cancelled", f"{self._stop.reason} before the ranks were started")
+            self._move(job, "cancelled", f"{self.stop.reason} before the ranks were started")
             return
         await self._follow(job, agents)
 
     def _reason_not_to_start(self) -> str | None:
-        if self._stop:
-            return f"not started: {self._stop.reason}"
-        if not self._directory.plan.fail_fast:
-            return None
-        bad = [job for job, status in self._event_log.jobs.items() if status.state in ("failed", "timed_out", "lost")]
-        return f"not started: {bad[0]} failed, and fail_fast is set" if bad else None
+        if self.stop:
+            return f"not started: {self.stop.reason}"
+        bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
+        return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
-    async def _prepare(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
-        """Deliver data and files to the hosts and start the agents; None where a stop was requested meanwhile."""
-        round_dir = self._directory.round_dir(job)
-        make_directory(round_dir)
-        spec = job_on_hosts(self._directory, job, go_on=go_on)
-        write_atomic(round_dir / JOB_FILE, spec.model_dump_json(indent=2))
-        agents = [self._launcher.agent(node) for node in node_jobs(self._directory, job, spec, self._launcher)]
+    async def _start(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
+        """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
+        nodes = write_job(self.directory, job, self._launcher, go_on=go_on)
+        agents = [self._launcher.agent(node) for node in nodes]
         loop = asyncio.get_running_loop()
 
         def report(what: str) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._observer.preparing, job, what)
+                loop.call_soon_threadsafe(self.observer.preparing, job, what)
 
         def fetch() -> None:
-            found = self._fetch(spec, report)
+            found = self.fetch(nodes[0].job, report)
             if found is not None:
                 records = {name: record.model_dump(mode="json") for name, record in found.items()}
-                write_atomic(round_dir / DATA_FILE, json.dumps(records, indent=2))
+                write_atomic(self.directory.round_dir(job) / DATA_FILE, json.dumps(records, indent=2))
 
         fetching = [run_in_daemon_thread(fetch)] if self._launcher.spec.shares_filesystem else []
-        prepared = await self._unless_stopped(asyncio.gather(*fetching, *(agent.prepare() for agent in agents)))
-        if not prepared or self._stop:
+        prepared = await self.stop.unless_requested(asyncio.gather(*fetching, *(agent.prepare() for agent in agents)))
+        if not prepared or self.stop:
             return None
         self._move(job, "running")
         started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
@@ -240,8 +272,7 @@ class Coordinator:
 
     async def _attach(self, job: PlannedJob) -> None:
         """Follow a job that a dead coordinator started."""
-        spec = job_on_hosts(self._directory, job, go_on=False)
-        agents = [self._launcher.agent(node) for node in node_jobs(self._directory, job, spec, self._launcher)]
+        agents = [self._launcher.agent(node) for node in node_jobs(self.directory, job, self._launcher)]
         there = await asyncio.gather(*(agent.attach() for agent in agents))
         if not all(there):
             for agent, is_there in zip(agents, there, strict=True):
@@ -256,32 +287,111 @@ class Coordinator:
 
     async def _follow(self, job: PlannedJob, agents: Sequence[AgentHandle]) -> None:
         reader = ProgressReader(agents[0].node.node_dir, job.job.work)
-        waiter = JobWaiter(agents, self._stop, lambda: self._observer.progress(job, reader.read()))
-        state, reason = await waiter.wait()
+        state, reason = await wait_for_agents(agents, self.stop, lambda: self.observer.progress(job, reader.read()))
         self._move(job, state, reason)
         try:
-            result = await asyncio.to_thread(measure_round, self._directory.round_dir(job))
+            from accelmark.results.rounds.summary import write_round
+
+            result = await asyncio.to_thread(write_round, self.directory.round_dir(job))
         except Exception as error:  # noqa: BLE001  the rounds to come are worth more than stopping at a bad record
             why = f"no result could be computed: {type(error).__name__}: {error}"
             self._event_log.note("note", why, job.directory)
-            self._observer.note(f"{job.directory}: {why}")
+            self.observer.note(f"{job.directory}: {why}")
             return
-        self._observer.result(job, result)
+        self.observer.result(job, result)
 
     def _queue_again(self, job: PlannedJob) -> None:
         """Move an attempt's files to ``attempt<N>/``, and queue the job again."""
         attempt = self._event_log.jobs[job.directory].attempt
-        round_dir = self._directory.round_dir(job)
+        round_dir = self.directory.round_dir(job)
         earlier = round_dir / f"attempt{attempt}"
         make_directory(earlier)
-        for path in (*(self._directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
+        for path in (*(self.directory.node_dir(job, node) for node in job.nodes), round_dir / RESULT_FILE):
             if path.exists():
                 path.rename(earlier / path.name)
         self._move(job, "queued", f"attempt {attempt} was {self._state(job)}")
+
+    def _in_state(self, *states: JobState) -> list[PlannedJob]:
+        return [job for job in self.directory.plan.jobs if self._state(job) in states]
 
     def _state(self, job: PlannedJob) -> JobState:
         return self._event_log.jobs[job.directory].state
 
     def _move(self, job: PlannedJob, state: JobState, reason: str | None = None) -> None:
         self._event_log.move(job.directory, state, reason)
-        self._observer.state(job, self._event_log.jobs[job.directory])
+        self.observer.state(job, self._event_log.jobs[job.directory])
+
+
+def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+    """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
+    nodes = node_jobs(directory, job, launcher, go_on=go_on)
+    make_directory(directory.round_dir(job))
+    write_atomic(directory.round_dir(job) / JOB_FILE, nodes[0].job.model_dump_json(indent=2))
+    return nodes
+
+
+def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
+    """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
+
+    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    """
+    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
+    hosts = {host.name: host for host in plan.cluster.hosts}
+    mine = [hosts[node.host] for node in job.nodes]
+    servers = tuple(
+        Server(address=launcher.master_address(host), port=host.service_ports[0]) for host in mine if host.service_ports
+    )
+    flagperf = {
+        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
+        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
+    }
+    vendor, vendor_folder = load_vendor(plan.vendor), find("vendors", plan.vendor).path
+    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
+    adaptation = f"{spec.key.model}-{spec.key.framework}" if spec.adaptation is not None else None
+    adapted = vendor_folder / "cases" / adaptation if adaptation is not None else None
+    return [
+        NodeJob(
+            host=host,
+            node_dir=directory.node_dir(job, node),
+            job=spec,
+            task=AgentTask(
+                run=str(directory.path),
+                host=host.name,
+                noderank=node.noderank,
+                nnodes=len(job.nodes),
+                nproc=node.nproc,
+                ranks_per_host=spec.ranks_per_host,
+                command=node.command,
+                job_file=directory.round_dir(job) / JOB_FILE,
+                framework=spec.framework,
+                master_address=launcher.master_address(mine[0]),
+                master_port=plan.cluster.master_port,
+                environment={**vendor.environment, **(flagperf if servers else {}), **plan.cluster.environment},
+                threads=spec.work.threads,
+                visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+                servers=servers,
+                interface=host.interface,
+                clear_caches=plan.cluster.clear_caches,
+                adaptation=adapted,
+                requirements=requirements_file(adapted, spec.case.path),
+                telemetry=TelemetryTask(
+                    vendor=plan.vendor, vendor_folder=vendor_folder, interval_s=plan.telemetry_interval_s
+                ),
+                limits=Limits(timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s),
+            ),
+        )
+        for host, node in zip(mine, job.nodes, strict=True)
+    ]
+
+
+def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool) -> JobSpec:
+    """Return the job with its paths, as its ranks read it."""
+    checkpoints = directory.round_dir(job) / job.job.checkpoint_dir
+    on_hosts = not launcher.spec.shares_filesystem  # cannot be checked from here
+    has_any = on_hosts or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+    changed: dict[str, object] = {"checkpoint_dir": checkpoints, "resume": go_on and has_any}
+    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
+        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
+            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
+                changed[name] = ref.model_copy(update={"package": None})
+    return job.job.model_copy(update=changed)

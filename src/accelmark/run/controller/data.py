@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from accelmark.datasets import dataset_specs, ensure, fingerprint, locate
-from accelmark.datasets.spec import DatasetSpec
+from accelmark.datasets.ensure import ensure, locate
+from accelmark.datasets.spec import DatasetSpec, dataset_specs
+from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.number_format import percent, quantity
@@ -21,19 +22,11 @@ from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.records import DataRecord
 
-ReportProgress = Callable[[str], None]
-"""Receives progress in a few words."""
-
 
 def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
-    """Return the directory of each data set of a case, which may still have to be fetched.
+    """Return the directory of each data set of a case, in the one that the user gave or to be fetched.
 
-    Args:
-        case: the case.
-        given: the directory that the user gave, or None.
-
-    Raises:
-        DataError: the user has to give a directory.
+    Raises DataError: the user has to give a directory.
     """
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
@@ -49,11 +42,10 @@ class DataFetcher:
     offline: bool = False
     _checked: dict[Path, DataRecord] = field(default_factory=dict)
 
-    def __call__(self, job: JobSpec, report: ReportProgress) -> dict[str, DataRecord]:
-        """Fetch and verify the data of ``job``, and return a record of each data set.
+    def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
+        """Fetch and verify the data of ``job``, reporting progress; returns a record of each data set.
 
-        Raises:
-            DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
+        Raises DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}
@@ -64,9 +56,14 @@ class DataFetcher:
             if place in self._checked:
                 found[spec.name] = self._checked[place]
                 continue
-            own = None if _in_cache(spec, place) else place
-            is_small = job.open or case.size == "mini"
-            ensure(spec, data_dir=own, offline=self.offline, allow_subset=is_small, progress=_progress(report))
+            in_cache = bool(spec.sources) and locate(spec) == place
+            ensure(
+                spec,
+                data_dir=None if in_cache else place,
+                offline=self.offline,
+                allow_subset=job.open or case.size == "mini",
+                progress=lambda what, done, total: report(f"{what} {_share(done, total)}"),
+            )
             self._checked[place] = found[spec.name] = _record(spec, place)
         return found
 
@@ -79,20 +76,9 @@ def _record(spec: DatasetSpec, place: Path) -> DataRecord:
     return DataRecord(path=str(place), fingerprint=found, declared=spec.fingerprint if spec.files else None)
 
 
-def _in_cache(spec: DatasetSpec, place: Path) -> bool:
-    return bool(spec.sources) and locate(spec) == place
-
-
-def _progress(report: ReportProgress) -> Callable[[str, int, int | None], None]:
-    def report_bytes(what: str, done: int, total: int | None) -> None:
-        share = f" {percent(done / total)} of {_mib(total)}" if total else f" {_mib(done)}"
-        report(f"{what}{share}")
-
-    return report_bytes
-
-
-def _mib(size: int) -> str:
-    return quantity(size / 2**20, "MiB", 3)
+def _share(done: int, total: int | None) -> str:
+    size = quantity((total or done) / 2**20, "MiB", 3)
+    return f"{percent(done / total)} of {size}" if total else size
 
 
 def main(arguments: list[str]) -> int:

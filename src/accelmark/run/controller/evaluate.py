@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import PREFIX, reevaluation_dir, saved_checkpoints
-from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.results.read.round_dir import REEVALUATION_PREFIX, reevaluation_dir, saved_checkpoints
 from accelmark.run.agent.rank_exit import classify_job
-from accelmark.run.controller.coordinator import FetchData
-from accelmark.run.controller.node_jobs import JOB_FILE, job_on_hosts, node_jobs
+from accelmark.run.controller.coordinator import FetchData, write_job
+from accelmark.run.controller.waiting import run_agents
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.job import EvaluateJob, NodeExit, TrainJob
+from accelmark.spec.job import EvaluateJob, TrainJob
 
 
 @final
@@ -44,13 +42,9 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[
     """
     directory = RunDirectory.open(path)
     with directory.locked():
-        succeeded = [name for name, status in directory.statuses().items() if status.state == "succeeded"]
-        trained = [job for job in directory.plan.jobs if isinstance(job.job.work, TrainJob)]
-        planned = [
-            evaluation
-            for job in trained
-            if job.directory in succeeded and (evaluation := _evaluation(directory, job, num_steps)) is not None
-        ]
+        statuses = directory.statuses()
+        succeeded = [job for job in directory.plan.jobs if statuses[job.directory].state == "succeeded"]
+        planned = list(filter(None, (_evaluation(directory, job, num_steps) for job in succeeded)))
         if not planned:
             raise RequestError(
                 f"{path}: no round that succeeded saved its final weights; "
@@ -60,10 +54,11 @@ def evaluate_run(path: Path, fetch: FetchData, num_steps: int, report: Callable[
 
 
 def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> PlannedJob | None:
-    """Return the evaluation job of a round; None where its final weights were not saved."""
-    train = job.job.work
-    round_dir = directory.round_dir(job)
-    checkpoints = {step: name for step, name in saved_checkpoints(round_dir).items() if _exists(round_dir, name)}
+    """Return the evaluation job of a round; None where it did not train, or its final weights were not saved."""
+    train, round_dir = job.job.work, directory.round_dir(job)
+    here = round_dir / "checkpoints"  # absent where checkpoints are on other hosts, and assumed to exist there
+    saved = saved_checkpoints(round_dir).items()
+    checkpoints = {step: name for step, name in saved if not here.is_dir() or (here / name).is_dir()}
     if not isinstance(train, TrainJob) or not checkpoints:
         return None
     final = max(checkpoints)
@@ -90,12 +85,6 @@ def _evaluation(directory: RunDirectory, job: PlannedJob, num_steps: int) -> Pla
     return PlannedJob(directory=name, job=job.job.model_copy(update=changed), nodes=nodes)
 
 
-def _exists(round_dir: Path, name: str) -> bool:
-    """Return whether a checkpoint exists; those on other hosts are assumed to."""
-    checkpoints = round_dir / "checkpoints"
-    return not checkpoints.is_dir() or (checkpoints / name).is_dir()
-
-
 async def _run_all(
     directory: RunDirectory, planned: list[PlannedJob], fetch: FetchData, report: Callable[[str], None]
 ) -> list[RoundEvaluation]:
@@ -112,17 +101,10 @@ async def _run(
     place = directory.round_dir(job)
     if any(place.glob("*_noderank*")):
         raise RunError(f"{place}: exists; remove it to evaluate the round again")
-    make_directory(place)
-    spec = job_on_hosts(directory, job, go_on=False)
-    write_atomic(place / JOB_FILE, spec.model_dump_json(indent=2))
+    nodes = write_job(directory, job, launcher)
     if launcher.spec.shares_filesystem:
-        await asyncio.to_thread(fetch, spec, report)
+        await asyncio.to_thread(fetch, nodes[0].job, report)
     report(f"{job.directory}: running")
-    agents: list[AgentHandle] = [launcher.agent(node) for node in node_jobs(directory, job, spec, launcher)]
-    await asyncio.gather(*(agent.prepare() for agent in agents))
-    await asyncio.gather(*(agent.start() for agent in agents))
-    ends: list[NodeExit] = list(await asyncio.gather(*(agent.wait() for agent in agents)))
-    state, reason = classify_job(ends, [end.noderank for end in ends])
-    work = spec.work
-    num_steps = work.num_steps if isinstance(work, EvaluateJob) else 0
-    return RoundEvaluation(place.with_name(place.name.removeprefix(PREFIX)), state, reason, num_steps)
+    state, reason = classify_job(await run_agents([launcher.agent(node) for node in nodes]))
+    num_steps = job.job.work.num_steps if isinstance(job.job.work, EvaluateJob) else 0
+    return RoundEvaluation(place.with_name(place.name.removeprefix(REEVALUATION_PREFIX)), state, reason, num_steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final
@@ -41,7 +41,6 @@ class Board:
     """The state of the live display."""
 
     plan: Plan
-    run: str
     statuses: dict[str, JobStatus]
     headlines: dict[str, str] = field(default_factory=dict)
     """The result of each finished round in one line."""
@@ -111,22 +110,20 @@ def job_name(job: PlannedJob) -> str:
 def progress_lines(board: Board, job: PlannedJob, width: int) -> Sequence[RenderableType]:
     """Return the lines under a running job."""
     progress = board.progress
-    if progress.step == 0:
-        return [_devices(progress)] if progress.devices != Devices() else []
-    bar = Table.grid(padding=(0, 1), expand=False)
-    for _ in range(3):
-        bar.add_column(no_wrap=True, overflow="ellipsis")
-    bar.add_row(
-        " ",
-        ProgressBar(total=1.0, completed=progress.share or 0.0, width=max(10, min(32, width - 50))),
-        Text(_position(progress, job), no_wrap=True, overflow="ellipsis"),
-    )
-    return [bar, _training(board, job, width), _devices(progress)]
+    lines: list[RenderableType] = [_devices(progress)] if progress.devices != Devices() else []
+    if progress.step:
+        position = Table.grid(padding=(0, 1), expand=False)
+        for _ in range(3):
+            position.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=1.0, completed=progress.share or 0.0, width=max(10, min(32, width - 50)))
+        position.add_row(" ", bar, Text(_position(progress, job), no_wrap=True, overflow="ellipsis"))
+        return [position, _measured(board, job, width), *lines]
+    if progress.samples:
+        return [Text(f"  {progress.samples:,} items"), _measured(board, job, width), *lines]
+    return lines
 
 
 def _position(progress: JobProgress, job: PlannedJob) -> str:
-    if not progress.step:
-        return f"{progress.samples:,} items" if progress.samples else ""
     steps = f"{progress.step:,}" + (f"/{progress.total_steps:,}" if progress.total_steps else "")
     work = job.job.work
     epochs = work.settings.end.max_epochs if isinstance(work, TrainingWork) else None
@@ -136,7 +133,7 @@ def _position(progress: JobProgress, job: PlannedJob) -> str:
     return "  ".join(parts)
 
 
-def _training(board: Board, job: PlannedJob, width: int) -> Text:
+def _measured(board: Board, job: PlannedJob, width: int) -> Text:
     progress = board.progress
     line = Text("  ", no_wrap=True, overflow="ellipsis")
     if progress.throughput is not None:
@@ -159,18 +156,15 @@ def _training(board: Board, job: PlannedJob, width: int) -> Text:
 
 def _devices(progress: JobProgress) -> Text:
     devices = progress.devices
-    parts = []
-    if devices.utilisation is not None:
-        parts.append(f"device {percent(devices.utilisation)}")
-    if devices.memory_used_mib is not None:
-        parts.append(quantity(devices.memory_used_mib, "MiB", 3))
-    if devices.power_w is not None:
-        parts.append(quantity(devices.power_w, "W", 3))
-    if devices.cpu is not None:
-        parts.append(f"cpu {percent(devices.cpu)}")
-    if devices.host_memory_used_mib is not None:
-        parts.append(f"host {quantity(devices.host_memory_used_mib, 'MiB', 3)}")
-    return Text("  " + "  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+    shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
+        ("device ", devices.utilisation, percent),
+        ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),
+        ("", devices.power_w, lambda power: quantity(power, "W", 3)),
+        ("cpu ", devices.cpu, percent),
+        ("host ", devices.host_memory_used_mib, lambda size: quantity(size, "MiB", 3)),
+    )
+    parts = [f"  {name}{written(value)}" for name, value, written in shown if value is not None]
+    return Text("".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def spark(values: Sequence[float], width: int) -> str:

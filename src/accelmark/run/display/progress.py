@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-from accelmark.spec.events import Event
+from pydantic import ValidationError
+
+from accelmark.spec.events import Evaluation, Event, ForwardWindow, InferEvaluation, StepWindow
 from accelmark.spec.inference import InferStep
 from accelmark.spec.job import TrainingWork, Work
 from accelmark.spec.perflog import PerfLogRecord, decode_line
@@ -19,7 +22,13 @@ Phase = Literal[
     "starting", "initialising", "training", "evaluating", "finished", "creating", "validating", "exporting",
     "compiling", "inferring", "summarising",
 ]  # fmt: skip
-_STEPS: Final[dict[InferStep, Phase]] = {
+_PHASES: Final[Mapping[str, Phase]] = {
+    Event.INIT_START: "initialising",
+    Event.TRAIN_START: "training",
+    Event.INIT_EVALUATION: "evaluating",
+    Event.FINISHED: "finished",
+}
+_STEPS: Final[Mapping[str, Phase]] = {
     InferStep.INITIALISE: "initialising",
     InferStep.CREATE: "creating",
     InferStep.VALIDATE: "validating",
@@ -98,142 +107,121 @@ class Tail:
 
 
 @final
-@dataclass(slots=True)
 class ProgressReader:
-    """Follows one job; each :meth:`read` reads only what was appended."""
+    """Follows one job; each :meth:`read` reads only what was appended.
 
-    node_dir: Path
-    """Where the files of rank 0's host are."""
-    work: Work
-    rank_log: Tail = field(init=False)
-    telemetry: Tail = field(init=False)
-    now: JobProgress = field(init=False, default=JobProgress())
-    _steps_of_epoch: int | None = field(init=False, default=None)
-    _recent: deque[tuple[int, float]] = field(init=False, default_factory=lambda: deque(maxlen=_WINDOWS_OF_RATE))
-    _samples_before: int = field(init=False, default=0)
+    Args:
+        node_dir: where the files of rank 0's host are.
+        work: the job's work.
+    """
 
-    def __post_init__(self) -> None:
-        self.rank_log = Tail(self.node_dir / "rank0.out.log")
-        self.telemetry = Tail(self.node_dir / "telemetry.jsonl")
+    def __init__(self, node_dir: Path, work: Work) -> None:
+        self._work = work
+        self._rank_log = Tail(node_dir / "rank0.out.log")
+        self._telemetry = Tail(node_dir / "telemetry.jsonl")
+        self._now = JobProgress()
+        self._steps_of_epoch: int | None = None
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOWS_OF_RATE)
+        """Samples or items of the last windows, and their durations in seconds."""
 
     def read(self) -> JobProgress:
         """Return the current progress."""
-        for event in chain.from_iterable(map(decode_line, self.rank_log.lines())):
-            self._take(event)
-        devices = self.now.devices
-        for sample in _samples(self.telemetry.lines()):
+        for event in chain.from_iterable(map(decode_line, self._rank_log.lines())):
+            with contextlib.suppress(ValidationError):
+                self._now = replace(self._now, **self._changes(event))
+        devices = self._now.devices
+        for sample in _samples(self._telemetry.lines()):
             devices = _devices(sample)
-        self.now = self._estimated(replace(self.now, devices=devices))
-        return self.now
+        self._now = replace(self._now, devices=devices, **self._estimates())
+        return self._now
 
-    def _take(self, event: PerfLogRecord) -> None:
-        value, now = event.value, self.now
+    def _changes(self, event: PerfLogRecord) -> dict[str, Any]:
+        """Return what an event changes. Raises ValidationError where it is not as AccelMark writes it."""
+        now, value = self._now, event.value
         match event.event:
-            case Event.INIT_START:
-                self.now = replace(now, phase="initialising")
-            case Event.TRAIN_START:
-                self.now = replace(now, phase="training")
-            case Event.INIT_EVALUATION:
-                self.now = replace(now, phase="evaluating")
             case Event.STEP_END:
-                self._take_window(value)
-            case Event.STAGE_BEGIN if value.get("step") in list(InferStep):
-                phase = _STEPS[InferStep(str(value["step"]))]
-                self.now = replace(now, phase=phase, samples=0, throughput=None)
-                self._recent.clear()
-            case Event.FORWARD:
-                self._take_forward(value)
-            case Event.EVALUATE if "phase" in value:
-                self.now = replace(now, metric=self._metric(value) or now.metric)
-            case Event.EVALUATE:
-                elapsed = _number(value.get("elapsed_s")) or now.elapsed_s
-                self.now = replace(now, phase="training", metric=self._metric(value) or now.metric, elapsed_s=elapsed)
+                window = event.value_as(StepWindow)
+                rate = self._rate(window.num_trained_samples - now.samples, window.wall_ms)
+                return {
+                    "phase": "training",
+                    "step": window.global_steps,
+                    "epoch": window.epoch,
+                    "samples": window.num_trained_samples,
+                    "loss": window.loss,
+                    "throughput": rate * self._work.units_per_sample if rate is not None else None,
+                    "elapsed_s": now.elapsed_s + window.wall_ms / 1000,
+                }
             case Event.EPOCH_END:
-                epochs = now.epoch + 1
-                self._steps_of_epoch = now.step // epochs if now.step else None
+                self._steps_of_epoch = now.step // (now.epoch + 1) if now.step else None
+            case Event.EVALUATE if "phase" in value:
+                return self._metric(event.value_as(InferEvaluation).metrics)
+            case Event.EVALUATE:
+                found = event.value_as(Evaluation)
+                return {"phase": "training", "elapsed_s": found.elapsed_s, **self._metric(found.metrics)}
+            case Event.STAGE_BEGIN if str(value.get("step")) in _STEPS:
+                self._recent.clear()
+                return {"phase": _STEPS[str(value["step"])], "samples": 0, "throughput": None}
+            case Event.FORWARD:
+                forward = event.value_as(ForwardWindow)
+                items = sum(forward.items)
+                return {"samples": now.samples + items, "throughput": self._rate(items, forward.wall_ms)}
             case Event.WARNING:
-                self.now = replace(now, warnings=(*now.warnings, str(value.get("message") or value)))
-            case Event.FINISHED:
-                self.now = replace(now, phase="finished", eta_s=None)
+                return {"warnings": (*now.warnings, str(value.get("message") or value))}
+            case name if name in _PHASES:
+                return {"phase": _PHASES[name]}
+        return {}
 
-    def _take_window(self, value: Mapping[str, Any]) -> None:
-        step, samples = _number(value.get("global_steps")), _number(value.get("num_trained_samples"))
-        if step is None or samples is None:
-            return
-        wall_s = (_number(value.get("wall_ms")) or 0.0) / 1000
-        self._recent.append((int(samples) - self._samples_before, wall_s))
-        self._samples_before = int(samples)
-        seconds = sum(wall for _, wall in self._recent)
-        units = sum(count for count, _ in self._recent) * self.work.units_per_sample
-        self.now = replace(
-            self.now,
-            phase="training",
-            step=int(step),
-            epoch=int(_number(value.get("epoch")) or 0),
-            samples=int(samples),
-            loss=_number(value.get("loss")),
-            throughput=units / seconds if seconds > 0 else None,
-            elapsed_s=self.now.elapsed_s + wall_s,
-        )
+    def _rate(self, num_items: int, wall_ms: float) -> float | None:
+        """Add a window, and return the samples or items per second over the last windows."""
+        self._recent.append((num_items, wall_ms / 1000))
+        seconds = sum(wall_s for _, wall_s in self._recent)
+        return sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
 
-    def _take_forward(self, value: Mapping[str, Any]) -> None:
-        """Take a window of inference: items, and items per second."""
-        items = value.get("items")
-        wall_s = (_number(value.get("wall_ms")) or 0.0) / 1000
-        if not isinstance(items, list) or not all(isinstance(count, int) for count in items):
-            return
-        self._recent.append((sum(items), wall_s))
-        seconds = sum(wall for _, wall in self._recent)
-        rate = sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
-        self.now = replace(self.now, samples=self.now.samples + sum(items), throughput=rate)
+    def _metric(self, metrics: Mapping[str, float | None]) -> dict[str, Any]:
+        target = self._work.target if isinstance(self._work, TrainingWork) else None
+        numbers = {name: number for name, number in metrics.items() if number is not None}
+        name = target.metric if target is not None and target.metric in numbers else next(iter(numbers), None)
+        return {"metric": (name, numbers[name])} if name is not None else {}
 
-    def _metric(self, value: Mapping[str, Any]) -> tuple[str, float] | None:
-        metrics = value.get("metrics")
-        if not isinstance(metrics, dict):
-            return None
-        wanted = self.work.target.metric if isinstance(self.work, TrainingWork) and self.work.target else None
-        numbers = {name: number for name, found in metrics.items() if (number := _number(found)) is not None}
-        name = wanted if wanted in numbers else next(iter(numbers), None)
-        return (name, numbers[name]) if name is not None else None
-
-    def _estimated(self, now: JobProgress) -> JobProgress:
-        """Fill in completed share and remaining time, from the limit that is reached first at this rate."""
-        if not isinstance(self.work, TrainingWork) or now.phase == "finished" or now.step == 0:
-            return now
-        end = self.work.settings.end
-        total = end.max_steps
+    def _estimates(self) -> dict[str, Any]:
+        """Return completed share and remaining time, from the limit that is reached first at this rate."""
+        now = self._now
+        if now.phase == "finished":
+            return {"eta_s": None}
+        if not isinstance(self._work, TrainingWork) or now.step == 0:
+            return {}
+        end = self._work.settings.end
+        limits = [end.max_steps] if end.max_steps is not None else []
         if end.max_epochs is not None and self._steps_of_epoch is not None:
-            steps = end.max_epochs * self._steps_of_epoch
-            total = steps if total is None else min(total, steps)
+            limits.append(end.max_epochs * self._steps_of_epoch)
         if end.max_samples is not None:
-            steps = -(-end.max_samples * now.step // max(1, now.samples))
-            total = steps if total is None else min(total, steps)
+            limits.append(-(-end.max_samples * now.step // max(1, now.samples)))
+        total = min(limits, default=None)
         left: list[tuple[float, float]] = []
-        rate = now.throughput / self.work.units_per_sample if now.throughput else None
+        rate = now.throughput / self._work.units_per_sample if now.throughput else None
         if total is not None and rate:
             samples_left = max(0, total - now.step) * now.samples / now.step
             left.append((samples_left / rate, min(1.0, now.step / total)))
         if end.max_duration_s is not None:
             left.append((max(0.0, end.max_duration_s - now.elapsed_s), min(1.0, now.elapsed_s / end.max_duration_s)))
         eta_s, share = min(left, default=(None, None))
-        return replace(now, total_steps=total, eta_s=eta_s, share=share)
+        return {"total_steps": total, "eta_s": eta_s, "share": share}
 
 
 def _samples(lines: list[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError):
             found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and isinstance(found.get("host"), dict):
-            yield found
+            if isinstance(found, dict) and isinstance(found.get("host"), dict):
+                yield found
 
 
 def _devices(sample: dict[str, Any]) -> Devices:
     devices = [device for device in sample.get("devices") or [] if isinstance(device, dict)]
-    utilisation = _numbers(devices, "utilisation")
-    power = _numbers(devices, "power_w")
-    memory = _numbers(devices, "memory_used_mib")
+    utilisation, power, memory = (
+        [number for device in devices if (number := _number(device.get(name))) is not None]
+        for name in ("utilisation", "power_w", "memory_used_mib")
+    )
     host = sample["host"]
     return Devices(
         utilisation=sum(utilisation) / len(utilisation) if utilisation else None,
@@ -242,10 +230,6 @@ def _devices(sample: dict[str, Any]) -> Devices:
         cpu=_number(host.get("cpu")),
         host_memory_used_mib=_number(host.get("mem_used_mib")),
     )
-
-
-def _numbers(devices: list[dict[str, Any]], name: str) -> list[float]:
-    return [number for device in devices if (number := _number(device.get(name))) is not None]
 
 
 def _number(found: object) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from accelmark.results.figure_names import FigureName, format_figure
 from accelmark.results.figures.scaling import ScalingCurve, scaling_curves
-from accelmark.results.schema import CaseResult, Spread, Summary
+from accelmark.results.schema import CaseResult, Summary
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.display.displays import plain_progress
 from accelmark.run.display.live import SIGNS, job_name
@@ -37,8 +38,9 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
     console = console or Console(highlight=False)
     console.print()
     console.print(_table(summary.cases))
-    for line in scaling_lines(_curves(run_dir)):
-        console.print(line, soft_wrap=True)
+    with contextlib.suppress(RunError):
+        for line in scaling_lines(scaling_curves([load_run(run_dir)])):
+            console.print(line, soft_wrap=True)
     for case in summary.cases:
         if case.reasons or case.warnings:
             console.print(Text(f"  {case.key} {case.variant}" if case.variant else f"  {case.key}", style="bold"))
@@ -59,21 +61,12 @@ def _table(cases: Sequence[CaseResult]) -> Table:
     headings = ("", "case", "verdict", "target", "throughput", "time", "power")
     shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for at in shown:
-        heading = headings[at]
-        wraps = heading == "case"
+    for heading in (headings[at] for at in shown):
         right = heading in ("throughput", "time", "power")
-        table.add_column(heading, no_wrap=not wraps, overflow="fold", justify="right" if right else "left")
+        table.add_column(heading, no_wrap=heading != "case", overflow="fold", justify="right" if right else "left")
     for row in rows:
         table.add_row(*(row[at] for at in shown))
     return table
-
-
-def _curves(run_dir: Path) -> list[ScalingCurve]:
-    try:
-        return scaling_curves([load_run(run_dir)])
-    except RunError:
-        return []
 
 
 def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
@@ -107,13 +100,8 @@ def _row(case: CaseResult) -> tuple[Text, ...]:
     )
 
 
-def _spread(case: CaseResult, name: FigureName) -> Spread | None:
-    spread = case.figures.get(name)
-    return spread if spread is not None and spread.mean is not None else None
-
-
 def _figure(case: CaseResult, name: FigureName) -> str:
-    spread = _spread(case, name)
+    spread = case.figures.get(name)
     if spread is None or spread.mean is None:
         return _NOTHING
     wide = ""

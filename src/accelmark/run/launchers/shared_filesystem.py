@@ -8,13 +8,14 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
-from accelmark.run.agent.environment import agent_commands
-from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
+from accelmark.run.agent.agent import agent_commands
+from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.agent import START_TIMEOUT_S, AgentHandle
 from accelmark.run.launchers.launcher import Launcher
@@ -88,7 +89,7 @@ class SharedFilesystemLauncher(Launcher):
             *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
         ]
         return ModuleCommand(
-            module="accelmark.run.agent",
+            module=AGENT_MODULE,
             arguments=(str(node.node_dir),),
             name=node.unique_name(self.run.name),
             environment={**agent_markers(node), **self.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})},
@@ -98,18 +99,15 @@ class SharedFilesystemLauncher(Launcher):
 
 
 @final
+@dataclass(eq=False)
 class CommandAgent(AgentHandle):
     """A node agent that a command starts (Python itself, a container engine, ``srun``)."""
 
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     async def start(self) -> None:
-        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it.
-
-        Raises:
-            RunError: its program is not installed, or the log cannot be written.
-        """
-        argv, log = self._host.command(self._command), self.node.node_dir / AGENT_LOG
+        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""
+        argv, log = self.host.command(self.command), self.node.node_dir / AGENT_LOG
         with write_errors(log), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.datasets import dataset_specs, locate
+from accelmark.datasets.ensure import locate
+from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.display.observer import RunObserver
+from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem, HostsNotReadyError

@@ -19,6 +19,7 @@ from accelmark.results.store.files import make_directory, write_atomic, write_er
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.model import first_error
 from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
@@ -53,12 +54,11 @@ class RunDirectory:
             raise RequestError(f"{path}: {what}: {advice}")
         try:
             with write_errors(path / HOLDER_FILE):
-                os.close(os.open(path / HOLDER_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+                (path / HOLDER_FILE).touch(exist_ok=False)
         except RunError as error:
             if isinstance(error.__cause__, FileExistsError):
-                raise RequestError(
-                    f"{path}: another run is starting there: choose another directory with --out"
-                ) from error
+                what = "another run is starting there: choose another directory with --out"
+                raise RequestError(f"{path}: {what}") from error
             raise
         # A resumed run needs the secrets of the cluster file: only the owner may read them.
         private = any(secrets_in(plan.model_dump(mode="json")))
@@ -83,19 +83,12 @@ class RunDirectory:
         try:
             return cls(path, Plan.model_validate_json(text))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            what = f"was written by another version of AccelMark or is damaged: {place}: {first['msg']}"
+            what = f"was written by another version of AccelMark or is damaged: {first_error(error)}"
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:
         """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    @property
-    def name(self) -> str:
-        """The directory's name."""
-        return self.path.name
 
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""
@@ -136,8 +129,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
-    Raises:
-        RequestError: another process has locked it.
+    Raises RequestError: another process has locked it.
     """
     path = directory / HOLDER_FILE
     with write_errors(path):
@@ -150,11 +142,9 @@ def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
             who = f"process {holder.pid}" if holder else "another process"
             advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error
-        identity = ProcessId.of(os.getpid())
-        assert identity is not None  # noqa: S101  a process can always see itself
         with write_errors(path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, identity.model_dump_json().encode(), 0)
+            os.pwrite(descriptor, ProcessId.own().model_dump_json().encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
     finally:

@@ -19,13 +19,10 @@ from accelmark.spec.model import Spec
 ENDS: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "timed_out", "lost", "cancelled"})
 _FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
     "queued": frozenset({"preparing", "cancelled"}),
-    "preparing": frozenset({"running", "failed", "timed_out", "lost", "cancelled"}),
+    "preparing": ENDS - {"succeeded"} | {"running"},
     "running": ENDS,
     "succeeded": frozenset(),
-    "failed": frozenset({"queued"}),
-    "timed_out": frozenset({"queued"}),
-    "lost": frozenset({"queued"}),
-    "cancelled": frozenset({"queued"}),
+    **dict.fromkeys(ENDS - {"succeeded"}, frozenset({"queued"})),
 }
 EventKind = Literal["run_started", "run_resumed", "state", "note", "run_finished"]
 
@@ -68,33 +65,23 @@ def utc_now() -> str:
 def read_events(path: Path) -> list[RunEvent]:
     """Read an event log; an incomplete last line of a killed writer is ignored.
 
-    Raises:
-        RunError: the file cannot be read, or a line other than the last is damaged.
+    Raises RunError: the file cannot be read, or a line other than the last is damaged.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    events: list[RunEvent] = []
-    damaged: int | None = None
+    events = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             events.append(RunEvent.model_validate_json(line))
-        except ValidationError:
-            damaged = number
-    last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
-    if damaged is not None and damaged != last and not _was_resumed_after(lines[damaged:]):
-        raise RunError(f"{path}: line {damaged} is damaged")
+        except ValidationError as error:
+            # A run that was resumed after its writer was killed has the incomplete line before those of the resumption.
+            if number < len(lines) and not any(b'"run_resumed"' in later for later in lines[number:]):
+                raise RunError(f"{path}: line {number} is damaged") from error
     return events
-
-
-def _was_resumed_after(lines: Iterable[bytes]) -> bool:
-    """Return whether the run was resumed afterwards: then the damaged line is the last one of a killed writer."""
-    return any(b'"run_resumed"' in line for line in lines)
 
 
 def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobStatus]:
@@ -118,11 +105,7 @@ class RunEventLog:
             self._end_incomplete_line()
 
     def move(self, job: str, state: JobState, reason: str | None = None) -> None:
-        """Change the state of ``job``.
-
-        Raises:
-            RunError: the log cannot be written.
-        """
+        """Change the state of ``job``. Raises RunError: the log cannot be written."""
         before = self.jobs[job]
         if state not in _FOLLOWS[before.state]:
             raise AssertionError(f"{job}: {before.state} -> {state} is not allowed")
@@ -146,9 +129,6 @@ class RunEventLog:
             os.fsync(self._descriptor)
 
     def _end_incomplete_line(self) -> None:
-        with self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                os.write(self._descriptor, b"\n")
+        written = self._path.read_bytes()
+        if written and not written.endswith(b"\n"):
+            os.write(self._descriptor, b"\n")

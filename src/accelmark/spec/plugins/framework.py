@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Final, Literal, Protocol, Self, final
 
@@ -28,13 +28,16 @@ class RefusedSettings(Spec):
     """Dotted setting -> value; all have to match."""
     unless: dict[str, Scalar] = Field(default_factory=dict)
     """Exceptions: dotted setting -> value; one match suffices."""
+    unless_capability: str | None = None
+    """Exception: the device has this capability (``fp8``)."""
     reason: str
     """The reason, and what to set instead."""
 
-    def applies(self, value_of: Callable[[str], object]) -> bool:
-        """Whether settings with these values are refused."""
+    def applies(self, value_of: Callable[[str], object], capabilities: Collection[str]) -> bool:
+        """Whether settings with these values are refused on a device with these capabilities."""
         matches = all(value_of(key) == value for key, value in self.when.items())
-        return matches and not any(value_of(key) == value for key, value in self.unless.items())
+        excepted = self.unless_capability in capabilities
+        return matches and not excepted and not any(value_of(key) == value for key, value in self.unless.items())
 
 
 class FrameworkSpec(Spec):

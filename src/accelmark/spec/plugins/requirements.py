@@ -63,15 +63,22 @@ def missing(
 
     ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start.
     """
+    from packaging.utils import canonicalize_name
+
+    brought = set(map(canonicalize_name, given))
+
+    def is_met(one: Requirement) -> bool:
+        version = version_of(one.name)
+        installed = version is not None and one.specifier.contains(version, prereleases=True)
+        return installed or canonicalize_name(one.name) in brought
+
     found: dict[str, Missing] = {}
-    brought = {_normalised(name) for name in given}
     for need in dict.fromkeys(needs):
-        for group in _groups(need.requirement):
-            if any(_normalised(one.name) in brought or _is_met(one, version_of(one.name)) for one in group):
-                continue
-            version = version_of(group[0].name)
-            what = f"{group[0]}, " + ("which is not installed" if version is None else f"but {version} is installed")
-            found.setdefault(what, Missing(need, what))
+        for first, *others in _groups(need.requirement):
+            if not any(map(is_met, (first, *others))):
+                version = version_of(first.name)
+                what = f"{first}, " + ("which is not installed" if version is None else f"but {version} is installed")
+                found.setdefault(what, Missing(need, what))
     return list(found.values())
 
 
@@ -127,11 +134,3 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
     for text in project["optional-dependencies"].get(extra, ()):
         for group in _groups(text):
             yield from group
-
-
-def _is_met(requirement: Requirement, version: str | None) -> bool:
-    return version is not None and requirement.specifier.contains(version, prereleases=True)
-
-
-def _normalised(name: str) -> str:
-    return name.lower().replace("_", "-")

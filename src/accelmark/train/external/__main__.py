@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from accelmark.train.__main__ import end, main
+from accelmark.train.loop.rank import end_process, main
 
 if __name__ == "__main__":
     from accelmark.train.external.rank import run_external
 
-    end(main(sys.argv[1:], run_external))
+    end_process(main(sys.argv[1:], run_external))

@@ -1,7 +1,11 @@
-"""Run one rank of a job from its first event to FINISHED, which every rank writes once, last, however it ends."""
+"""One rank of a job: ``python -m accelmark.train.loop.rank JOB.json``.
+
+It runs from the event INIT_START to FINISHED, which every rank writes once, last, however it ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -10,19 +14,22 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError
 from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
-from accelmark.spec.perflog import EventLog
+from accelmark.spec.model import parse
+from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
-from accelmark.train.loop.process import Cancelled, Stop, StopRequest
+from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
+
+RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
 
 @final
@@ -85,9 +92,39 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
     finished.write(outcome.end)
     if outcome.backend is not None:
         outcome.backend.close(together=outcome.in_step)
+    return outcome.exit_code
+
+
+def main(arguments: list[str], run: RunRank = run_rank) -> int:
+    """Run one rank of the job that ``arguments`` name, by default that of a training job; returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: python -m accelmark.train.loop.rank JOB.json", file=sys.stderr)
+        return 2
+    start, path = process_start(), Path(arguments[0])
+    rank = RankPlace.from_environment().rank
+    node_dir = os.environ.get("ACCELMARK_NODE_DIR")
+    if node_dir:
+        redirect_output(Path(node_dir) / f"rank{rank}.out.log")
+    log = PerfLogWriter(rank)
+    try:
+        began = {"pid": os.getpid(), "job": str(path), "process_start_mono_ms": round(start * 1e3, 3)}
+        log.event(Event.INIT_START, began)
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path}: cannot be read as a job ({error})") from error
+        return run(parse(JobSpec, values, str(path)), log, start, StopRequest())
+    except AccelmarkError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        FinishedEvent(log, Account(process_start=start)).write(End("error", str(error)))
+        return error.exit_code
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process without Python's finalisation, in which a gloo thread that frees a tensor may abort."""
     sys.stdout.flush()
     sys.stderr.flush()
-    return outcome.exit_code
+    os._exit(code)
 
 
 def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
@@ -172,3 +209,9 @@ def record_peak_memory(account: Account, backend: Backend | None) -> None:
     """Record the largest allocation where training ended before the driver recorded it."""
     if account.peak_device_memory_mib is None and backend is not None:
         account.peak_device_memory_mib = backend.peak_memory_mib()
+
+
+if __name__ == "__main__":
+    from accelmark.train.loop import rank  # by its own name, so that monkey-patching of its functions is detected
+
+    rank.end_process(rank.main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.feed import mover
+from accelmark.frameworks.pytorch.data.feed import mover
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import TrainCase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Any, Final, final
 
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.hooks import Hooks
@@ -12,7 +12,7 @@ from accelmark.frameworks.pytorch.integrity.probes import Probes
 from accelmark.spec.events import Inspected
 from accelmark.spec.job import JobSpec
 
-MAX_LISTED: Final = 20
+_MAX_LISTED: Final = 20
 """Largest number of replaced functions in the list."""
 
 
@@ -52,7 +52,15 @@ class Inspection:
         found = [*self._foreign, *(name for name in self._functions.replaced() if name not in self.module_functions)]
         if self.hooks is not None and self.case is not None:
             found += shadowed(self.hooks, self.case, self.hooks_class, self.case_class or type(self.case))
-        return tuple(dict.fromkeys(found))[:MAX_LISTED]
+        return tuple(dict.fromkeys(found))[:_MAX_LISTED]
+
+    def started(self) -> dict[str, Any]:
+        """Return the fields of :class:`~accelmark.spec.events.Started` about functions."""
+        return {
+            "replaced_functions": self.replaced(),
+            "module_functions": self.module_functions[:_MAX_LISTED],
+            "num_module_functions": len(self.module_functions),
+        }
 
     def ended(self) -> Inspected:
         """Return the result at the end of training."""

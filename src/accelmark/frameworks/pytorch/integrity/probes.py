@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.identity import meta_copy
+from accelmark.frameworks.pytorch.data.feed import on_meta
 from accelmark.frameworks.pytorch.integrity.equivalence import tensors_in
-from accelmark.frameworks.pytorch.synthetic import on_meta
+from accelmark.frameworks.pytorch.model.fp8 import FP8, Fp8Linear
+from accelmark.frameworks.pytorch.model.identity import meta_copy
 
 _SIZES: Final = (2, 3)
 _DECADES: Final = 6
@@ -55,7 +56,8 @@ class ForwardCounter:
 
     def _leave(self, module: nn.Module, _given: tuple[Any, ...], output: Any) -> None:
         if module.training and isinstance(output, Tensor):
-            self.types.add(str(output.dtype).removeprefix("torch."))
+            dtype = FP8 if isinstance(module, Fp8Linear) else output.dtype
+            self.types.add(str(dtype).removeprefix("torch."))
 
 
 def rows_per_sample(case: TrainCase, model: nn.Module) -> float | None:

@@ -1,21 +1,24 @@
-"""Describe the model that the case builds, and how the hooks changed model and optimizer, for the audit."""
+"""Compare model and optimizer with those of the case, as the hooks left them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.blocks import has_foreign_forward
-from accelmark.frameworks.pytorch.hooks import Autocast
-from accelmark.frameworks.pytorch.identity import num_parameters, structure_hash, text_hash
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.frameworks.pytorch.integrity.equivalence import difference, outputs_of
+from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.blocks import has_foreign_forward
+from accelmark.frameworks.pytorch.model.fp8 import FP8, Fp8Linear
+from accelmark.frameworks.pytorch.model.identity import num_parameters, structure_hash, text_hash, weights_hash
 
-NUM_SHOWN: Final = 20
+_NUM_SHOWN: Final = 20
 """Largest number of replaced modules in the list; further ones are counted."""
 
 _SHARDED: Final = "FSDP"
@@ -26,30 +29,58 @@ _NUMBERS: Final = ("lr", "momentum", "nesterov", "weight_decay", "betas", "eps",
 @final
 @dataclass(frozen=True, slots=True)
 class ReferenceModel:
-    """The model as its case builds it."""
+    """The model as its case builds it, before hooks are called."""
 
+    case: TrainCase
     parameter_hash: str
     num_parameters: int
     modules: Mapping[str, str]
     """Name of each module -> its class with its settings."""
+    weights_hash: str | None
+    """Of rank 0's weights; None on the other ranks."""
+    is_changed: bool
+    """Whether a vendor's code may change it: then weights and outputs are compared too."""
+    outputs: Sequence[Tensor] | None
+    """For synthetic samples, on rank 0 of a model that is not sharded."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
-        """Describe the model of the case, before hooks are called."""
-        return cls(structure_hash(model), num_parameters(model), _described(model))
+    def of(cls, case: TrainCase, model: nn.Module, *, is_changed: bool) -> Self:
+        """Describe the case's model."""
+        is_first = case.place.rank == 0
+        compares = is_changed and is_first and case.settings.parallelism != "fsdp2"
+        return cls(
+            case=case,
+            parameter_hash=structure_hash(model),
+            num_parameters=num_parameters(model),
+            modules=_described(model),
+            weights_hash=weights_hash(model) if is_first else None,
+            is_changed=is_changed,
+            outputs=outputs_of(case, model, torch.device("cpu")) if compares else None,
+        )
 
-    @property
-    def module_hash(self) -> str:
-        """SHA-256 over all modules."""
-        return _module_hash(self.modules)
+    def compared(self, model: nn.Module) -> dict[str, Any]:
+        """Return the fields of :class:`~accelmark.spec.events.Started` that compare ``model`` with this one.
 
-    def replaced_in(self, model: nn.Module) -> tuple[str, ...]:
-        """Return each module of ``model`` that was removed, added, or has another class or other settings."""
+        All ranks call it together, since the shards of a sharded model are gathered.
+        """
+        place, is_sharded = self.case.place, self.case.settings.parallelism == "fsdp2"
+        trained = weights_hash(model) if self.is_changed and (place.rank == 0 or is_sharded) else None
+        found = None if self.outputs is None else outputs_of(self.case, model, place.device)
         now = _described(model)
         names = sorted(name for name in {*self.modules, *now} if self.modules.get(name) != now.get(name))
-        return tuple(
-            f"{name or 'model'}: {self.modules.get(name, 'none')} -> {now.get(name, 'none')}" for name in names
-        )
+        replaced = [f"{name or 'model'}: {self.modules.get(name, 'none')} -> {now.get(name, 'none')}" for name in names]
+        return {
+            "parameter_hash": structure_hash(model),
+            "standard_parameter_hash": self.parameter_hash,
+            "standard_num_parameters": self.num_parameters,
+            "module_hash": _module_hash(now),
+            "standard_module_hash": _module_hash(self.modules),
+            "replaced_modules": tuple(replaced[:_NUM_SHOWN]),
+            "num_replaced_modules": len(replaced),
+            "checkpoint_hash": self.weights_hash,
+            "trained_checkpoint_hash": trained if place.rank == 0 else None,
+            "output_difference": difference(self.outputs, found),
+        }
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -77,12 +108,12 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, standard: torch.optim.Opti
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
-    """Return the type of the matrix work in a forward pass by its PyTorch name (``bfloat16``)."""
+    """Return the types of the matrix work in a forward pass by their PyTorch names (``bfloat16``), joined by ``+``."""
+    types = {FP8} if any(isinstance(module, Fp8Linear) for module in model.modules()) else set()
     with autocast():
-        if torch.is_autocast_enabled(device.type):
-            return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
-    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
-    return "+".join(types)
+        is_autocast = torch.is_autocast_enabled(device.type)
+        types |= {torch.get_autocast_dtype(device.type)} if is_autocast else {each.dtype for each in model.parameters()}
+    return "+".join(sorted(str(each).removeprefix("torch.") for each in types))
 
 
 def module_hash(model: nn.Module) -> str:
@@ -103,8 +134,8 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def _description(module: nn.Module) -> str:
-    # FSDP2 gives each module that it shards its own class, with a prefix.
-    name = type(module).__name__
+    # FSDP2 gives each module that it shards its own class, with a prefix; the precision fp8 gives linear layers theirs.
+    name = nn.Linear.__name__ if type(module) is Fp8Linear else type(module).__name__
     is_sharded = name.startswith(_SHARDED)
     shown = _ADDRESS.sub("", " ".join(module.extra_repr().split()))
     text = name.removeprefix(_SHARDED) + (f"({shown})" if shown else "")

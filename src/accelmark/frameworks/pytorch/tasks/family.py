@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches, SampleSource, TensorBatches
 from accelmark.frameworks.pytorch.case import Batches, TrainCase
+from accelmark.frameworks.pytorch.data.batches import IndexedBatches, SampleSource, TensorBatches
 
 
 class TaskFamily(TrainCase):

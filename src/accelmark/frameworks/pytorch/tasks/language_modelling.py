@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.frameworks.pytorch.tasks.token_shards import TokenShards
 from accelmark.train.tasks.metrics import classification_metrics, language_model_metrics
@@ -23,21 +23,6 @@ MASK: Final = 103
 """Token ids of ``bert-large-uncased``'s vocabulary; 0 is padding."""
 MASKED_SHARE: Final = 0.15
 _SPECIAL: Final = torch.tensor([0, CLS, SEP, MASK])
-
-
-@final
-class NextTokens:
-    """Windows of ``length + 1`` tokens, each starting at the last token of the one before."""
-
-    def __init__(self, shards: TokenShards) -> None:
-        self._shards = shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens`` of shape (length + 1,); ``random`` is not used."""
-        return {"tokens": self._shards.window(index)}
 
 
 class NextToken(TaskFamily):

@@ -55,6 +55,10 @@ class TokenShards:
             )
         return tokens
 
+    def read(self, index: int, random: torch.Generator) -> dict[str, Tensor]:
+        """Return window ``index`` as ``tokens``, as a source of samples; ``random`` is not used."""
+        return {"tokens": self.window(index)}
+
 
 def _open(path: Path) -> npt.NDArray[Any]:
     if path.suffix == ".bin":

@@ -1,0 +1,78 @@
+"""Print a plan for ``--dry-run``: jobs, commands and settings, without secrets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.launchers import create_launcher
+from accelmark.run.onhost import abridged
+from accelmark.run.preflight.check import preflight_commands
+from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.secret import secrets_in, shown
+
+
+def print_plan(plan: Plan, path: Path, *, as_json: bool) -> None:
+    """Print jobs, commands and settings of ``plan`` without secrets; nothing is written or started."""
+    directory = RunDirectory(path.absolute(), plan)
+    launcher = create_launcher(plan, directory.path)
+    commands: Any = {}
+    for job in plan.jobs:
+        nodes = node_jobs(directory, job, launcher)
+        commands[job.directory] = {node.host.name: launcher.job_commands(node) for node in nodes}
+    first: Any = launcher.allocation_commands()
+    checks: Any = preflight_commands(plan, launcher, plan.jobs)
+    raw = plan.model_dump(mode="json")
+    secrets = set(secrets_in(raw))
+    secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
+    first, checks, commands = (shown(value, secrets) for value in (first, checks, commands))
+    if as_json:
+        shown_commands = {"first": first, "preflight": checks, "commands": commands}
+        typer.echo(json.dumps({"directory": str(path), "plan": shown(raw, secrets), **shown_commands}))
+        return
+    rounds = "1 round" if len(plan.jobs) == 1 else f"{len(plan.jobs)} rounds"
+    typer.secho(f"{plan.name}: {rounds} on {plan.vendor}, run directory {path}", bold=True)
+    for warning in plan.warnings:
+        typer.secho(f"  warning: {warning}", fg="yellow")
+    typer.secho("\npreflight", bold=True)
+    for line in first:
+        typer.echo(f"  here: {shlex.join(line)}")
+    _print_commands(checks)
+    printed: set[str] = set()
+    for job in plan.jobs:
+        typer.secho(f"\n{job.directory}", bold=True)
+        _print_commands(commands[job.directory])
+        if job.job.key.slug not in printed:
+            printed.add(job.job.key.slug)
+            _print_settings(job)
+
+
+def _print_commands(commands: Mapping[str, list[list[str]]]) -> None:
+    for host, lines in commands.items():
+        for line in lines:
+            typer.echo(f"  {host}: {shlex.join(abridged(line))}")
+
+
+def _print_settings(job: PlannedJob) -> None:
+    for name, place in job.job.data_dirs.items():
+        typer.echo(f"  data {name}: {place}" + ("" if place.exists() else "  (will be fetched)"))
+    for need in job.requires:
+        typer.echo(f"  requires {need.requirement} ({need.needed_by})")
+    for file in job.layer_files:
+        typer.echo(f"  {'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}")
+    width = max(map(len, job.job.provenance), default=0)
+    for key, provenance in sorted(job.job.provenance.items()):
+        replaced = "".join(f", overrides {_short(value)} ({layer})" for layer, value in reversed(provenance.replaced))
+        mark = "  OPEN" if provenance.forced else ""
+        typer.echo(f"  {key:<{width}}  {_short(provenance.value):<12}  {provenance.layer}{replaced}{mark}")
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else json.dumps(value) if isinstance(value, dict | list | tuple | bool) else str(value)

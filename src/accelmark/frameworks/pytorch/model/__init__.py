@@ -1,0 +1,1 @@
+"""The model: blocks, attention, losses, initial weights, sharding, and its identity."""

@@ -1,0 +1,140 @@
+"""Activation checkpointing and compilation, of a model's repeated blocks or of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Self, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.spec.errors import RequestError, first_line
+from accelmark.spec.events import Compiled, Event
+from accelmark.spec.perflog import EventLog
+
+Checkpointing = Literal["off", "full", "selective"]
+
+_aten = torch.ops.aten
+_SAVED: Final = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten.convolution.default,
+        _aten._scaled_mm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+    }
+)
+"""Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
+_wrapped: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
+"""Block -> the forward set here, and whether the block had its own forward before."""
+
+
+def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:
+    """Set the forward of each block to one that is checkpointed, compiled, or both.
+
+    ``torch.compile`` skips functions of ``torch.utils.checkpoint`` that are passed to it directly. With ``full``, the
+    block's forward is therefore compiled first and then checkpointed. With ``selective``, a function around the
+    checkpoint is compiled, so that the compiler applies the policy: the policy's dispatch mode would turn compiled
+    code off.
+    """
+    for block in blocks:
+        had_own = "forward" in vars(block)
+        block.forward = _wrapped_forward(block.forward, checkpointing, compile_mode)
+        _wrapped[block] = (block.forward, had_own)
+
+
+def has_foreign_forward(module: nn.Module) -> bool:
+    """Whether the module has a forward that is neither its class's nor set by :func:`wrap_blocks`."""
+    own = vars(module).get("forward")
+    if own is None:
+        return False
+    forward, had_own = _wrapped.get(module, (None, True))
+    return had_own or own is not forward
+
+
+def _wrapped_forward(forward: Callable[..., Any], checkpointing: Checkpointing, mode: str | None) -> Callable[..., Any]:
+    if checkpointing == "selective":
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+
+        def recomputed(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+        return recomputed if mode is None else torch.compile(recomputed, mode=mode)
+    compiled = forward if mode is None else torch.compile(forward, mode=mode)
+    return partial(checkpoint, compiled, use_reentrant=False) if checkpointing == "full" else compiled
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@final
+class Compilation:
+    """The compilation of a job's model: counts its graphs, and the breaks between them."""
+
+    def __init__(self) -> None:
+        self._before = _counters()
+
+    @classmethod
+    def start(cls, mode: str, device: torch.device, log: EventLog) -> Self | None:
+        """Return None, with a warning, where this host cannot compile for ``device``: a small function is tried.
+
+        The compiler that is initialised for it is used for the model too.
+        """
+        try:
+            torch.compile(torch.sin)(torch.ones(8, device=device))
+        except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
+            message = f"compile: {mode}: this host cannot compile, so the model is trained without compilation "
+            log.event(Event.WARNING, {"message": f"{message}({type(error).__name__}: {first_line(error)})"})
+            return None
+        return cls()
+
+    def read(self) -> Compiled:
+        """Return graphs and graph breaks since the start."""
+        (graphs, breaks), (graphs_before, breaks_before) = _counters(), self._before
+        return Compiled(graphs=graphs - graphs_before, graph_breaks=breaks - breaks_before)
+
+    def report(self, mode: str, log: EventLog) -> None:
+        """Log the number of graphs; warn where nothing was compiled although it was requested."""
+        found = self.read()
+        log.event(Event.COMPILED, found)
+        if not found.graphs:
+            log.event(Event.WARNING, {"message": f"compile: {mode}: nothing of the model was compiled"})
+
+
+def _counters() -> tuple[int, int]:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def wrap_model(case: TrainCase, model: nn.Module, name: str, log: EventLog) -> Compilation | None:
+    """Apply activation checkpointing and compilation in place, before any data-parallel wrapper.
+
+    Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model.
+
+    Raises:
+        RequestError: blocks are to be checkpointed, and the case ``name`` has none.
+    """
+    settings = case.settings
+    checkpointing, mode = settings.activation_checkpointing, settings.compile
+    compilation = None if mode == "off" else Compilation.start(mode, case.place.device, log)
+    compiled = None if compilation is None else mode
+    blocks = case.checkpointed_blocks(model)
+    if checkpointing != "off" and not blocks:
+        raise RequestError(f"activation_checkpointing: case {name!r} has no repeated blocks for it; leave it off")
+    if checkpointing != "off" or (compiled is not None and blocks and settings.parallelism == "fsdp2"):
+        wrap_blocks(blocks, checkpointing, compiled)
+    elif compiled is not None:
+        model.compile(mode=compiled)
+    return compilation

@@ -1,0 +1,87 @@
+"""Linear layers whose three matrix products compute in FP8, each operand scaled by its largest element.
+
+The recipe is the tensor-wise dynamic scaling of Micikevicius et al. (2022, arXiv:2209.05433): e4m3 for weights and
+activations, e5m2 for gradients. Weights stay fp32; results and everything else are bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from accelmark.spec.errors import RequestError
+
+FP8: Final = torch.float8_e4m3fn
+_GRADIENT: Final = torch.float8_e5m2
+_MULTIPLE: Final = 16
+"""Matrix units take operands whose dimensions are multiples of it."""
+
+
+@final
+class Fp8Linear(nn.Linear):
+    """A linear layer in FP8; a number of rows that FP8 products do not take is computed by the ordinary one."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
+        """Return the product in bf16."""
+        rows = input.reshape(-1, self.in_features).bfloat16()
+        if len(rows) % _MULTIPLE:
+            return F.linear(input, self.weight, self.bias)
+        product: Tensor = _Product.apply(rows, self.weight)  # type: ignore[no-untyped-call]
+        found = product.reshape(*input.shape[:-1], self.out_features)
+        return found if self.bias is None else found + self.bias.to(found.dtype)
+
+
+def to_fp8(modules: Iterable[nn.Module]) -> None:
+    """Make the linear layers in ``modules`` compute in FP8, in place, where their sizes allow it.
+
+    Raises:
+        RequestError: there is none.
+    """
+    found = [each for module in modules for each in module.modules() if type(each) is nn.Linear]
+    fitting = [each for each in found if not each.in_features % _MULTIPLE and not each.out_features % _MULTIPLE]
+    if not fitting:
+        raise RequestError("precision fp8: the model's blocks have no linear layer of a fitting size; use bf16")
+    for layer in fitting:
+        layer.__class__ = Fp8Linear
+
+
+class _Product(torch.autograd.Function):
+    """``rows @ weight.T`` with its gradients, for rows of shape (n, in) and a weight of shape (out, in)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _scaled_product(rows, FP8, weight.t(), FP8, is_fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        of_rows = _scaled_product(gradient, _GRADIENT, weight, FP8)
+        of_weight = _scaled_product(gradient.t(), _GRADIENT, rows, FP8)
+        return of_rows, of_weight.to(weight.dtype)
+
+
+def _scaled_product(
+    left: Tensor, left_type: torch.dtype, right: Tensor, right_type: torch.dtype, *, is_fast: bool = False
+) -> Tensor:
+    """Return ``left @ right`` in bf16; the kernel takes the first row by row and the second column by column.
+
+    ``is_fast`` accumulates with fewer bits where the device has that mode (Hopper), which gradients do not tolerate.
+    """
+    quantized_left, left_scale = _quantized(left, left_type)
+    quantized_right, right_scale = _quantized(right.t(), right_type)
+    return torch._scaled_mm(
+        quantized_left, quantized_right.t(), left_scale, right_scale, out_dtype=torch.bfloat16, use_fast_accum=is_fast
+    )
+
+
+def _quantized(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return ``tensor`` in FP8, contiguous, and the factor that restores it."""
+    largest = torch.finfo(dtype).max
+    scale = tensor.abs().amax().float().clamp(min=1e-12) / largest
+    return (tensor.float() / scale).clamp(-largest, largest).to(dtype).contiguous(), scale

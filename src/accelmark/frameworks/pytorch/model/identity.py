@@ -1,0 +1,109 @@
+"""Hashes of a model's structure and initial weights, and its counted FLOPs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from accelmark.frameworks.pytorch.data.feed import on_meta
+
+if TYPE_CHECKING:
+    from accelmark.frameworks.pytorch.case import Batch, TrainCase
+
+_COUNTED_SAMPLES = 2
+"""Batch size for counting operations; batch normalisation cannot train on a single sample."""
+_MOST_REAL_PARAMETERS: Final = 100_000_000
+"""Limit for counting on real tensors, which takes minutes and hundreds of GB of host memory for larger models."""
+_NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, counting shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def structure_hash(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and types of all parameters, in order of their names."""
+    return text_hash(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters()))
+
+
+def text_hash(lines: Iterable[str]) -> str:
+    """SHA-256 over lines of text."""
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names.
+
+    A sharded parameter is gathered, one at a time: then all ranks have to call this together.
+    """
+    named = sorted(model.named_parameters())
+    if any(hasattr(parameter, "full_tensor") for _, parameter in named):
+        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(each)) for name, each in named)).hexdigest()
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+        digests = pool.map(lambda item: _tensor_digest(item[0], item[1].detach()), named)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    gather: Callable[[], Tensor] | None = getattr(parameter, "full_tensor", None)
+    return parameter.detach() if gather is None else gather().detach()
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> bytes:
+    digest = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(flat.numpy().data)
+    return digest.digest()
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model without data: the same modules over tensors on the meta device."""
+    memo: dict[int, Tensor] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    duplicate: nn.Module = copy.deepcopy(model, memo)
+    return duplicate
+
+
+def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | None]:
+    """Return forward and backward FLOPs of one sample (a multiply-add is two), or None and why they were not counted.
+
+    ``FlopCounterMode`` counts them on a copy on the meta device, without computing. A model that reads tensor values
+    is run on real tensors instead, if it has at most ``_MOST_REAL_PARAMETERS``.
+    """
+    with torch.random.fork_rng(devices=[]):
+        batch = case.synthetic_batch(_COUNTED_SAMPLES)
+        try:
+            return _flops(case, meta_copy(model), on_meta(batch)), None
+        except _NOT_COUNTED as error:
+            reason = f"the model does not run on the meta device ({type(error).__name__}: {error})"
+        size = num_parameters(model)
+        if size > _MOST_REAL_PARAMETERS or any(parameter.is_meta for parameter in model.parameters()):
+            limit = f"on real tensors only models of at most {_MOST_REAL_PARAMETERS:.0e} parameters are counted"
+            return None, f"{reason}; {limit}, this one has {size:,}"
+        try:
+            return _flops(case, copy.deepcopy(model), batch), None
+        except _NOT_COUNTED as error:
+            return None, f"{reason}; counting on real tensors failed ({type(error).__name__}: {error})"
+
+
+def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
+    model.train()
+    counter = FlopCounterMode(display=False)
+    # The counter supports fused attention on some devices only, its separate operations on all.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        torch.autograd.backward(case.loss(model, batch))
+    return float(counter.get_total_flops()) / _COUNTED_SAMPLES

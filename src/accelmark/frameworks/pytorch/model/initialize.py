@@ -1,0 +1,30 @@
+"""Random initial weights of large models."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.data.batches import generator_for
+
+
+def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
+    """Materialize a model of the meta device on the CPU: matrices normal with mean 0, vectors one.
+
+    Every parameter has its own random generator, so that threads draw them in parallel and the values do not depend
+    on the number of threads. Buffers are materialized without values.
+    """
+    model.to_empty(device="cpu")
+
+    def fill(item: tuple[int, Tensor]) -> None:
+        number, parameter = item
+        with torch.no_grad():  # a setting of each thread
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, std, generator=generator_for(seed, number))
+            else:
+                parameter.fill_(1.0)
+
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+        list(pool.map(fill, enumerate(model.parameters())))

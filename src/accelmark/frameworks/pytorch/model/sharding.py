@@ -1,0 +1,79 @@
+"""Sharding a model over ranks by FSDP2, with initial weights that only rank 0 holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.case import TrainCase
+from accelmark.spec.errors import first_line
+from accelmark.spec.events import Event
+from accelmark.spec.perflog import EventLog
+
+
+def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
+    """Return the case's model on the meta device, or with its weights, after a warning, where that is not possible."""
+    try:
+        with torch.device("meta"):
+            return case.build_model()
+    except (RuntimeError, NotImplementedError) as error:
+        why = f"the model cannot be built on the meta device ({first_line(error)})"
+        log.event(Event.WARNING, {"message": f"{why}: this rank builds all of it"})
+        return case.build_model()
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    device: torch.device,
+    world_size: int,
+    dtype: torch.dtype | None,
+    *,
+    scatter: bool,
+) -> nn.Module:
+    """Shard ``model`` in place over all ranks, block by block, and return it on ``device``.
+
+    Args:
+        model: on the CPU, or on the meta device on ranks other than 0 if ``scatter``.
+        blocks: modules that are gathered and freed as one.
+        device: this rank's device.
+        world_size: number of ranks.
+        dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
+        scatter: give every rank its shards, and all buffers, of rank 0's model.
+    """
+    # Imported here: they take most of a second, and most runs do not shard.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (world_size,))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    is_source = dist.get_rank() == 0
+    # Detached, since sharding moves the parameters themselves to the device.
+    whole = {name: each.detach() for name, each in model.named_parameters()} if scatter and is_source else {}
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    if scatter:
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            model.to_empty(device=device)
+        _scatter(model, whole, device)
+    return model
+
+
+@torch.no_grad()
+def _scatter(model: nn.Module, whole: dict[str, Tensor], device: torch.device) -> None:
+    """Copy rank 0's parameters to the shards of all ranks, one whole parameter at a time, and its buffers."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)  # noqa: S101 - FSDP2 has replaced every parameter
+        source = whole.pop(name, None)
+        if source is None:
+            source = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        sharded = distribute_tensor(source.to(device), parameter.device_mesh, parameter.placements)
+        parameter.to_local().copy_(sharded.to_local())
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)

@@ -1,0 +1,1 @@
+"""What a rank needs around the model: device, random seeds, clock, evaluation, checkpoints."""

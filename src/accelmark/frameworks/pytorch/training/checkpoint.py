@@ -1,0 +1,194 @@
+"""Checkpoints, written to a temporary directory and renamed: a killed process leaves complete ones only."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from accelmark.frameworks.pytorch.hooks import Training
+from accelmark.frameworks.pytorch.training.seeds import random_state, restore_random_state
+from accelmark.spec.errors import RunError
+from accelmark.spec.settings import TrainSettings
+from accelmark.train.loop.contract import Progress
+
+_NAME: Final = re.compile(r"^step(\d{9})$")
+
+
+@final
+class Checkpoints:
+    """The checkpoints of a job: a directory each, with the random states of every rank.
+
+    With DDP, weights and optimizer state are one file, the same on every rank; with FSDP2 each rank writes its shards.
+    With several hosts the directory has to be on a shared file system.
+    """
+
+    def __init__(
+        self, directory: Path, settings: TrainSettings, training: Training, device: torch.device, rank: int, world: int
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._training = training
+        self._device = device
+        self._rank = rank
+        self._world = world
+
+        self._file = f"weights{rank}.pt" if settings.parallelism == "fsdp2" else "weights.pt"
+
+    def save(self, progress: Progress, *, final: bool = False) -> str:
+        """Write a checkpoint, remove the oldest beyond ``checkpoint.keep``, and return the name of the new one.
+
+        Args:
+            progress: the progress of training.
+            final: whether it is written after the last step; it is then kept in addition to the others, from which
+                steps can be replayed.
+
+        Raises:
+            RunError: it could not be written, for example because the disk is full.
+        """
+        name = f"step{progress.global_steps:09d}"
+        beside = self._directory / f"{name}.tmp"
+        try:
+            if self._rank == 0:
+                shutil.rmtree(beside, ignore_errors=True)
+                beside.mkdir(parents=True)
+            self._barrier()
+            self._write(beside, progress)
+            self._barrier()
+            if self._rank == 0:
+                shutil.rmtree(self._directory / name, ignore_errors=True)
+                beside.rename(self._directory / name)
+                for old in self._names()[: -(self._settings.checkpoint.keep + final)]:
+                    shutil.rmtree(self._directory / old)
+        except (OSError, RuntimeError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise RunError(f"the checkpoint {beside} could not be written: {error}") from error
+        return name
+
+    def _write(self, beside: Path, progress: Progress) -> None:
+        if self._rank == 0 or self._settings.parallelism == "fsdp2":
+            training = self._training
+            state = {"model": plain(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
+            # On the host: not every device's storages can be serialised.
+            torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
+        torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
+        if self._rank == 0:
+            scaler = self._training.scaler
+            record = {
+                "world_size": self._world,
+                "parallelism": self._settings.parallelism,
+                "progress": asdict(progress),
+                "schedule": self._training.schedule.state_dict(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            }
+            (beside / "progress.json").write_text(json.dumps(record), encoding="utf-8")
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint, or None."""
+        names = self._names()
+        return self._directory / names[-1] if names else None
+
+    def load(self, checkpoint: Path) -> Progress:
+        """Load a checkpoint, and return the progress of training.
+
+        The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
+
+        Raises:
+            RunError: it is damaged, or was written by another number of ranks.
+        """
+        try:
+            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            self._check(checkpoint, record)
+            self._read(checkpoint)
+            self._training.schedule.load_state_dict(record["schedule"])
+            if self._training.scaler is not None and record["scaler"] is not None:
+                self._training.scaler.load_state_dict(record["scaler"])
+            self._random = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
+        except RunError:
+            raise
+        except Exception as error:
+            raise RunError(
+                f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
+                "remove it to continue from the one before it, or from the beginning"
+            ) from error
+        progress = record["progress"]
+        losses = {int(step): loss for step, loss in progress.pop("reference_losses").items()}
+        return Progress(**progress, reference_losses=losses)
+
+    def restore_random(self) -> None:
+        """Restore the random generators from the loaded checkpoint."""
+        state: dict[str, Any] | None = getattr(self, "_random", None)
+        if state is not None:
+            restore_random_state(state, self._device)
+            self._random = None
+
+    def _check(self, newest: Path, record: dict[str, Any]) -> None:
+        for name, mine in (("world_size", self._world), ("parallelism", self._settings.parallelism)):
+            if record[name] != mine:
+                raise RunError(
+                    f"the checkpoint {newest} has {name} {record[name]}, this job {mine}; use the same, or train again"
+                )
+
+    def _read(self, newest: Path) -> None:
+        """Load the tensors, memory-mapped on the CPU: the device never holds two copies."""
+        training = self._training
+        state = torch.load(newest / self._file, weights_only=True, map_location="cpu", mmap=True)
+        with torch.no_grad():
+            for name, tensor in plain(training.model).state_dict().items():
+                part, saved = local(tensor), state["model"].pop(name)
+                if part.shape != saved.shape:
+                    raise ValueError(f"{name} has shape {tuple(part.shape)}, in the checkpoint {tuple(saved.shape)}")
+                part.copy_(saved)
+        if state["model"]:
+            raise ValueError(f"the model has no {', '.join(state['model'])}")
+        parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
+        for number, values in state["optimizer"]["state"].items():
+            if hasattr(parameters[number], "device_mesh"):
+                # Step counters are no shards; the optimizer chooses their device.
+                shards = {name: value for name, value in values.items() if name != "step"}
+                values.update({name: _sharded_as(parameters[number], value) for name, value in shards.items()})
+        training.optimizer.load_state_dict(state["optimizer"])
+
+    def _names(self) -> list[str]:
+        """Return the names of complete checkpoints, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(path.name for path in self._directory.iterdir() if _NAME.match(path.name))
+
+    def _barrier(self) -> None:
+        if self._world > 1:
+            dist.barrier()
+
+
+def plain(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside ``DistributedDataParallel``, or the model itself."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        inner: torch.nn.Module = model.module
+        return inner
+    return model
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, detached: its shard where it is sharded."""
+    shard: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor.detach() if shard is None else shard().detach()
+
+
+def _sharded_as(parameter: Any, part: Any) -> Any:
+    """Return the tensor of which ``part`` is this rank's shard, sharded as ``parameter``."""
+    # Imported here: it takes most of a second, and most runs do not shard.
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(part, Tensor):
+        return part
+    layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    return DTensor.from_local(part.to(parameter.device), parameter.device_mesh, parameter.placements, **layout)

@@ -1,0 +1,99 @@
+"""Evaluate over all ranks, every sample exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
+from accelmark.frameworks.pytorch.data.feed import mover
+from accelmark.frameworks.pytorch.hooks import Training
+from accelmark.frameworks.pytorch.training.checkpoint import plain
+from accelmark.spec.errors import DataError
+
+
+@torch.no_grad()
+def evaluate(
+    case: TrainCase, training: Training, batches: Batches, control: dist.ProcessGroup | None
+) -> dict[str, float]:
+    """Return the case's metrics over the batches of all ranks.
+
+    The sums stay on the device until the end, and are added in double precision on the CPU.
+
+    Raises:
+        DataError: no rank has evaluation data.
+    """
+    settings = case.settings
+    sharded = settings.parallelism == "fsdp2"
+    model = plain(training.model)
+    share_buffers(model, control)
+    was_training = model.training
+    model.eval()
+    move = mover(case.place.device, channels_last=settings.channels_last)
+    found: dict[str, list[Tensor]] = {}
+    try:
+        given = islice(batches.epoch(0), settings.evaluate.max_batches)
+        for batch, counts in _in_step(given, case, control) if sharded else ((batch, True) for batch in given):
+            with training.autocast():
+                sums = case.eval_sums(model, move(batch))
+            if counts:
+                for name, value in sums.items():
+                    found.setdefault(name, []).append(value.detach().reshape(()))
+    finally:
+        model.train(was_training)
+    totals = {name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items()}
+    totals = _over_ranks(totals, control)
+    if not totals:
+        raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
+    return case.metrics(totals)
+
+
+def _in_step(
+    given: Iterator[Batch], case: TrainCase, control: dist.ProcessGroup | None
+) -> Iterator[tuple[Batch, bool]]:
+    """Yield (batch, counts) the same number of times on every rank, as sharded models need."""
+    filler = case.synthetic_batch(1)
+    while True:
+        batch = next(given, None)
+        some = torch.tensor([float(batch is not None)])
+        if control is not None:
+            dist.all_reduce(some, op=dist.ReduceOp.MAX, group=control)
+        if not some.item():
+            return
+        yield (filler, False) if batch is None else (batch, True)
+
+
+def _over_ranks(totals: dict[str, float], control: dist.ProcessGroup | None) -> dict[str, float]:
+    """Add up over the ranks. Names are exchanged too, since a rank without batches has none."""
+    if control is None or dist.get_world_size(control) == 1:
+        return totals
+    names = _shared_names(sorted(totals), control)
+    values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
+    dist.all_reduce(values, group=control)
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _shared_names(names: list[str], control: dist.ProcessGroup) -> list[str]:
+    """Return the names of all ranks, exchanged as text, without unpickling."""
+    text = "\n".join(names).encode()
+    length = torch.tensor([len(text)])
+    dist.all_reduce(length, op=dist.ReduceOp.MAX, group=control)
+    mine = torch.zeros(int(length), dtype=torch.uint8)
+    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(control))]
+    dist.all_gather(gathered, mine, group=control)
+    lists = [bytes(part.tolist()).rstrip(b"\0").decode().split("\n") for part in gathered]
+    return sorted({name for part in lists for name in part if name})
+
+
+def share_buffers(model: nn.Module, control: dist.ProcessGroup | None) -> None:
+    """Copy rank 0's buffers (running statistics) to all ranks, so that all evaluate the same model."""
+    if control is None or dist.get_world_size(control) == 1:
+        return
+    for buffer in model.buffers():
+        if not hasattr(buffer, "placements"):
+            dist.broadcast(buffer, src=0)

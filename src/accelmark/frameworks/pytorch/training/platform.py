@@ -1,0 +1,129 @@
+"""The device, its numeric mode and the process group of a PyTorch rank."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform as machine
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from accelmark.spec.errors import RequestError
+from accelmark.spec.job import JobSpec
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings import Precision, TrainSettings
+
+_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors")
+
+
+def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
+    """Return this rank's device and make it the current one.
+
+    Raises:
+        RequestError: this PyTorch has no such device, or fewer of them than the host has ranks.
+    """
+    if job.framework_module is not None:
+        importlib.import_module(job.framework_module)
+    if job.device_type == "cpu":
+        return torch.device("cpu")
+    current = torch.accelerator.current_accelerator()
+    if current is None or current.type != job.device_type or not torch.accelerator.is_available():
+        found = "only the CPU" if current is None else f"{current.type!r}"
+        raise RequestError(
+            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and PyTorch {torch.__version__} finds {found}; "
+            "check the driver and that the installed PyTorch is the vendor's build"
+        )
+    count = torch.accelerator.device_count()
+    if ranks.local_rank >= count:
+        raise RequestError(f"local rank {ranks.local_rank} has no device: {count} {job.device_type} visible here")
+    device = torch.device(job.device_type, ranks.local_rank)
+    torch.get_device_module(device).set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str | None:
+    """Return the framework's name of the device; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    module: Any = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else None
+
+
+def peak_memory_mib(device: torch.device) -> float | None:
+    """Return the largest allocation so far; None for the CPU and where the framework does not count."""
+    if device.type == "cpu":
+        return None
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "max_memory_allocated"):
+        return None
+    return float(module.max_memory_allocated(device)) / 2**20
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Reset the largest allocation, in a process that ran another job before."""
+    if device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats(device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory of the device or of the host is exhausted."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
+
+
+def set_precision(precision: Precision, device: torch.device) -> Precision:
+    """Choose the numeric mode of fp32 matrix work and how algorithms are chosen; return the precision computed in.
+
+    fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
+    computes fp32.
+    """
+    # The older names of these switches: they may not be mixed with the newer ones, and other libraries read them.
+    reduced = precision == "tf32" and device.type != "cpu"
+    torch.set_float32_matmul_precision("high" if reduced else "highest")
+    torch.backends.cudnn.allow_tf32 = reduced
+    # Shapes are constant over steps, so a search for the fastest convolution algorithms pays off.
+    torch.backends.cudnn.benchmark = device.type != "cpu"
+    return "fp32" if precision == "tf32" and device.type == "cpu" else precision
+
+
+def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
+    """Limit this rank to its share of the host's cores; returns its number of threads."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = settings.threads or max(1, cores // ranks.local_world_size)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def join_ranks(job: JobSpec, ranks: RankPlace, device: torch.device, *, needed: bool) -> dist.ProcessGroup | None:
+    """Open the process group if there are several ranks or it is ``needed``: gloo, and the device's own backend.
+
+    Returns a gloo group for control messages, which do not wait for the device.
+    """
+    if ranks.world_size == 1 and not needed:
+        return None
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{job.collective_backend}"
+    if ranks.world_size == 1:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the reported libraries that are installed."""
+    found: dict[str, str] = {"python": machine.python_version()}
+    for name in _REPORTED_LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

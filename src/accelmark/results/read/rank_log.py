@@ -1,0 +1,260 @@
+"""Read the logs of ranks: of training with its attempts, and of inference with its steps and windows."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from pydantic import ValidationError
+
+from accelmark.spec.events import (
+    Compiled,
+    Evaluation,
+    Event,
+    Finished,
+    ForwardWindow,
+    InferEvaluation,
+    InferFinished,
+    InferStarted,
+    Inspected,
+    Phase,
+    RepeatCheck,
+    ScenarioResult,
+    StageEnd,
+    Started,
+    StepWindow,
+    WarmUp,
+)
+from accelmark.spec.inference import InferStep
+from accelmark.spec.perflog import PerfLogReader, PerfLogRecord
+from accelmark.spec.settings import Scalar
+
+
+@final
+@dataclass(slots=True)
+class Attempt:
+    """One process of a rank; a resumed round has several in one log. Times are monotonic milliseconds."""
+
+    begin_ms: float
+    """Start of the process, or its first event."""
+    last_ms: float
+    """The last event."""
+    train_start_ms: float | None = None
+    train_end_ms: float | None = None
+    window_steps: array[float] = field(default_factory=lambda: array("d"))
+    """Optimizer steps completed at the end of each window."""
+    window_samples: array[float] = field(default_factory=lambda: array("d"))
+    """Samples of all ranks at the end of each window."""
+    window_ms: array[float] = field(default_factory=lambda: array("d"))
+    """Monotonic time at the end of each window."""
+    window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
+    window_lengths: array[float] = field(default_factory=lambda: array("d"))
+    """Steps in each window."""
+    num_losses: array[float] = field(default_factory=lambda: array("d"))
+    """Losses in each window: of all its steps, or of its last."""
+    losses: array[float] = field(default_factory=lambda: array("d"))
+    """Loss of each step, NaN where it is not finite."""
+    evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
+    """With the monotonic time of the event."""
+
+    @property
+    def train_ms(self) -> float:
+        """Raw training time; until the last event where there is no TRAIN_END."""
+        if self.train_start_ms is None:
+            return 0.0
+        end = self.last_ms if self.train_end_ms is None else self.train_end_ms
+        return max(end - self.train_start_ms, 0.0)
+
+    def loss_steps(self) -> Iterator[int]:
+        """Yield the optimizer step (from 1) of each loss."""
+        for end, count in zip(self.window_steps, self.num_losses, strict=True):
+            yield from range(int(end) - int(count) + 1, int(end) + 1)
+
+    @property
+    def eval_s(self) -> float:
+        """Seconds spent in evaluation."""
+        return sum(evaluation.duration_s for _, evaluation in self.evaluations)
+
+
+@final
+@dataclass(slots=True)
+class RankEnd:
+    """The parts of a rank's log that are not merged with those of other ranks."""
+
+    rank: int
+    started: Started | None = None
+    finished: Finished | None = None
+    inspected: Inspected | None = None
+    compiled: Compiled | None = None
+    warnings: list[str] = field(default_factory=list)
+    malformed: int = 0
+    """Malformed lines, and events whose value does not match the event's schema."""
+    malformed_lines: tuple[int, ...] = ()
+    truncated: bool = False
+    """The last line of its log is incomplete."""
+
+
+@final
+@dataclass(slots=True)
+class TrainLog:
+    """The data of one rank that figures are computed from."""
+
+    end: RankEnd
+    attempts: list[Attempt] = field(default_factory=list)
+    step_ms: array[float] = field(default_factory=lambda: array("f"))
+    """Computation of each step of all attempts; single precision halves the memory of long runs."""
+    compute_ms: float = 0.0
+    """Sum over all steps."""
+    data_wait_ms: float = 0.0
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the rank logged windows of steps."""
+        return any(attempt.window_steps for attempt in self.attempts)
+
+
+def read_train_log(path: Path, rank: int) -> TrainLog:
+    """Read one rank's log. Raises RunError when the file cannot be read; malformed lines are counted."""
+    reader = PerfLogReader(path)
+    end = RankEnd(rank)
+    log = TrainLog(end)
+    for record in reader:
+        if not log.attempts or (record.event == Event.INIT_START and _has_started(log)):
+            begin = record.value.get("process_start_mono_ms", record.mono_ms)
+            log.attempts.append(Attempt(float(begin), record.mono_ms))
+            end.finished = None
+        attempt = log.attempts[-1]
+        attempt.last_ms = max(attempt.last_ms, record.mono_ms)
+        try:
+            _take(log, attempt, record)
+        except (ValidationError, TypeError, ValueError):
+            end.malformed += 1
+    end.malformed += reader.report.malformed
+    end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
+    return log
+
+
+def _has_started(log: TrainLog) -> bool:
+    """Return whether the current attempt is past INIT_START, so that another INIT_START is a new process."""
+    return bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None
+
+
+def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
+    match record.event:
+        case Event.STEP_END:
+            _take_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
+        case Event.EVALUATE:
+            attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
+        case Event.TRAIN_START:
+            attempt.train_start_ms = record.mono_ms
+        case Event.TRAIN_END:
+            attempt.train_end_ms = record.mono_ms
+        case Event.INIT_END:
+            log.end.started = record.value_as(Started)
+        case Event.FINISHED:
+            log.end.finished = record.value_as(Finished)
+        case Event.INSPECTED:
+            log.end.inspected = record.value_as(Inspected)
+        case Event.COMPILED:
+            log.end.compiled = record.value_as(Compiled)
+        case Event.WARNING:
+            log.end.warnings.append(str(record.value.get("message", dict(record.value))))
+
+
+def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:
+    log.step_ms.extend(window.step_ms)
+    log.compute_ms += sum(window.step_ms)
+    log.data_wait_ms += sum(window.data_wait_ms)
+    attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
+    attempt.window_steps.append(window.global_steps)
+    attempt.window_samples.append(window.num_trained_samples)
+    attempt.window_ms.append(mono_ms)
+    attempt.window_wall_ms.append(window.wall_ms)
+    attempt.window_lengths.append(window.num_steps or len(window.losses))
+    attempt.num_losses.append(len(window.losses))
+
+
+@final
+@dataclass(slots=True)
+class InferLog:
+    """The data of the rank that figures are computed from. Times are monotonic milliseconds."""
+
+    begin_ms: float | None = None
+    last_ms: float = 0.0
+    started: InferStarted | None = None
+    finished: InferFinished | None = None
+    stages: list[StageEnd] = field(default_factory=list)
+    warm_ups: dict[Phase, WarmUp] = field(default_factory=dict)
+    windows: dict[Phase, list[ForwardWindow]] = field(default_factory=dict)
+    spans_ms: dict[Phase, tuple[float, float]] = field(default_factory=dict)
+    """From the start of a phase's first window to the end of its last."""
+    evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
+    repeat_check: RepeatCheck | None = None
+    scenarios: list[ScenarioResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    malformed: int = 0
+    """Malformed lines, and events whose value does not match the event's schema."""
+
+    def stage(self, step: InferStep) -> StageEnd | None:
+        """Return the end of a step, None where it did not end."""
+        return next((stage for stage in self.stages if stage.step is step), None)
+
+    def created(self, detail: str) -> Scalar | None:
+        """Return a detail that the step CREATE reported, None where it did not."""
+        stage = self.stage(InferStep.CREATE)
+        return stage.details.get(detail) if stage is not None else None
+
+
+def read_infer_log(path: Path) -> InferLog:
+    """Read the log of an inference run. Raises RunError when it cannot be read; malformed lines are counted."""
+    reader = PerfLogReader(path)
+    log = InferLog()
+    for record in reader:
+        if record.event == Event.INIT_START:  # a new process starts from the beginning: inference has no checkpoints
+            log = InferLog(begin_ms=float(record.value.get("process_start_mono_ms", record.mono_ms)))
+        if log.begin_ms is None:
+            log.begin_ms = record.mono_ms
+        log.last_ms = max(log.last_ms, record.mono_ms)
+        try:
+            _take_infer(log, record)
+        except (ValidationError, TypeError, ValueError):
+            log.malformed += 1
+    log.malformed += reader.report.malformed
+    return log
+
+
+def _take_infer(log: InferLog, record: PerfLogRecord) -> None:
+    match record.event:
+        case Event.INIT_END:
+            log.started = record.value_as(InferStarted)
+        case Event.STAGE_END:
+            log.stages.append(record.value_as(StageEnd))
+        case Event.WARMUP:
+            warm_up = record.value_as(WarmUp)
+            log.warm_ups[warm_up.phase] = warm_up
+        case Event.FORWARD:
+            window = record.value_as(ForwardWindow)
+            log.windows.setdefault(window.phase, []).append(window)
+            opened_ms, _ = log.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
+            log.spans_ms[window.phase] = (opened_ms, record.mono_ms)
+        case Event.EVALUATE:
+            evaluation = record.value_as(InferEvaluation)
+            log.evaluations[evaluation.phase] = evaluation
+        case Event.REPEAT_CHECK:
+            log.repeat_check = record.value_as(RepeatCheck)
+        case Event.SCENARIO:
+            log.scenarios.append(record.value_as(ScenarioResult))
+        case Event.FINISHED:
+            log.finished = record.value_as(InferFinished)
+        case Event.WARNING:
+            log.warnings.append(_warning(record.value))
+
+
+def _warning(value: Mapping[str, Any]) -> str:
+    if "what" in value:
+        return f"{value.get('where')}: {value.get('key')}: {value['what']}"
+    return str(value.get("message", dict(value)))

@@ -1,0 +1,88 @@
+"""The telemetry recorder of a node agent: a child process that is restarted where it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, final
+
+from accelmark.results.store.files import write_atomic
+from accelmark.run.agent.limits import size_of
+from accelmark.run.agent.task import TelemetryTask
+from accelmark.run.processes import descendants
+
+RECORDER_MODULE: Final = "accelmark.telemetry.record"
+_FIRST_LINE_S: Final = 5.0
+"""Longest time to wait for the first line when a job ends immediately."""
+_END_S: Final = 10.0
+_MAX_STARTS: Final = 3
+
+
+@final
+class Recorder:
+    """Starts, restarts and ends the recorder; ``warn`` receives its failures."""
+
+    def __init__(self, node_dir: Path, warn: Callable[[str], None]) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._dir = node_dir
+        self._warn = warn
+        self._environment: dict[str, str] = {}
+        self._num_starts = 0
+
+    def start(self, task: TelemetryTask, environment: dict[str, str]) -> None:
+        """Start the recorder."""
+        request = task.model_dump(mode="json") | {"pids": [os.getpid()]}
+        write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+        self._environment = environment | {"OMP_NUM_THREADS": "1"}
+        self._start()
+
+    def _start(self) -> None:
+        self._num_starts += 1
+        with (self._dir / "telemetry.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", RECORDER_MODULE, str(self._dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+
+    def restart(self) -> None:
+        """Start the recorder again if it died; telemetry then has a gap, which is a warning."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return
+        again = self._num_starts < _MAX_STARTS
+        action = "it was started again" if again else "it was not started again"
+        self._warn(f"the telemetry recorder ended with exit code {code}; {action}")
+        self.process = None
+        if again:
+            self._start()
+
+    def stop(self, wait: Callable[[float], bool]) -> None:
+        """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""
+        if self.process is None:
+            return
+        deadline = time.monotonic() + _FIRST_LINE_S
+        while not size_of(self._dir / "telemetry.jsonl") and self.process.poll() is None:
+            if wait(0.05) or time.monotonic() > deadline:
+                break
+        self.process.terminate()
+        try:
+            code = self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self._warn(f"the telemetry recorder did not end within {_END_S:g} s")
+            return
+        if code != 0:
+            self._warn(f"the telemetry recorder ended with exit code {code}")
+
+    def pids(self) -> set[int]:
+        """Return the processes of the recorder."""
+        if self.process is None:
+            return set()
+        return {self.process.pid, *(process.pid for process in descendants(self.process.pid))}

@@ -1,0 +1,124 @@
+"""Wait for a run's agents and blocking calls, until they end or the user stops the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar, final
+
+from accelmark.run.agent.rank_exit import NodeState, classify_job
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.spec.errors import EXIT_CANCELLED
+from accelmark.spec.job import NodeExit
+
+T = TypeVar("T")
+
+
+@final
+class Cancellation:
+    """Counts requests to cancel a run: the first stops it cleanly, the second at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.reason = "was interrupted"
+        self._changed = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def request(self, reason: str | None = None) -> None:
+        """Request a clean stop, or with a second request an immediate one."""
+        self.count += 1
+        if reason is not None and self.count == 1:
+            self.reason = reason
+        self._changed.set()
+
+    def handle_signals(self, note: Callable[[str], None]) -> None:
+        """On Ctrl-C and SIGTERM request a clean stop, then one at once, then exit."""
+
+        def on_signal(name: str) -> None:
+            self.request(f"was interrupted by {name}")
+            if self.count == 1:
+                note("Stopping cleanly; results so far are kept. Press Ctrl-C again to stop at once.")
+            elif self.count > 2:
+                os._exit(EXIT_CANCELLED)
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, on_signal, "Ctrl-C")
+        loop.add_signal_handler(signal.SIGTERM, on_signal, "a request to stop")
+
+    async def wait_for_more_than(self, count: int) -> None:
+        """Wait until there were more than ``count`` requests."""
+        while self.count <= count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def unless_requested(self, work: Awaitable[object]) -> bool:
+        """Await ``work``, or cancel it on a request; returns whether it completed."""
+        task, stop = asyncio.ensure_future(work), asyncio.create_task(self.wait_for_more_than(0))
+        either: set[asyncio.Future[Any]] = {task, stop}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return False
+
+
+async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
+    """Prepare and start the agents of a job that nobody follows, and wait for their ends."""
+    await asyncio.gather(*(agent.prepare() for agent in agents))
+    await asyncio.gather(*(agent.start() for agent in agents))
+    return await asyncio.gather(*(agent.wait() for agent in agents))
+
+
+async def wait_for_agents(
+    agents: Sequence[AgentHandle], stop: Cancellation, tick: Callable[[], None], interval_s: float = 1.0
+) -> tuple[NodeState, str | None]:
+    """Wait for a job on all of its hosts: the first failure ends the other nodes, and so does a stop request.
+
+    Calls ``tick`` about once in ``interval_s``; returns the job's state and its first cause.
+    """
+    pending = {asyncio.create_task(agent.wait()): agent for agent in agents}
+    ends: list[NodeExit] = []
+    num_requests, is_ending = 0, False
+    while pending:
+        tick()
+        requested = asyncio.create_task(stop.wait_for_more_than(num_requests))
+        done, _ = await asyncio.wait({*pending, requested}, timeout=interval_s, return_when=asyncio.FIRST_COMPLETED)
+        requested.cancel()
+        for task in pending.keys() & done:
+            del pending[task]
+            ends.append(task.result())
+        failed = any(end.state != "succeeded" for end in ends)
+        if stop.count > num_requests or (failed and not is_ending):
+            num_requests, is_ending = stop.count, True
+            await asyncio.gather(*(agent.stop(at_once=num_requests > 1) for agent in pending.values()))
+    tick()
+    state, reason = classify_job(ends)
+    if state == "cancelled" and stop:
+        return state, f"{stop.reason}; measurements up to then are kept and marked partial"
+    return state, reason
+
+
+async def run_in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run ``call`` in a daemon thread and return its result; unlike with ``to_thread``, exit does not wait for it."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  carried to the one who waits
+            future.set_exception(error)
+
+    threading.Thread(target=body, daemon=True).start()
+    return await asyncio.wrap_future(future)
