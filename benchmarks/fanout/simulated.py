@@ -24,7 +24,7 @@ from accelmark.spec.cluster import ClusterSpec
 from benchmarks.fanout.steps import together
 
 FACTS = {
-    "time": 0.0, "hostname": "simulated", "boot_id": "x", "python": [3, 11, 2], "executable": "python3", "kernel": "6",
+    "time": 0.0, "hostname": "simulated", "boot_id": "x", "python": [3, 11, 2], "executable": "python3",
     "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1, "busy_ports": [],
     "missing_directories": [], "missing_files": [], "lacking_modules": [], "engine_problem": None, "held_by": None,
     "may_clear_caches": True,

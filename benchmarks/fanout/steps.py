@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.deliver import put_files
+from accelmark.run.launchers.ssh.delivery import put_files
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import command, start_command
@@ -29,6 +29,7 @@ REQUEST = {
     "directories": ["/usr"],
     "files": [],
     "modules": ["json"],
+    "distributions": [],
     "engine": None,
 }
 NOOP = ["sh", "-c", "echo nothing to do"]

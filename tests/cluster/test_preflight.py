@@ -15,7 +15,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
-from accelmark.run.launchers.ssh.wheel import wheel
+from accelmark.run.launchers.ssh.delivery import wheel
 from accelmark.run.preflight.check import Preflight
 from accelmark.run.preflight.facts import HostProblem
 from accelmark.run.record.directory import RunDirectory

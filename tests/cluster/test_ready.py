@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.ssh.wheel import wheel
+from accelmark.run.launchers.ssh.delivery import wheel
 from accelmark.run.preflight.facts import HostsNotReadyError
 from accelmark.run.preflight.report import require_ready
 from tests.cluster.bed import Bed

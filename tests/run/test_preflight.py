@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.ssh.wheel import Wheel, wheel
+from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -31,7 +31,7 @@ CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "
 def facts(**changed: object) -> HostFacts:
     values: dict[str, object] = {
         "time": 0.0, "hostname": "a", "boot_id": "x", "python": (3, 11, 2), "executable": "/usr/bin/python3",
-        "kernel": "6", "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1,
+        "not_writable": None, "free_mib": 1e6, "memory_mib": 1e5, "cpus": 8, "load1": 0.1,
         "busy_ports": (), "missing_directories": (), "missing_files": (), "lacking_modules": (),
         "engine_problem": None, "held_by": None, "may_clear_caches": True,
     }  # fmt: skip

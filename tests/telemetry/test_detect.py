@@ -18,7 +18,7 @@ from accelmark.telemetry.declaration import Detect, ScriptRule, read_vendor, tel
 from accelmark.telemetry.detect import default_vendor, detect, evidence_of, pci_ids
 from accelmark.telemetry.device import SourceError
 from accelmark.telemetry.sources import device_sources
-from accelmark.telemetry.sources.tool import ToolSource
+from accelmark.telemetry.tool import ToolSource
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 
 ALL = (

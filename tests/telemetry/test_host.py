@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,15 @@ from hypothesis import strategies as st
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr, read_ipmi_power_w
-from accelmark.telemetry.host.processes import descendants, foreign_processes, parents
-from accelmark.telemetry.host.sampler import HostSample, HostSampler, busy_host, busy_reasons, pressure_avg10
+from accelmark.telemetry.host.sampler import (
+    HostSample,
+    HostSampler,
+    busy_host,
+    busy_reasons,
+    family,
+    foreign_processes,
+    pressure,
+)
 from accelmark.telemetry.host.sysinfo import collect, cpu_model
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recordings import text_of
@@ -109,11 +117,10 @@ def test_a_host_without_ipmitool_has_a_reason() -> None:
 
 
 def test_pressure_is_read_as_the_kernel_writes_it() -> None:
-    assert (
-        pressure_avg10("some avg10=3.01 avg60=0.61 avg300=0.27 total=8295676\nfull avg10=9.00 avg60=0 total=0") == 3.01
-    )
+    text = "some avg10=3.01 avg60=0.61 avg300=0.27 total=8295676\nfull avg10=9.00 avg60=0.00 avg300=0.00 total=0"
+    assert pressure(text) == (3.01, 8295676)
     with pytest.raises(ValueError, match="avg10"):
-        pressure_avg10("full avg10=1.0")
+        pressure("full avg10=1.0")
 
 
 def test_the_busy_share_and_the_ranks_memory_follow_a_process_that_works() -> None:
@@ -143,19 +150,24 @@ def test_a_host_without_procfs_has_reasons(tmp_path: Path) -> None:
 
 
 def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
-    devices = [DeviceSample(0, pids=(11, 30)), DeviceSample(1, pids=(12,)), DeviceSample(2)]
-    found = foreign_processes(devices, [10], {11: 10, 12: 11, 30: 1}, Path("/nowhere"))
-    assert found == ["process 30 (name not visible) on device 0"]
+    gone = 2**22 + 1  # beyond the largest process ID
+    with subprocess.Popen(["sleep", "30"]) as own, subprocess.Popen(["sleep", "30"]) as other:
+        devices = [DeviceSample(0, pids=(own.pid, other.pid)), DeviceSample(1, pids=(gone,)), DeviceSample(2)]
+        found = foreign_processes(devices, [own.pid])
+        own.kill()
+        other.kill()
+    assert found == [
+        f"process {other.pid} (sleep) on device 0",
+        f"process {gone} (name not visible) on device 1",
+    ]
 
 
-def test_descendants_are_those_of_the_kernel() -> None:
-    with subprocess.Popen(["sleep", "30"]) as child:
-        assert {os.getpid(), child.pid} <= descendants([os.getpid()], parents())
-        child.kill()
-
-
-def test_a_cycle_of_parents_terminates() -> None:
-    assert descendants([1], {1: 2, 2: 1, 3: 2}) == {1, 2, 3}
+def test_descendants_of_descendants_are_of_the_family() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 30 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert {child.pid, grandchild} <= {process.pid for process in family([os.getpid()])}
+        os.kill(grandchild, signal.SIGKILL)
 
 
 def test_a_busy_host_has_reasons_and_an_idle_one_has_none() -> None:

@@ -125,10 +125,10 @@ class TuningConfig(Section):
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, otherwise the output is shifted")
         if 1 in self.kernel:
-            raise ValueError(
-                "a kernel of 1 cannot be searched: such a convolution cannot be distinguished from 1x1 convolutions, so"
-                " no later trial could enlarge it"
+            reason = (
+                "such a convolution cannot be distinguished from 1x1 convolutions, so no later trial could enlarge it"
             )
+            raise ValueError(f"a kernel of 1 cannot be searched: {reason}")
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
             raise ValueError("learning_rate must be a range of positive numbers, low before high")
         if self.dropout and not 0 <= self.dropout[0] < self.dropout[1] < 1:
@@ -206,19 +206,15 @@ class AutomlConfig(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        above = [kernel for kernel in self.tuning.kernel if kernel > self.search.max_kernel]
+        limit, devices = self.search.max_kernel, self.training.devices_per_trial
+        above = ", ".join(str(kernel) for kernel in self.tuning.kernel if kernel > limit)
         if above and self.schedule.tuning_round is not None:
-            kernels = ", ".join(map(str, above))
-            raise ValueError(
-                f"tuning.kernel: {kernels} is above search.max_kernel, {self.search.max_kernel}: change one of them"
-            )
-        devices = self.training.devices_per_trial
+            raise ValueError(f"tuning.kernel: {above} is above search.max_kernel, {limit}: change one of them")
         for batch in (self.training.batch_size, *self.tuning.batch_size):
             if batch % devices:
-                raise ValueError(
-                    f"a batch of {batch} cannot be divided evenly among the {devices} devices of a trial:"
-                    f" take {max(1, batch // devices) * devices} or {(batch // devices + 1) * devices}"
-                )
+                what = f"a batch of {batch} cannot be divided evenly among the {devices} devices of a trial"
+                smaller, larger = max(1, batch // devices) * devices, (batch // devices + 1) * devices
+                raise ValueError(f"{what}: take {smaller} or {larger}")
         return self
 
 
@@ -227,8 +223,6 @@ def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> No
     size, devices = config.schedule.concurrency, config.training.devices_per_trial
     capacity = (accelerators or cores) // devices
     if size > capacity:
-        what = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
-        raise RequestError(
-            f"{size} concurrent trials of {devices} devices each were requested; the cluster has {what}, enough for"
-            f" {capacity}"
-        )
+        found = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
+        wanted = f"{size} concurrent trials of {devices} devices each were requested"
+        raise RequestError(f"{wanted}; the cluster has {found}, enough for {capacity}")

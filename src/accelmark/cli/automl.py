@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.results.rounds.search import SearchSummary
 
 app = typer.Typer(
     name="automl",
@@ -68,12 +69,11 @@ def run(
 @app.command()
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
-    from accelmark.automl.controller.directory import find_search
     from accelmark.automl.controller.session import resume_search
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl resume", "accelmark[automl]")
-    found = find_search(name, runs)
+    found = _find(name, runs)
     _announce(found)
     with _live(as_json) as observer:
         resume_search(found, observer)
@@ -83,26 +83,13 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
 @app.command()
 def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Show trials, score, error, idle share and failures of a search."""
-    from accelmark.automl.controller.directory import find_search
-    from accelmark.automl.scoring.summary import summarise
-
-    found = find_search(name, runs)
-    summary = summarise(found)
-    if as_json:
-        typer.echo(summary.to_json())
-        return
-    from accelmark.report.search_terminal import show_summary
-
-    show_summary(summary)
+    _show(_find(name, runs), as_json)
 
 
 @app.command()
 def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     """Ask a running search to cut its trials, write its figures and end; it can be resumed."""
-    from accelmark.automl.controller.directory import find_search
-    from accelmark.spec.errors import RequestError
-
-    found = find_search(name, runs)
+    found = _find(name, runs)
     if not found.is_running():
         raise RequestError(f"{found.path}: no search is running here")
     found.stop_mark.touch()
@@ -117,20 +104,18 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a search's report: HTML, JSON and CSV."""
-    from accelmark.automl.controller.directory import find_search
     from accelmark.report.search_page import write_report
 
-    written = write_report(find_search(name, runs), logs=logs)
+    written = write_report(_find(name, runs), logs=logs)
     typer.echo(json.dumps([str(path) for path in written]) if as_json else "\n".join(map(str, written)))
 
 
 @app.command()
 def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
-    from accelmark.automl.controller.directory import find_search
     from accelmark.automl.scoring.summary import verify_search
 
-    verified = verify_search(find_search(name, runs))
+    verified = verify_search(_find(name, runs))
     if as_json:
         typer.echo(verified.model_dump_json(indent=2))
     else:
@@ -155,7 +140,6 @@ def count(
 
     from accelmark.automl.controller.request import resolve_network
     from accelmark.automl.model.counting import MODES, count
-    from accelmark.spec.errors import RequestError, nearest
 
     if mode not in MODES:
         raise RequestError(f"no counting mode is called {mode!r} ({nearest(mode, MODES)})")
@@ -175,6 +159,12 @@ def count(
         typer.echo(f"  {layer.name:<24} {layer.kind:<14} {layer.forward:>16,} {layer.backward:>16,}")
 
 
+def _find(name: str, runs: Path) -> SearchDirectory:
+    from accelmark.automl.controller.directory import find_search
+
+    return find_search(name, runs)
+
+
 def _announce(found: SearchDirectory) -> None:
     typer.echo(f"search: {found.path}", err=True)
 
@@ -188,16 +178,24 @@ def _live(as_json: bool) -> Any:
     return live_view()
 
 
-def _finish(found: SearchDirectory, as_json: bool) -> None:
+def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
     from accelmark.automl.scoring.summary import summarise
-    from accelmark.report.search_page import write_report
     from accelmark.report.search_terminal import show_summary
 
-    written, summary = write_report(found), summarise(found)
+    summary = summarise(found)
     if as_json:
         typer.echo(summary.to_json())
     else:
         show_summary(summary)
+    return summary
+
+
+def _finish(found: SearchDirectory, as_json: bool) -> None:
+    from accelmark.report.search_page import write_report
+
+    written = write_report(found)
+    summary = _show(found, as_json)
+    if not as_json:
         typer.echo(f"report: {written[0]}")
     if summary.ended_because == "asked":
         raise typer.Exit(EXIT_CANCELLED)

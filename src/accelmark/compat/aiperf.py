@@ -40,7 +40,6 @@ _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
 _ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
 _NAME: Final = "aiperf"
 _NAME_LENGTH: Final = 80
-_KERNELS: Final = (3, 5, 7)
 _BATCH_SHARES: Final = (12, 13, 14)
 """AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
@@ -186,7 +185,7 @@ class _Reader:
                 "max_duration": self._get("maxExecDuration", 12 * 3600.0, _hours),
                 "round_epochs": (*warmups, self._get("--epochs" if "epochs" in self.flags else "--epoch", 60, _count)),
             },
-            "tuning": {"kernel": _KERNELS, "batch_size": sorted(shares - {0}) or (batch,)},
+            "tuning": {"kernel": (3, 5, 7), "batch_size": sorted(shares - {0}) or (batch,)},
             "training": {
                 "batch_size": batch,
                 "learning_rate": self._get("--initial_lr", 0.1, partial(_rate, zero=False)),

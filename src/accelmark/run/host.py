@@ -91,12 +91,7 @@ class Host(ABC):
 
 @final
 class SubprocessHost(Host):
-    """A host whose commands are child processes of this one.
-
-    Args:
-        spec: the host.
-        prefix: returns the arguments before a command that is run on the host, such as ``srun``.
-    """
+    """A host whose commands are child processes of this one; ``prefix`` gives the arguments before each (``srun``)."""
 
     def __init__(self, spec: HostSpec, prefix: Callable[[HostSpec], Sequence[str]] = lambda _: ()) -> None:
         super().__init__(spec)

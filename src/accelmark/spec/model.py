@@ -47,6 +47,12 @@ def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[
     return parsed
 
 
+def first_error(error: ValidationError) -> str:
+    """Return the place and message of the first error in a file that AccelMark wrote."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
     items = error.errors()

@@ -50,18 +50,15 @@ class DetectedVendor:
 
 
 def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:
-    """Return the vendors whose devices are present, accelerators first, each with its devices.
+    """Return the vendors (by default of all known ones) whose devices are present, accelerators first.
 
-    Args:
-        vendors: names to look for; None for all known vendors.
-        read: open the devices and read their names; otherwise only look for evidence.
+    Without ``read`` the devices are not opened.
     """
     pci = pci_ids()
     found: list[DetectedVendor] = []
     for name in folders("vendors") if vendors is None else vendors:
         try:
-            spec = load_vendor(name)
-            folder = find("vendors", name).path
+            spec, folder = load_vendor(name), find("vendors", name).path
             telemetry = telemetry_of(spec, str(folder / "vendor.yaml"))
         except AccelmarkError:
             # `vendors` and `doctor` report a broken vendor folder; it must not prevent the detection of others.
@@ -85,18 +82,11 @@ def default_vendor() -> str:
 
 
 def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> str | None:
-    """Return the evidence that a vendor's devices are present, or None.
-
-    Args:
-        rule: the evidence to look for.
-        pci: ``vendor:class`` of all PCI devices.
-        devices: the directory of device files.
-    """
+    """Return the evidence that a vendor's devices are present, or None; ``pci`` as :func:`pci_ids` returns it."""
     if rule.always:
         return "present on every machine"
     for pattern in rule.device_files:
-        path = next(iter(sorted(devices.glob(pattern))), None)
-        if path is not None:
+        if path := min(devices.glob(pattern), default=None):
             return f"device file {path}"
     for wanted in rule.pci:
         if any(identity.startswith(wanted) for identity in pci):
@@ -126,7 +116,5 @@ def _hint(rule: Detect) -> str | None:
     for module in rule.modules:
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             return f"install the Python module {module}"
-    for tool in rule.tools:
-        if shutil.which(tool) is None:
-            return f"{tool} is not on the PATH; install the driver"
-    return None
+    missing = next((tool for tool in rule.tools if shutil.which(tool) is None), None)
+    return missing and f"{missing} is not on the PATH; install the driver"

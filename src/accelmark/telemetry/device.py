@@ -70,19 +70,11 @@ class DeviceSource(Protocol):
     """
 
     def open(self) -> tuple[DeviceInfo, ...]:
-        """Open the devices and return their properties.
-
-        Raises:
-            SourceError: the devices cannot be opened.
-        """
+        """Open the devices and return their properties; raises SourceError if the devices cannot be opened."""
         ...
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """Read every device once.
-
-        Raises:
-            SourceError: the devices cannot be read this time.
-        """
+        """Read every device once; raises SourceError if the devices cannot be read this time."""
         ...
 
     def close(self) -> None:

@@ -85,11 +85,7 @@ def energy(
 
 
 def integrate(points: Series, start_s: float, end_s: float) -> float:
-    """Return the integral of a piecewise linear curve from ``start_s`` to ``end_s``, interpolated at both ends.
-
-    Raises:
-        ValueError: ``points`` do not cover the window.
-    """
+    """Return the integral of a piecewise linear curve, interpolated at both ends, which its points have to cover."""
     inside = [(t, value) for t, value in points if start_s < t < end_s]
     curve = [(start_s, _at(points, start_s)), *inside, (end_s, _at(points, end_s))]
     return sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in itertools.pairwise(curve))
@@ -106,11 +102,8 @@ def _integral(
 
 
 def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
-    problems = {
-        EnergyReason.START_NOT_COVERED: bool(points) and points[0][0] > start_s,
-        EnergyReason.END_NOT_COVERED: bool(points) and points[-1][0] < end_s,
-    }
-    return tuple(reason for reason, holds in problems.items() if holds)
+    starts = (EnergyReason.START_NOT_COVERED,) if points and points[0][0] > start_s else ()
+    return (*starts, EnergyReason.END_NOT_COVERED) if points and points[-1][0] < end_s else starts
 
 
 def _at(points: Series, t: float) -> float:

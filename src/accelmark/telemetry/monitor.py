@@ -33,7 +33,6 @@ class MonitorStatus:
     """Whether a monitor is writing to a directory."""
 
     running: bool
-    log_path: Path
     pid: int | None = None
     vendor: str | None = None
     num_samples: int | None = None
@@ -41,12 +40,7 @@ class MonitorStatus:
 
 
 def check_vendor(vendor: str) -> Path:
-    """Return the folder of a vendor after checking its description.
-
-    Raises:
-        RequestError: the vendor is unknown.
-        SpecError: ``vendor.yaml`` is invalid; every problem is named.
-    """
+    """Return the folder of a vendor; raises RequestError if it is unknown or its ``vendor.yaml`` is invalid."""
     folder = find("vendors", vendor, "--vendor").path
     telemetry_of(load_vendor(vendor), str(folder / "vendor.yaml"))
     return folder
@@ -58,8 +52,7 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     An existing record there is renamed to ``telemetry-<time of its end>.jsonl``.
 
     Raises:
-        RequestError: the vendor is unknown, or a monitor is already writing there.
-        SpecError: ``vendor.yaml`` is invalid.
+        RequestError: the vendor is unknown or invalid, or a monitor is already writing there.
         RunError: it did not start; its error output is in the message.
     """
     folder = check_vendor(vendor)
@@ -142,11 +135,7 @@ def _archive(record: Path) -> None:
 
 
 def stop(log_path: Path) -> bool:
-    """Stop the monitor that writes to ``log_path``; return whether there was one.
-
-    Raises:
-        RunError: it does not stop.
-    """
+    """Stop the monitor that writes to ``log_path``; returns whether there was one, raises RunError if it continues."""
     now = status(log_path)
     if not now.running or now.pid is None:
         (log_path / PID_FILE).unlink(missing_ok=True)
@@ -155,9 +144,8 @@ def stop(log_path: Path) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while status(log_path).running:
         if time.monotonic() > deadline:
-            raise RunError(
-                f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s; use kill -9 {now.pid}"
-            )
+            what = f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s"
+            raise RunError(f"{what}; use kill -9 {now.pid}")
         time.sleep(0.05)
     (log_path / PID_FILE).unlink(missing_ok=True)
     return True
@@ -169,10 +157,10 @@ def status(log_path: Path) -> MonitorStatus:
         entry = json.loads((log_path / PID_FILE).read_text())
         pid, started, vendor = int(entry["pid"]), entry["started"], str(entry["vendor"])
     except (OSError, ValueError, KeyError, TypeError):
-        return MonitorStatus(False, log_path)
+        return MonitorStatus(False)
     # A process id is reused; together with the start time it is unique.
     running = started is not None and _start_time(pid) == started
-    return MonitorStatus(running, log_path, pid if running else None, vendor, _num_samples(log_path))
+    return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path))
 
 
 def _start_time(pid: int) -> str | None:

@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, final
@@ -26,11 +26,9 @@ from accelmark.spec.model import Spec, parse
 from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.processes import foreign_processes, parents
-from accelmark.telemetry.host.sampler import HostSampler
+from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
 from accelmark.telemetry.line_file import LineFile
-from accelmark.telemetry.sources import device_sources
-from accelmark.telemetry.sources.poller import Poller, with_age
+from accelmark.telemetry.sources import Poller, device_sources
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
@@ -38,6 +36,7 @@ OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
 _MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor:MonitorLogs"
 """Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
+_NEGLIGIBLE_AGE_S: Final = 0.02
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
@@ -60,11 +59,7 @@ class RecorderConfig(Spec):
 
 
 def read_config(node_dir: Path) -> RecorderConfig:
-    """Read ``telemetry.json``.
-
-    Raises:
-        SpecError: it is missing or invalid.
-    """
+    """Read ``telemetry.json``; raises SpecError if it is missing or invalid."""
     path = node_dir / CONFIG_FILE
     try:
         values = json.loads(path.read_text())
@@ -76,10 +71,6 @@ def read_config(node_dir: Path) -> RecorderConfig:
 @final
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped.
-
-    Args:
-        config: what to record.
-        node_dir: the directory to write to.
 
     Raises:
         OSError: ``node_dir`` is not writable.
@@ -158,13 +149,16 @@ class Recorder:
         if reading.problem is not None:
             self._note(reading.problem)
             return ()
-        return with_age(reading, t)
+        age = t - reading.t
+        if abs(age) < _NEGLIGIBLE_AGE_S:
+            return reading.devices
+        return tuple(replace(device, age_s=age) for device in reading.devices)
 
     def _note_foreign_processes(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
         if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):
             return
         self._foreign_at = t
-        for process in foreign_processes(devices, (*self._config.pids, os.getpid()), parents()):
+        for process in foreign_processes(devices, (*self._config.pids, os.getpid())):
             self._note(f"foreign {process}")
 
     def _reasons(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, nullcontext
-from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,15 +18,16 @@ from typing import Any, Final
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
 from accelmark.run.host import Host, HostError, SubprocessHost
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.deliver import deliver
+from accelmark.run.launchers.ssh.delivery import deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import wheel
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
 _MODULE: Final = "accelmark.automl.workers.ray_node"
+_TOKEN: Final = secrets.token_hex(32)
+"""One for all clusters of this process, since Ray keeps the first that it reads."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where the worker pool starts Ray on this machine."""
     match cluster:
         case LocalCluster():
-            with _token_required(_token()):
+            with _token_required(_TOKEN):
                 yield None
         case AddressCluster(address=address):
             _check_port(address)
@@ -47,12 +47,6 @@ def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
         case SshCluster():
             with ssh_cluster(cluster) as address:
                 yield address
-
-
-@cache
-def _token() -> str:
-    """Return one token for all clusters of this process, since Ray keeps the first that it reads."""
-    return secrets.token_hex(32)
 
 
 @contextmanager
@@ -100,12 +94,12 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     thread.start()
-    with _token_required(token := _token()), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
-        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": token, "folder": folder}
+    with _token_required(_TOKEN), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": _TOKEN, "folder": folder}
         try:
             call(_start(nodes, cluster, None, head))
             for host in cluster.hosts:
-                call(_start(nodes, cluster, host, {"role": "node", "address": address, "token": token}))
+                call(_start(nodes, cluster, host, {"role": "node", "address": address, "token": _TOKEN}))
             yield address
         finally:
             call(nodes.aclose())
@@ -126,11 +120,7 @@ def _route_address(host: str) -> str:
 
 
 async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> None:
-    """Start ``ray_node`` on a host, or for None on this machine; ``nodes`` closes its input, which ends Ray.
-
-    Raises:
-        RunError: Ray does not run in time.
-    """
+    """Start ``ray_node`` on a host, or for None on this machine; ``nodes`` closes its input, which ends Ray."""
     place: Host = SubprocessHost(HostSpec(address="localhost"))
     python = [sys.executable]
     try:

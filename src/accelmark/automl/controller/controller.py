@@ -12,11 +12,11 @@ from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.directory import SearchDirectory, WeightStore
+from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.controller.proposals import Proposals
 from accelmark.automl.dataset import read_weights
-from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
+from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
@@ -42,7 +42,6 @@ class _Running:
 
     record: TrialRecord
     last_progress_s: float
-    images: int = 0
     cut_s: float | None = None
 
 
@@ -58,7 +57,6 @@ class SearchController:
         self._observer: Final = observer
         self._state: Final = directory.state()
         self._journal: Final = journal.Journal(directory.path)
-        self._store: Final = WeightStore(directory)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
         self._running: dict[int, _Running] = {}
@@ -153,10 +151,9 @@ class SearchController:
             self._cut_all(now)
         for worker, message in self._workers.listen(_LISTEN_S):
             match message:
-                case Progress(images):
-                    if worker in self._running and images > self._running[worker].images:
-                        running = self._running[worker]
-                        running.images, running.last_progress_s = images, self._now()
+                case int(images):
+                    if images and worker in self._running:
+                        self._running[worker].last_progress_s = self._now()
                 case EpochReport():
                     self._record_epoch(worker, message)
                 case TrialEnded():
@@ -246,7 +243,7 @@ class SearchController:
         search = self._config.search
         if one.parent is None:
             return (None, None) if search.initial_weights is None else (read_weights(search.initial_weights), network)
-        weights = None if search.weights == "from-scratch" else self._store.load(one.parent)
+        weights = None if search.weights == "from-scratch" else self._directory.load_weights(one.parent)
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 
     def _record_epoch(self, worker: int, report: EpochReport) -> None:
@@ -271,7 +268,7 @@ class SearchController:
         if outcome["status"] not in ("finished", "cut"):
             outcome["held_out_accuracy"] = None
         elif message.weights is not None:
-            self._store.save(record.individual, message.weights)
+            self._directory.save_weights(record.individual, message.weights)
         self._close_trial(worker, record.updated(**outcome, ended_s=record.started_s + result.seconds))
         self._idle.add(worker)
 
@@ -307,7 +304,7 @@ class SearchController:
             again = "; it will be tried again" if retried else ""
             self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")
         self._running.pop(worker, None)
-        self._store.keep_only({*self._proposals.needed_weights(), self._state.best_individual})
+        self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
 
     def _cut_all(self, now: float) -> None:
         for worker, running in list(self._running.items()):

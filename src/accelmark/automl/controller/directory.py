@@ -72,6 +72,28 @@ class SearchDirectory:
         """Lock the search; raises RequestError where another controller has locked it."""
         return lock_directory(self.path, "accelmark automl")
 
+    def _weights(self, individual: int) -> Path:
+        return self.path / "weights" / f"{individual}.npz"
+
+    def save_weights(self, individual: int, weights: Weights) -> None:
+        """Write an individual's weights; a killed process leaves no incomplete file under their name."""
+        path = self._weights(individual)
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_suffix(".part.npz")
+        np.savez(part, **weights)  # type: ignore[arg-type]
+        part.replace(path)
+
+    def load_weights(self, individual: int) -> dict[str, Array] | None:
+        """Return an individual's weights; None where it has none."""
+        path = self._weights(individual)
+        return read_weights(path) if path.is_file() else None
+
+    def keep_weights(self, individuals: Collection[int | None]) -> None:
+        """Remove the weights of all others, and incomplete files of killed processes."""
+        for path in self.path.glob("weights/*.npz"):
+            if not path.stem.isdecimal() or int(path.stem) not in individuals:
+                path.unlink(missing_ok=True)
+
 
 def find_search(name: str, root: Path) -> SearchDirectory:
     """Return a search by its directory, by its name below ``root``, or the newest there for ``latest``."""
@@ -82,28 +104,3 @@ def find_search(name: str, root: Path) -> SearchDirectory:
     if name == "latest" and found:
         return SearchDirectory(found[-1])
     raise RequestError(f"there is no search in {name!r} or {root / name}")
-
-
-class WeightStore:
-    """Trained weights of a search, one .npz file per individual."""
-
-    def __init__(self, search: SearchDirectory) -> None:
-        self._folder: Final = search.path / "weights"
-        self._folder.mkdir(exist_ok=True)
-
-    def save(self, individual: int, weights: Weights) -> None:
-        """Write an individual's weights; a killed process leaves no incomplete file under their name."""
-        part = self._folder / f"{individual}.part.npz"
-        np.savez(part, **weights)  # type: ignore[arg-type]
-        part.replace(self._folder / f"{individual}.npz")
-
-    def load(self, individual: int) -> dict[str, Array] | None:
-        """Return an individual's weights; None where it has none."""
-        path = self._folder / f"{individual}.npz"
-        return read_weights(path) if path.is_file() else None
-
-    def keep_only(self, individuals: Collection[int | None]) -> None:
-        """Remove all other weights, and incomplete files of killed processes."""
-        for path in self._folder.glob("*.npz"):
-            if not path.stem.isdecimal() or int(path.stem) not in individuals:
-                path.unlink(missing_ok=True)

@@ -8,11 +8,11 @@ removed lines are detected.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
@@ -21,7 +21,7 @@ from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, NonNegative
 from accelmark.automl.search.population import Individual, IndividualStatus, Population
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.spec.errors import RunError
-from accelmark.spec.model import Spec
+from accelmark.spec.model import Spec, first_error
 
 JOURNAL_FILE: Final = "journal.jsonl"
 CONFIG_FILE: Final = "automl.json"
@@ -159,30 +159,19 @@ def read_journal(directory: Path) -> list[Event]:
         try:
             events.append(_EVENTS.validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
-            raise RunError(f"{path}: line {number} is not a valid event: {where}{first['msg']}") from error
+            raise RunError(f"{path}: line {number} is not a valid event: {first_error(error)}") from error
     return events
 
 
-class HashChain(NamedTuple):
-    """The result of following the hashes through a journal.
-
-    lines     number of lines
-    unhashed  leading lines without a hash, from an early version
-    broken    first line (from 1) whose hash is not that of the line before; None where all are
-    """
-
-    lines: int
-    unhashed: int
-    broken: int | None
-
-
-def read_chain(directory: Path, events: list[Event]) -> HashChain:
+def follow_hashes(directory: Path, events: Sequence[Event]) -> tuple[int, int | None]:
     """Follow the hashes through a journal with these events.
 
     Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
     recomputed.
+
+    Returns:
+        The number of leading lines without a hash, from an early version, and the first line (from 1) whose hash is not
+        that of the line before; None where all are.
     """
     expected, unhashed = _sha256_of_request(directory), 0
     lines = _complete_lines(directory / JOURNAL_FILE)
@@ -190,9 +179,9 @@ def read_chain(directory: Path, events: list[Event]) -> HashChain:
         if event.after is None and unhashed == number - 1:
             unhashed = number
         elif event.after != expected:
-            return HashChain(len(lines), unhashed, number)
+            return unhashed, number
         expected = sha256(line).hexdigest()
-    return HashChain(len(lines), unhashed, None)
+    return unhashed, None
 
 
 @dataclass

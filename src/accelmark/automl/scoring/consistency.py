@@ -165,11 +165,7 @@ def _splits(config: AutomlConfig, state: SearchState, splits: Splits) -> Iterato
 
 
 def _work(config: AutomlConfig, record: TrialRecord, epochs: Iterable[EpochRecord], splits: Splits) -> Iterator[Check]:
-    """Compare images, steps and accuracies with the splits.
-
-    A complete epoch trains on every full global batch once and evaluates the whole validation split; a part of an
-    epoch trains on fewer batches and does not evaluate. An accuracy times the images of its split is an integer.
-    """
+    """Compare with the splits: an epoch trains on each full global batch, a cut one on fewer without evaluation."""
     ranks = record.ranks or config.training.devices_per_trial
     batch = max(1, min(record.hyperparameters.batch_size, splits.training) // ranks) * ranks
     steps = splits.training // batch
@@ -221,11 +217,7 @@ def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator
 
 
 def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
-    """Compare every time with the controller's clock in the events before and after it.
-
-    The journal is written in order, so the time of an event is between the heartbeats around it. A worker measures
-    times (ends of epochs and trials) from its own start, slightly after the controller's, and reports them late.
-    """
+    """Compare every time with the controller's clock in the events around it; workers report theirs late."""
     clock_s = latest_s = 0.0
     started: set[tuple[int, int]] = set()
     for event, bound_s in zip(events, _upper_bounds(events), strict=True):
@@ -266,12 +258,9 @@ def _between(what: str, time_s: float, earliest_s: float, latest_s: float) -> Ch
 
 
 def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:
-    """Return for each event the latest time at which it can have been written; infinite before a kill.
-
-    The limit is the later one of the session's next two clock readings: a heartbeat has the time at which its step
-    began, notes and ends have the time at which they are written.
-    """
+    """Return for each event the latest time at which it can have been written; infinite before a kill."""
     bounds: list[float] = []
+    # The later one of the next two clock readings: a heartbeat has the time at which its step began.
     first_s = second_s = inf
     for event in reversed(events):
         bounds.append(max(first_s, second_s))
@@ -298,8 +287,7 @@ def _overlaps(records: Iterable[TrialRecord]) -> Iterator[Check]:
 def lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Check]:
     """Rebuild every network from its parent's morphs and from hyperparameters that were written into it.
 
-    A child may be proposed before its parent's hyperparameters are written, so it may derive from any earlier form of
-    the parent; each form must follow from the one before by the hyperparameters of one of its trials.
+    A child may have been proposed before those of its parent were written, so it may derive from any earlier form.
     """
     forms: dict[int, list[Network]] = {}
     tuned: dict[int, list[Hyperparameters]] = {}

@@ -9,7 +9,7 @@ from typing import Final
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import HashChain, SearchState, read_chain, read_journal
+from accelmark.automl.controller.journal import SearchState, follow_hashes, read_journal
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.automl.scoring.score import Scoreboard, utilisation
 from accelmark.results.rounds.search import SearchConsumption, SearchSummary, SearchVerdict, search_consumption
@@ -146,30 +146,27 @@ def verify_search(directory: SearchDirectory) -> Verified:
         RunError: the search cannot be read.
     """
     config, events = directory.config(), read_journal(directory.path)
-    chain, state = read_chain(directory.path, events), SearchState.of(events)
-    before = "configuration and seed network" if chain.broken == 1 else f"line {(chain.broken or 0) - 1}"
-    actual = f"line {chain.broken} of the journal does not follow from {before}: something was changed"
-    linked = chain.broken is None, "journal", "each line has the hash of the one before", actual
-    checks = [linked, *consistency_checks(config, events, state)]
+    state, (unhashed, broken) = SearchState.of(events), follow_hashes(directory.path, events)
+    before = "configuration and seed network" if broken == 1 else f"line {(broken or 0) - 1}"
+    actual = f"line {broken} of the journal does not follow from {before}: something was changed"
+    linked = broken is None, "journal", "each line has the hash of the one before", actual
+    missing: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        what = "the journal of an older version does not record the splits of the data"
+        missing.append(f"{what}: images, steps and accuracies could not all be compared with the data")
+    if unhashed:
+        which = "no line" if unhashed == len(events) else f"none of the first {unhashed} lines"
+        missing.append(f"{which} of the journal has a hash of the line before: changes there are not detected")
     epochs = state.useful_epochs()
     total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
     return Verified(
-        **dict(verdict(config, state, checks, _unchecked(state, chain))),
+        **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)], missing)),
         checked=(
             f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
             f"{len(state.individuals)} networks rebuilt from their parents",
-            f"{chain.lines - chain.unhashed} of {chain.lines} journal lines have the hash of the line before",
+            f"{len(events) - unhashed} of {len(events)} journal lines have the hash of the line before",
         ),
     )
-
-
-def _unchecked(state: SearchState, chain: HashChain) -> Iterator[str]:
-    if any(session.splits is None for session in state.sessions):
-        missing = "the journal of an older version does not record the splits of the data"
-        yield f"{missing}: images, steps and accuracies could not all be compared with the data"
-    if chain.unhashed:
-        which = "no line" if chain.unhashed == chain.lines else f"none of the first {chain.unhashed} lines"
-        yield f"{which} of the journal has a hash of the line before: changes there are not detected"
 
 
 def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboard) -> SearchConsumption:

@@ -18,6 +18,7 @@ from accelmark.results.schema import JobState
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.job import JobSpec, NodeExit
+from accelmark.spec.model import first_error
 from accelmark.spec.perflog import PerfLogReader
 
 LedgerState = tuple[JobState, str | None]
@@ -53,9 +54,7 @@ def read_job(round_dir: Path) -> JobSpec:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path}: is not a valid job: {where or 'the file'}: {first['msg']}") from error
+        raise RunError(f"{path}: is not a valid job: {first_error(error)}") from error
 
 
 def node_dirs(round_dir: Path) -> list[NodeDir]:

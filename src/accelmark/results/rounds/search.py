@@ -22,6 +22,7 @@ from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.model import first_error
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
@@ -227,9 +228,7 @@ def _report(path: Path) -> SearchSummary:
     try:
         return SearchSummary.model_validate(loaded)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{file}: does not match schema version {version}: {where}: {first['msg']}") from error
+        raise RunError(f"{file}: does not match schema version {version}: {first_error(error)}") from error
 
 
 def _hardware(vendor: str, device: str | None) -> str:

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError
+from accelmark.spec.model import first_error
 
 RESULT_FILE: Final = "result.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -167,6 +168,4 @@ def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = (
     try:
         return model.model_validate(loaded)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path}: does not follow schema version {version}: {where}: {first['msg']}") from error
+        raise RunError(f"{path}: does not follow schema version {version}: {first_error(error)}") from error

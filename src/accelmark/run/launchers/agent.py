@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,36 +19,26 @@ from accelmark.spec.job import NodeExit
 
 START_TIMEOUT_S: Final = 120.0
 """Longest time from starting an agent (a container may have to be set up) to its lock."""
-NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
+_NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
 
 
+@dataclass(eq=False)
 class AgentHandle(ABC):
     """The node agent of one job on one host.
 
     Each method may be called again after it failed; none blocks the event loop.
-
-    Args:
-        node: the agent's job on its host.
-        host: runs commands on the host.
-        command: the command on the host that runs the agent.
-        clean_up: the command on the host that ends what a dead agent left behind, and may print a number of processes.
-        prepare: delivers to the host what the agent needs.
     """
 
-    def __init__(
-        self,
-        node: NodeJob,
-        host: Host,
-        command: Sequence[str],
-        clean_up: Sequence[str],
-        prepare: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.node = node
-        self.prepare = prepare
-        self._host = host
-        self._command = command
-        self._clean_up = clean_up
-        self._started_at = utc_now()
+    node: NodeJob
+    """The agent's job on its host."""
+    host: Host
+    command: Sequence[str]
+    """The command on the host that runs the agent."""
+    clean_up: Sequence[str]
+    """The command on the host that ends what a dead agent left behind, and may print a number of processes."""
+    prepare: Callable[[], Awaitable[None]]
+    """Delivers to the host what the agent needs; raises AccelmarkError if the host cannot run the job."""
+    started_at: str = field(default_factory=utc_now, init=False)
 
     @abstractmethod
     async def start(self) -> None:
@@ -72,17 +63,19 @@ class AgentHandle(ABC):
     async def stop(self, *, at_once: bool) -> None:
         """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
 
-    def read_exit(self) -> NodeExit | str:
-        """Return what the agent recorded of its end, or why there is no record."""
-        try:
-            return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
-        except FileNotFoundError:
-            return NO_EXIT_FILE
-        except (OSError, ValueError) as error:
-            return f"{EXIT_FILE} of the node agent cannot be read: {error}"
+    async def ended(self, *, has_exit: bool = True) -> NodeExit:
+        """Return what the agent recorded of its end; without a record, end what it left behind, and record that.
 
-    async def without_exit(self, why: str) -> NodeExit:
-        """End what an agent without ``exit.json`` left behind, and record its end: failed where it never ran."""
+        An agent that never ran failed, any other is lost.
+        """
+        why = _NO_EXIT_FILE
+        try:
+            if has_exit:
+                return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
         last = _last_error(self.node.node_dir / AGENT_LOG)
         if not (self.node.node_dir / IDENTITY_FILE).exists():
@@ -92,7 +85,7 @@ class AgentHandle(ABC):
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""
-        done = await self._host.run(self._clean_up)
+        done = await self.host.run(self.clean_up)
         return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
 
     def record(self, state: Literal["lost", "failed"], reason: str) -> NodeExit:
@@ -103,7 +96,7 @@ class AgentHandle(ABC):
             noderank=task.noderank,
             state=state,
             reason=reason,
-            started_at=self._started_at,
+            started_at=self.started_at,
             duration_s=0.0,
             ranks=(),
         )

@@ -18,12 +18,7 @@ from accelmark.spec.plugins.launcher import load_launcher
 
 
 class Launcher(ABC):
-    """Starts node agents on the hosts of a plan's cluster.
-
-    Args:
-        plan: the run.
-        run: its directory on this machine.
-    """
+    """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory on this machine."""
 
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
@@ -73,18 +68,10 @@ class Launcher(ABC):
         """Return, in order, all commands for a job on one host; those that the agent starts come last."""
 
     async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
-        """Ensure that hosts may be used.
-
-        Raises:
-            RunError: there is no allocation.
-        """
+        """Ensure that hosts may be used; raises RunError if there is no allocation."""
 
     async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
-        """Ensure that AccelMark is on a host.
-
-        Raises:
-            HostError: it could not be delivered.
-        """
+        """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the commands that run on this machine before any host is reached."""
@@ -106,6 +93,10 @@ class Launcher(ABC):
         """Return the sandbox of a job."""
         return job_sandbox(self.plan, node.job, self.code, self.path_on_host(find("vendors", self.plan.vendor).path))
 
+    def native_command(self, module: str, *arguments: str) -> list[str]:
+        """Return the command that runs a module of AccelMark on a host itself."""
+        return Sandbox().command(self.python, ModuleCommand(module, arguments, "", self.variables))
+
     def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
         """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
         agent = self.agent_module(node)
@@ -116,20 +107,11 @@ class Launcher(ABC):
     def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
         """Return the command on a host that ends what a dead agent of a job left behind."""
         removal = self.sandbox(node).removal(self.agent_module(node).name)
-        return removal or sweep_command(self.python, self.variables, node_dir)
+        return removal or self.native_command("accelmark.run.processes", str(node_dir))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
-        """End agents of this run that still run on hosts without a coordinator.
-
-        Returns one message for each host that could not be reached.
-        """
+        """End agents of this run without a coordinator; returns one message for each host that was not reached."""
         return []
 
     async def close(self) -> None:  # noqa: B027  nothing to close is the common case
         """Close connections and return allocations; agents continue."""
-
-
-def sweep_command(python: str, variables: Mapping[str, str], node_dir: PurePosixPath) -> list[str]:
-    """Return the command that kills the processes of a dead agent natively on its host."""
-    assignments = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *assignments, python, "-m", "accelmark.run.processes", str(node_dir)]

@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
@@ -98,18 +99,15 @@ class SharedFilesystemLauncher(Launcher):
 
 
 @final
+@dataclass(eq=False)
 class CommandAgent(AgentHandle):
     """A node agent that a command starts (Python itself, a container engine, ``srun``)."""
 
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     async def start(self) -> None:
-        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it.
-
-        Raises:
-            RunError: its program is not installed, or the log cannot be written.
-        """
-        argv, log = self._host.command(self._command), self.node.node_dir / AGENT_LOG
+        """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""
+        argv, log = self.host.command(self.command), self.node.node_dir / AGENT_LOG
         with write_errors(log), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
@@ -146,8 +144,7 @@ class CommandAgent(AgentHandle):
             if is_locked(lock):
                 settled_by = time.monotonic() + _SETTLE_S  # the agent outlives the command that started it
             await asyncio.sleep(_POLL_S)
-        found = self.read_exit()
-        return found if isinstance(found, NodeExit) else await self.without_exit(found)
+        return await self.ended()
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind, if its host still runs commands."""

@@ -29,10 +29,9 @@ class Follower:
 
     def __init__(self, directory: str, have: dict[str, int], start_timeout_s: float) -> None:
         self.directory = directory
-        self.sent: dict[str, tuple[int | None, int]] = {
-            name: (None, size) for name, size in have.items() if name.endswith(GROWING)
+        self.sent: dict[str, tuple[int | None, int, int]] = {
+            name: (None, size, 0) for name, size in have.items() if name.endswith(GROWING)
         }
-        self.stamps: dict[str, tuple[int, int, int]] = {}
         self.started_by = time.monotonic() + start_timeout_s
 
     def path(self, name: str) -> str:
@@ -51,18 +50,15 @@ class Follower:
 
     def send(self, name: str, stat: os.stat_result) -> None:
         """Send new bytes of one file."""
-        known = self.sent.get(name, (stat.st_ino, 0))
-        inode, offset = known
+        inode, offset, modified = self.sent.get(name, (stat.st_ino, 0, 0))
         if name.endswith(GROWING):
             if stat.st_size < offset or inode not in (None, stat.st_ino):
                 offset = 0
             if stat.st_size == offset and name in self.sent:
                 return
+        elif (inode, offset, modified) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
+            return
         else:
-            stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if self.stamps.get(name) == stamp:
-                return
-            self.stamps[name] = stamp
             offset = 0
         with open(self.path(name), "rb") as file:
             file.seek(offset)
@@ -73,7 +69,7 @@ class Follower:
                 offset += len(chunk)
                 if len(chunk) < CHUNK:
                     break
-        self.sent[name] = (stat.st_ino, offset)
+        self.sent[name] = (stat.st_ino, offset, stat.st_mtime_ns)
 
     def end(self) -> str | None:
         """Return how the agent ended, or None while it runs or may still start."""
@@ -95,7 +91,7 @@ class Follower:
     def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of every sent file."""
         found = {}
-        for name in sorted({*self.sent, *self.stamps}):
+        for name in sorted(self.sent):
             digest = hashlib.sha256()
             try:
                 with open(self.path(name), "rb") as file:
@@ -176,7 +172,7 @@ def main(directory: str) -> None:
         if request["send"]:
             follower.scan()
         elif end == "exit":
-            follower.sent["exit.json"] = (None, 0)
+            follower.sent["exit.json"] = (None, 0, 0)
         if end is not None:
             emit({"end": end, "sha256": follower.checksums()})
             return

@@ -119,7 +119,6 @@ def main() -> None:
         "boot_id": text_of("/proc/sys/kernel/random/boot_id"),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
-        "kernel": os.uname().release,
         "not_writable": writable(work),
         "free_mib": free_mib(work),
         "memory_mib": int(text_of("/proc/meminfo").split("MemAvailable:")[1].split()[0]) / 1024,

@@ -7,59 +7,59 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.host import Host, HostError
+from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.host import Host, HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
     HostProblem,
+    Severity,
     cluster_problems,
     device_problems,
     host_problems,
     requirement_problems,
 )
-from accelmark.run.preflight.host_checks import check_images, devices_command, has_devices, pulled_images, read_devices
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.cluster import HostSpec
+from accelmark.run.sandboxes.image import ImageRecipe, availability, recipe_of
+from accelmark.spec.cluster import ClusterSpec, HostSpec
+from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 
 NEEDED_MODULES: Final = ("psutil", "pydantic", "yaml")
 """Packages that the node agent imports."""
 REACH_TIMEOUT_S: Final = 4.0
+_DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
+_DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
+_CONTAINER_TIMEOUT_S: Final = 120.0
+_REGISTRY_TIMEOUT_S: Final = 60.0
+_IMAGE_HINT: Final = "correct container.image, log in to its registry on the host, or provide it as a file (image_file)"
 
 
 @final
+@dataclass
 class Preflight:
-    """Checks the hosts that jobs of a run are about to be started on.
+    """Checks the hosts that jobs of a run are about to be started on."""
 
-    Args:
-        directory: the run.
-        launcher: how its hosts are reached.
-        jobs: what is to be started on them.
-        given_data: data directories given by the user, which have to be on every host.
-    """
+    directory: RunDirectory
+    launcher: Launcher
+    jobs: Sequence[PlannedJob]
+    given_data: Sequence[Path] = ()
+    """Data directories given by the user, which have to be on every host."""
+    _facts: dict[str, HostFacts] = field(default_factory=dict, init=False)
+    _devices: dict[str, tuple[DeviceFacts, ...]] = field(default_factory=dict, init=False)
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        launcher: Launcher,
-        jobs: Sequence[PlannedJob],
-        given_data: Sequence[Path] = (),
-    ) -> None:
-        self._directory = directory
-        self._launcher = launcher
-        self._jobs = jobs
-        self._given_data = given_data
-        self._cluster = directory.plan.cluster
-        self._facts: dict[str, HostFacts] = {}
-        self._devices: dict[str, tuple[DeviceFacts, ...]] = {}
+    @property
+    def _cluster(self) -> ClusterSpec:
+        return self.directory.plan.cluster
 
     async def run(self) -> list[HostProblem]:
         """Return every problem of every host, in the order of the hosts.
@@ -67,22 +67,22 @@ class Preflight:
         Raises:
             RunError: there is no allocation of hosts.
         """
-        await self._launcher.allocate()
-        used = {node.host for job in self._jobs for node in job.nodes}
-        hosts = {host.name: self._launcher.host(host) for host in self._cluster.hosts if host.name in used}
+        await self.launcher.allocate()
+        used = {node.host for job in self.jobs for node in job.nodes}
+        hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for found in per_host for problem in found]
         facts = {name: self._facts[name] for name in hosts if name in self._facts}
         devices = {name: self._devices[name] for name in hosts if self._devices.get(name)}
         problems += cluster_problems(
-            facts, devices, self._cluster, one_host_per_machine=self._launcher.spec.one_host_per_machine
+            facts, devices, self._cluster, one_host_per_machine=self.launcher.spec.one_host_per_machine
         )
         problems += await self._reach(hosts)
         order = list(hosts)
         return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.host))
 
     async def _check(self, host: Host) -> list[HostProblem]:
-        name, launcher = host.name, self._launcher
+        name, launcher = host.name, self.launcher
         try:
             await host.connect()  # so that the clocks below are read without its delay
             begun = time.time()
@@ -98,7 +98,7 @@ class Preflight:
             installed = [package for job in self._jobs_on(host) for package in job.installs]
             problems += requirement_problems(name, facts, self._needs(host), installed)
             if self._cluster.container is not None and facts.engine_problem is None:
-                problems += await check_images(host, self._directory.plan, self._jobs_on(host))
+                problems += await self._check_images(host)
             if all(problem.severity == "warning" for problem in problems):
                 problems += await self._check_devices(host, facts)
             return problems
@@ -108,13 +108,13 @@ class Preflight:
             return [HostProblem(name, f"the probe printed something else: {error.errors()[0]['msg']}")]
 
     def _request(self, host: Host) -> dict[str, object]:
-        container, launcher = self._cluster.container, self._launcher
+        container, launcher = self._cluster.container, self.launcher
         files = (container.image_file if container is not None else None, launcher.visible_file)
         return {
             "work_directory": launcher.work_directory,
             "lock": launcher.lock_file(host.spec),
             "ports": self._ports(host.spec),
-            "directories": [str(path) for path in self._given_data],
+            "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
             "modules": list(NEEDED_MODULES),
             "distributions": distributions(self._needs(host)),
@@ -128,40 +128,82 @@ class Preflight:
         return [need for job in self._jobs_on(host) for need in job.requires]
 
     def _ports(self, host: HostSpec) -> list[int]:
-        is_master = any(len(job.nodes) > 1 and job.nodes[0].host == host.name for job in self._jobs)
-        return sorted({*([self._cluster.master_port] if is_master else []), *host.service_ports})
+        ports = [self._cluster.master_port] if host.name in _masters(self.jobs) else []
+        return sorted({*ports, *host.service_ports})
 
     def _jobs_on(self, host: Host) -> list[PlannedJob]:
-        return [job for job in self._jobs if any(node.host == host.name for node in job.nodes)]
+        return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
 
     async def _check_devices(self, host: Host, facts: HostFacts) -> list[HostProblem]:
-        jobs = self._jobs_on(host)
-        looked = await read_devices(host, self._directory, self._launcher, jobs[0], facts)
-        if looked is None:
-            return []
-        if isinstance(looked, HostProblem):
-            return [looked]
-        self._devices[host.name] = looked
-        needed = max(node.nproc for job in jobs for node in job.nodes if node.host == host.name)
-        return device_problems(host.name, looked, self._directory.plan.vendor, needed)
+        """Return what is wrong with the vendor's devices on a host, or why they cannot be read.
 
-    async def _reach(self, places: dict[str, Host]) -> list[HostProblem]:
-        """Check that the other hosts of each job reach its master port."""
-        groups = dict.fromkeys(tuple(node.host for node in job.nodes) for job in self._jobs if len(job.nodes) > 1)
-        members: dict[str, list[str]] = {}
-        for master, *others in groups:
-            members.setdefault(master, []).extend(other for other in others if other in self._facts)
+        Where the host's Python cannot run AccelMark, they are read in the first job's image; it is a warning if that
+        is still to be built.
+        """
+        launcher, plan, name, jobs = self.launcher, self.directory.plan, host.name, self._jobs_on(host)
+        if not _has_devices(plan.vendor):
+            return []
+        if not facts.lacking_modules:
+            await launcher.deliver(host.spec)
+            done = await host.run(launcher.native_command(_DEVICES_MODULE, plan.vendor))
+        else:
+            recipe = recipe_of(plan, jobs[0].job)
+            if recipe is None or (await host.run(recipe.present)).code != 0:
+                what = f"devices of {plan.vendor} cannot be read before the image exists"
+                lacking = f"{facts.executable} lacks {', '.join(facts.lacking_modules)}"
+                return [HostProblem(name, what, lacking, "warning")]
+            await launcher.deliver(host.spec)
+            nodes = node_jobs(self.directory, jobs[0], launcher)
+            node = next(node for node in nodes if node.host.name == name)
+            done = await host.run(
+                launcher.sandbox_command(node, _DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S
+            )
+        try:
+            if done.code == 0:
+                self._devices[name] = devices = _DEVICES.validate_json(done.out)
+                needed = max(node.nproc for job in jobs for node in job.nodes if node.host == name)
+                return device_problems(name, devices, plan.vendor, needed)
+        except ValidationError:
+            pass
+        return [HostProblem(name, f"devices of {plan.vendor} cannot be read: {done.message}")]
+
+    async def _check_images(self, host: Host) -> list[HostProblem]:
+        """Return a problem for each image that is neither on a host nor in its registry.
+
+        Where it is not known whether a pull would fail, the problem is a warning.
+        """
         found: list[HostProblem] = []
-        for master, others in members.items():
+        for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
+            if (await host.run(recipe.present)).code == 0:
+                continue
+            what = f"the image {recipe.name} is absent, and was not found in its registry"
+            try:
+                done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
+            except UnreachableError:
+                raise
+            except HostError as error:
+                found.append(HostProblem(host.name, f"{what}: {error.what}", _IMAGE_HINT, "warning"))
+                continue
+            answer = availability(done.code, done.message)
+            if answer != "found":
+                severity: Severity = "error" if answer == "absent" else "warning"
+                found.append(HostProblem(host.name, f"{what}: {done.message}", _IMAGE_HINT, severity))
+        return found
+
+    async def _reach(self, hosts: dict[str, Host]) -> list[HostProblem]:
+        """Check that the other hosts of each job reach its master port."""
+        found: list[HostProblem] = []
+        for master, others in _masters(self.jobs).items():
             facts = self._facts.get(master)
             if facts is not None and self._cluster.master_port not in facts.busy_ports:
-                found += await self._reach_master(places[master], [places[name] for name in dict.fromkeys(others)])
+                there = [hosts[name] for name in others if name in self._facts]
+                found += await self._reach_master(hosts[master], there)
         return found
 
     async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[HostProblem]:
         port, token, name = str(self._cluster.master_port), secrets.token_hex(8), master.name
         try:
-            async with master.running(command(self._launcher.python, "port", "listen", port, token)) as line:
+            async with master.running(command(self.launcher.python, "port", "listen", port, token)) as line:
                 answer = json.loads(line or b"{}")
                 if not answer.get("ok"):
                     return [HostProblem(name, f"cannot listen on port {port}: {answer.get('why', 'no answer')}")]
@@ -173,8 +215,8 @@ class Preflight:
             return [HostProblem(error.host, error.what)]
 
     async def _try(self, other: Host, master: Host, port: str, token: str) -> HostProblem | None:
-        address = self._launcher.master_address(master.spec)
-        argv = command(self._launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
+        address = self.launcher.master_address(master.spec)
+        argv = command(self.launcher.python, "port", "reach", address, port, token, f"{REACH_TIMEOUT_S:g}")
         try:
             done = await other.run(argv)
             answer = json.loads(done.out or b"{}")
@@ -188,6 +230,26 @@ class Preflight:
         return HostProblem(other.name, what, "open the port in the firewall, or set master_port")
 
 
+def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
+    """Return, for the first host of each job on several hosts, the others, which have to reach it."""
+    found: dict[str, list[str]] = {}
+    for master, *others in ([node.host for node in job.nodes] for job in jobs if len(job.nodes) > 1):
+        found[master] = list(dict.fromkeys([*found.get(master, []), *others]))
+    return found
+
+
+def _has_devices(vendor: str) -> bool:
+    """Return whether a vendor's devices can be checked; CPUs are always present and in use."""
+    detect = load_vendor(vendor).telemetry.get("detect") or {}
+    return bool(detect) and not (isinstance(detect, dict) and detect.get("always"))
+
+
+def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
+    """Return each image of ``jobs`` that is pulled where it is absent, not built or loaded."""
+    recipes = (recipe_of(plan, job.job) for job in jobs)
+    return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
+
+
 def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
     """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
     hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
@@ -195,18 +257,13 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
     found: dict[str, list[list[str]]] = {}
     for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
         found[name] = [command(python, "probe")]
-        for recipe in pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
+        for recipe in _pulled_images(plan, [job for job in jobs if any(node.host == name for node in job.nodes)]):
             found[name] += [recipe.present, recipe.look_up]
-        if has_devices(plan.vendor):
-            found[name].append(devices_command(launcher.variables, python, plan.vendor))
-    masters = {
-        name: [other.host for job in jobs if job.nodes[0].host == name for other in job.nodes[1:]] for name in hosts
-    }
-    for master, others in masters.items():
-        if not others:
-            continue
+        if _has_devices(plan.vendor):
+            found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
+    for master, others in _masters(jobs).items():
         found[master].append(command(python, "port", "listen", port, "TOKEN"))
         address = launcher.master_address(hosts[master].spec)
-        for other in dict.fromkeys(others):
+        for other in others:
             found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
     return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}

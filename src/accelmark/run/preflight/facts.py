@@ -68,7 +68,6 @@ class HostFacts(Spec):
     boot_id: str
     python: tuple[int, int, int]
     executable: str
-    kernel: str
     not_writable: str | None
     free_mib: float
     memory_mib: float
@@ -90,11 +89,7 @@ def requirement_problems(
 ) -> list[HostProblem]:
     """Return one problem that names everything that the jobs of a host need and its Python does not have.
 
-    Args:
-        name: the host's name.
-        facts: output of the probe.
-        needs: what its jobs need.
-        installed: packages that are installed for the ranks before they start.
+    ``installed`` are packages that are installed for the ranks before they start.
     """
     found = missing(needs, facts.versions.get, installed)
     if not found:
@@ -112,13 +107,8 @@ def host_problems(
 ) -> list[HostProblem]:
     """Return the problems of a single host.
 
-    Args:
-        name: the host's name.
-        facts: output of the probe.
-        cluster: its cluster file.
-        clock_offset_s: its clock minus this machine's.
-        work: the work directory.
-        visible_file: a file in the run directory that the host must see at the same path.
+    ``clock_offset_s`` is its clock minus this machine's, ``work`` its work directory, and ``visible_file`` a file in
+    the run directory that it must see at the same path.
     """
     found: list[HostProblem] = []
 
@@ -132,9 +122,7 @@ def host_problems(
         error(f"{facts.executable} is Python {version}, 3.11 is needed", "set python in the cluster file")
     if facts.lacking_modules and cluster.container is None:
         modules = ", ".join(facts.lacking_modules)
-        error(
-            f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {' '.join(facts.lacking_modules)}"
-        )
+        error(f"{facts.executable} has no {modules}", f"{cluster.python} -m pip install {modules.replace(',', '')}")
     if facts.not_writable is not None:
         error(f"{work} cannot be written: {facts.not_writable}", "choose another directory, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
@@ -186,9 +174,7 @@ def cluster_problems(
     """Return the problems between hosts: one machine twice, differing drivers, devices or Pythons."""
     found: list[HostProblem] = []
     machines: dict[tuple[str, str], str] = {}
-    for name, fact in facts.items():
-        if not one_host_per_machine:
-            break
+    for name, fact in facts.items() if one_host_per_machine else ():
         other = machines.setdefault((fact.boot_id, fact.hostname), name)
         if other != name:
             found.append(HostProblem(name, f"is the same machine as {other}", "list each host once"))
@@ -198,9 +184,9 @@ def cluster_problems(
         "Python": {n: ".".join(map(str, fact.python)) for n, fact in facts.items() if cluster.container is None},
     }
     for kind, values in kinds.items():
-        first = next(iter(values), None)
+        first = next(iter(values), "")
         for name, value in values.items():
-            if first is not None and value != values[first]:
+            if value != values[first]:
                 what = f"has {kind} {value or 'unknown'}, {first} has {values[first] or 'unknown'}"
                 found.append(HostProblem(name, what, "results of different hosts cannot be compared", "warning"))
     return found

@@ -19,6 +19,7 @@ from accelmark.results.store.files import make_directory, write_atomic, write_er
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
 from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.model import first_error
 from accelmark.spec.secret import secrets_in
 
 PLAN_FILE: Final = "plan.json"
@@ -82,19 +83,12 @@ class RunDirectory:
         try:
             return cls(path, Plan.model_validate_json(text))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            what = f"was written by another version of AccelMark or is damaged: {place}: {first['msg']}"
+            what = f"was written by another version of AccelMark or is damaged: {first_error(error)}"
             raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:
         """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    @property
-    def name(self) -> str:
-        """The directory's name."""
-        return self.path.name
 
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""
@@ -135,8 +129,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
-    Raises:
-        RequestError: another process has locked it.
+    Raises RequestError: another process has locked it.
     """
     path = directory / HOLDER_FILE
     with write_errors(path):

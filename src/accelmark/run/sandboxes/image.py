@@ -11,7 +11,7 @@ from typing import Final, Literal, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_errors
-from accelmark.run.agent.error_lines import error_lines
+from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.host import Host
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError
@@ -78,10 +78,7 @@ def require_images(plan: Plan) -> None:
 def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRecipe | None:
     """Return the image of a job, a trainer's own or its framework's; None where it runs natively.
 
-    Args:
-        plan: the run.
-        job: the job.
-        context: the vendor's folder on the host, for the build; None: that of this machine.
+    It is built from ``context``, the vendor's folder on the host, by default that of this machine.
 
     Raises:
         RequestError: the vendor has no recipe for the job's framework.
@@ -97,14 +94,9 @@ def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRec
 
 
 def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey, context: Path) -> ImageRecipe:
-    """Return the image that a key's ranks run in.
+    """Return the image that a key's ranks run in: the cluster file's, else the vendor's for the framework and version.
 
-    Args:
-        container: the container settings of the cluster file.
-        vendor: the vendor's name.
-        folder: its folder on this machine, for the hash.
-        key: names the framework and its version.
-        context: the same folder on the host, for the build.
+    ``folder`` is the vendor's folder on this machine, ``context`` that on the host.
 
     Raises:
         RequestError: the vendor has no recipe for this framework, or none for the version that the key names.

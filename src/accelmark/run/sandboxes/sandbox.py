@@ -41,8 +41,9 @@ class ModuleCommand:
 class Sandbox:
     """The environment that the node agent, its recorder and its ranks run in: here, the host itself."""
 
-    image: ImageRecipe | None = None
-    """The image that it needs on a host."""
+    def __init__(self) -> None:
+        self.image: ImageRecipe | None = None
+        """The image that it needs on a host."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the arguments that run ``inside`` on a host; ``python`` is the host's own."""
@@ -59,34 +60,22 @@ class Sandbox:
 
 
 @final
+@dataclass
 class ContainerSandbox(Sandbox):
-    """Runs commands in a container on the host's network; it is removed when they end.
+    """Runs commands in a container on the host's network; it is removed when they end."""
 
-    Args:
-        spec: the container settings of the cluster file.
-        vendor: declares what its devices need.
-        image: its image.
-        code: where AccelMark is on the host, mounted at the same path.
-        clear_caches: whether the agent drops the host's page cache.
-    """
-
-    def __init__(
-        self,
-        spec: ContainerSpec,
-        vendor: VendorSpec,
-        image: ImageRecipe,
-        code: PurePosixPath,
-        clear_caches: bool = False,
-    ) -> None:
-        self.image: ImageRecipe = image
-        self._spec = spec
-        self._defaults = vendor.container
-        self._code = code
-        self._clear_caches = clear_caches
+    spec: ContainerSpec
+    vendor: VendorSpec
+    """Declares what its devices need."""
+    image: ImageRecipe
+    code: PurePosixPath
+    """Where AccelMark is on the host, mounted at the same path."""
+    clear_caches: bool = False
+    """Whether the agent drops the host's page cache."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the engine's command; the host's ``python`` is not used."""
-        spec, defaults = self._spec, self._defaults
+        spec, defaults = self.spec, self.vendor.container
         command = [spec.engine, "run", "--rm", "--name", inside.name, "--network", "host", "--ipc"]
         command += ["private", "--shm-size", spec.shm_size] if spec.shm_size else ["host"]
         command += ["--privileged"] if spec.privileged else []
@@ -95,23 +84,23 @@ class ContainerSandbox(Sandbox):
         mounted = [mount.split(":")[0] for mount in volumes]
         places = dict.fromkeys(str(path) for path in inside.writable)
         writable = [path for path in places if not _is_below(path, [other for other in places if other != path])]
-        readable = dict.fromkeys([str(self._code), *(str(path) for path in inside.readable)])
+        readable = dict.fromkeys([str(self.code), *(str(path) for path in inside.readable)])
         volumes += [f"{path}:{path}" for path in writable]
         volumes += [f"{path}:{path}:ro" for path in readable if not _is_below(path, [*mounted, *writable])]
         environment = {**defaults.environment, **inside.environment, **_pip_variables(spec.pip_source)}
-        if self._clear_caches:
+        if self.clear_caches:
             volumes.append(f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}")
             environment[DROP_CACHES_VARIABLE] = _DROP_CACHES_INSIDE
         for volume in volumes:
             command += ["--volume", volume]
         for name, value in environment.items():
             command += ["--env", f"{name}={value}"]
-        command += ["--entrypoint", "sh", self.image.name, str(self._code / _ENTER), spec.python]
+        command += ["--entrypoint", "sh", self.image.name, str(self.code / _ENTER), spec.python]
         return [*command, "-m", inside.module, *inside.arguments]
 
     def removal(self, name: str) -> list[str]:
         """Return the command that ends and removes the container."""
-        return [self._spec.engine, "rm", "--force", name]
+        return [self.spec.engine, "rm", "--force", name]
 
 
 def _pip_variables(source: str | None) -> dict[str, str]:
@@ -128,14 +117,7 @@ def _is_below(path: str, places: list[str]) -> bool:
 
 
 def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Sandbox:
-    """Return the sandbox of a job.
-
-    Args:
-        plan: the run.
-        job: the job; its framework selects the image.
-        code: where AccelMark is on the hosts.
-        vendor_dir: the vendor's folder on the hosts.
-    """
+    """Return the sandbox of a job, with the paths of AccelMark and of the vendor's folder on the hosts."""
     image = recipe_of(plan, job, vendor_dir)
     if plan.cluster.container is None or image is None:
         return Sandbox()

@@ -13,7 +13,7 @@ from typing import Final, final
 from accelmark.telemetry.command import CommandError, run_command
 
 POWERCAP: Final = Path("/sys/class/powercap")
-IPMI_INTERVAL_S: Final = 30.0
+_IPMI_INTERVAL_S: Final = 30.0
 """Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
 _IPMI_TIMEOUT_S: Final = 20.0
 _DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
@@ -68,11 +68,7 @@ class Rapl:
         return len(self._last_uj)
 
     def energy_j(self) -> float:
-        """Return the energy of all packages in J since this object was created.
-
-        Raises:
-            RaplError: a counter is no longer readable.
-        """
+        """Return the energy of all packages in J since this object was created; raises RaplError if it is unknown."""
         for counter, last in self._last_uj.items():
             now = _read_number(counter)
             wrapped = _read_number(counter.with_name("max_energy_range_uj")) if now < last else 0
@@ -91,11 +87,7 @@ def _read_number(path: Path) -> int:
 
 
 def parse_dcmi(text: str) -> float:
-    """Return the power in W from ``ipmitool dcmi power reading``.
-
-    Raises:
-        IpmiError: the text has no power reading, or an implausible one.
-    """
+    """Return the power in W from ``ipmitool dcmi power reading``; raises IpmiError if it has no plausible reading."""
     found = _DCMI.search(text)
     if found is None:
         raise IpmiError("ipmitool dcmi reports no instantaneous power reading")
@@ -103,11 +95,7 @@ def parse_dcmi(text: str) -> float:
 
 
 def parse_sdr(text: str) -> float:
-    """Return the power in W from ``ipmitool sdr``: that of the one sensor for the whole system.
-
-    Raises:
-        IpmiError: there is no such sensor, or several with different values.
-    """
+    """Return the power in W of the one sensor for the whole system in ``ipmitool sdr``; raises IpmiError otherwise."""
     found = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
     if len(found) != 1:
         what = "no sensor" if not found else f"{len(found)} sensors with different values"
@@ -122,11 +110,7 @@ def _plausible(power_w: float) -> float:
 
 
 def read_ipmi_power_w(tool: str = "ipmitool") -> float:
-    """Read the host's power in W by DCMI, then by its sensors. Takes seconds.
-
-    Raises:
-        IpmiError: no power was read; the message is the reason.
-    """
+    """Read the host's power in W by DCMI, else by its sensors, in seconds; raises IpmiError with the reasons."""
     if shutil.which(tool) is None:
         raise IpmiError(f"{tool} is not installed")
     try:
@@ -142,11 +126,9 @@ def read_ipmi_power_w(tool: str = "ipmitool") -> float:
 class IpmiPower:
     """Reads power in a separate thread, since the controller is slow."""
 
-    def __init__(self, tool: str = "ipmitool", interval_s: float = IPMI_INTERVAL_S) -> None:
-        self.reason: str | None = None if shutil.which(tool) else f"{tool} is not installed"
+    def __init__(self) -> None:
+        self.reason = None if shutil.which("ipmitool") else "ipmitool is not installed"
         """Why there is no power reading, or None."""
-        self._tool = tool
-        self._interval_s = interval_s
         self._fresh: deque[float] = deque(maxlen=1)
         if self.reason is None:
             threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
@@ -161,8 +143,8 @@ class IpmiPower:
     def _refresh(self) -> None:
         while True:
             try:
-                self._fresh.append(read_ipmi_power_w(self._tool))
+                self._fresh.append(read_ipmi_power_w())
                 self.reason = None
             except IpmiError as error:
                 self.reason = str(error)
-            time.sleep(self._interval_s)
+            time.sleep(_IPMI_INTERVAL_S)

@@ -1,27 +1,29 @@
-"""Sample the host: CPU, memory, load, pressure, disks, network, and the memory of the ranks."""
+"""Sample the host: CPU, memory, load, pressure, disks, network, and the processes of the run and of others."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar, final
 
 import psutil
 
+from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.host.power import IpmiPower, Rapl, RaplError
-from accelmark.telemetry.host.processes import PROC, descendants, parents
 
 BUSY_CPU: Final = 0.2
 """Maximum share of busy cores before a run."""
 BUSY_PRESSURE: Final = 10.0
 """Maximum percentage of time that tasks wait for the CPU, memory or disk before a run."""
+_PROC: Final = Path("/proc")
 _MIB: Final = 1024.0 * 1024.0
 _DESCENDANTS_EVERY_S: Final = 5.0
 _LEAST_CPU_S: Final = 0.1
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 T = TypeVar("T")
 
@@ -61,11 +63,7 @@ class CpuMeter:
         self._before: tuple[float, float] | None = None
 
     def busy(self) -> float | None:
-        """Return 0..1, or None for the first reading and within 0.1 s of CPU time (the kernel counts in ticks).
-
-        Raises:
-            OSError: the kernel's counters cannot be read.
-        """
+        """Return 0..1, or None for the first reading and within 0.1 s of CPU time (the kernel counts in ticks)."""
         fields = psutil.cpu_times()._asdict()
         # user time includes guest time
         total = sum(value for name, value in fields.items() if name not in ("guest", "guest_nice"))
@@ -84,16 +82,13 @@ class CpuMeter:
 class HostSampler:
     """Reads the host; every value that cannot be read is None with an entry in ``reasons``.
 
-    Args:
-        pids: processes whose memory (children included) is summed as ``rank_rss_mib``.
-        proc: where procfs is mounted.
-        power: whether to read the power of the host and of its CPU packages.
+    The memory of ``pids`` and their descendants is ``rank_rss_mib``; power is read only where ``power`` is set.
     """
 
-    def __init__(self, pids: Iterable[int] = (), proc: Path = PROC, *, power: bool = False) -> None:
+    def __init__(self, pids: Iterable[int] = (), proc: Path = _PROC, *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
-        self._family: frozenset[int] = self._roots
+        self._family: list[psutil.Process] = []
         self._family_at = float("-inf")
         self._proc = proc
         self._cpu = CpuMeter()
@@ -138,7 +133,7 @@ class HostSampler:
 
     def _pressure(self, resource: str) -> float | None:
         path = self._proc / "pressure" / resource
-        return self._try(f"psi_{resource}", lambda: pressure_avg10(path.read_text()))
+        return self._try(f"psi_{resource}", lambda: pressure(path.read_text())[0])
 
     def _rates(self, now_s: float) -> dict[str, float]:
         """Return the fields with rates since the previous sample, as far as they are known."""
@@ -168,22 +163,49 @@ class HostSampler:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
             # The recorder is a child of the agent too, but not a rank.
-            self._family = descendants(self._roots, parents(self._proc)) - {os.getpid()}
+            self._family = [process for process in family(self._roots) if process.pid != os.getpid()]
             self._family_at = now_s
-        pages = 0
-        for pid in self._family:
-            try:
-                pages += int((self._proc / str(pid) / "statm").read_text().split()[1])
-            except (OSError, ValueError, IndexError):
-                continue  # the process has ended
-        return pages * _PAGE / _MIB
+        rss = 0
+        for process in self._family:
+            with contextlib.suppress(psutil.Error):  # the process has ended
+                rss += process.memory_info().rss
+        return rss / _MIB
+
+
+def family(roots: Iterable[int]) -> list[psutil.Process]:
+    """Return the running processes ``roots`` and all their descendants."""
+    found: dict[int, psutil.Process] = {}
+    for pid in roots:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            found |= {process.pid: process for process in (root, *root.children(recursive=True))}
+    return list(found.values())
+
+
+def foreign_processes(devices: Iterable[DeviceSample], own: Collection[int]) -> list[str]:
+    """Describe the processes on ``devices`` that are neither in ``own`` nor descendants of one of them.
+
+    A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
+    which may contain secrets.
+    """
+    known = {*own, *(process.pid for process in family(own))}
+    return [
+        f"process {pid} ({_program_name(pid)}) on device {device.index}"
+        for device in devices
+        for pid in device.pids or ()
+        if pid not in known
+    ]
+
+
+def _program_name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name() or "name not visible"
+    except psutil.Error:
+        return "name not visible"
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
-    """Sample the host for ``settle_s`` seconds and return why it is too busy to measure; empty for an idle host.
-
-    Call it before a run starts anything.
-    """
+    """Sample the host for ``settle_s`` seconds, before a run starts anything, and return why it is too busy for it."""
     sampler = HostSampler()
     sampler.sample(time.monotonic())
     before, began = _stalled_us(), time.monotonic()
@@ -195,12 +217,7 @@ def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
 
 
 def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
-    """Return why a host is too busy to measure; empty for an idle host.
-
-    Args:
-        sample: the host before the run, with ``cpu`` over some tenths of a second.
-        num_cpus: cores of the host.
-    """
+    """Return why a host is too busy to measure, by a sample over some tenths of a second; empty for an idle host."""
     reasons: list[str] = []
     if sample.cpu is not None and sample.cpu > BUSY_CPU:
         reasons.append(f"{sample.cpu:.0%} of the cores are busy (limit {BUSY_CPU:.0%})")
@@ -217,24 +234,14 @@ def _stalled_us() -> dict[str, float]:
     """Return the total time that some task waited for each resource, in us; empty without kernel support."""
     stalled: dict[str, float] = {}
     for name in ("cpu", "memory", "io"):
-        try:
-            some = Path("/proc/pressure", name).read_text(encoding="ascii").splitlines()[0]
-            stalled[name] = float(some.partition("total=")[2])
-        except (OSError, ValueError, IndexError):
-            continue
+        with contextlib.suppress(OSError, ValueError):
+            stalled[name] = pressure((_PROC / "pressure" / name).read_text())[1]
     return stalled
 
 
-def pressure_avg10(text: str) -> float:
-    """Return ``avg10`` of the ``some`` line of a ``/proc/pressure`` file, in percent.
-
-    Raises:
-        ValueError: the text has no such line.
-    """
-    for line in text.splitlines():
-        kind, *pairs = line.split()
-        if kind == "some":
-            values = dict(pair.split("=", 1) for pair in pairs)
-            if "avg10" in values:
-                return float(values["avg10"])
-    raise ValueError("no line with avg10")
+def pressure(text: str) -> tuple[float, float]:
+    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
+    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
+    if some is None:
+        raise ValueError("no line of some tasks with avg10 and total")
+    return float(some[1]), float(some[2])

@@ -21,7 +21,7 @@ _SYS: Final = Path("/sys")
 _PROC: Final = Path("/proc")
 
 
-def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Path = _SYS) -> dict[str, Any]:
+def collect(devices: Iterable[DeviceInfo] = ()) -> dict[str, Any]:
     """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
     infos = [asdict(device) for device in devices]
     return {
@@ -31,34 +31,30 @@ def collect(devices: Iterable[DeviceInfo] = (), proc: Path = _PROC, sys_root: Pa
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
-        "virtualisation": _virtualisation(proc, sys_root),
-        "cpu": _cpu(proc, sys_root),
+        "virtualisation": _virtualisation(),
+        "cpu": _cpu(),
         "memory": {
             "total_mib": psutil.virtual_memory().total / _MIB,
             "swap_mib": psutil.swap_memory().total / _MIB,
-            "huge_pages": _text(sys_root / "kernel/mm/transparent_hugepage/enabled"),
+            "huge_pages": _text(_SYS / "kernel/mm/transparent_hugepage/enabled"),
         },
-        "cgroup": _cgroup(proc, sys_root),
+        "cgroup": _cgroup(),
         "drivers": sorted({info["driver"] for info in infos if info["driver"]}),
         "devices": infos,
     }
 
 
 def write(directory: Path, devices: Iterable[DeviceInfo] = ()) -> None:
-    """Write ``sys_info.json`` atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``sys_info.json`` atomically; raises OSError if it cannot be written."""
     path = directory / "sys_info.json"
     part = path.with_suffix(".json.part")
     part.write_text(json.dumps(collect(devices), indent=2) + "\n")
     part.replace(path)
 
 
-def cpu_model(proc: Path = _PROC) -> str:
+def cpu_model() -> str:
     """Return the CPU's name as its vendor (or the hypervisor) reports it."""
-    fields = _cpuinfo(proc)
+    fields = _cpuinfo()
     for key in ("model name", "Model", "Hardware", "cpu model", "cpu"):
         if fields.get(key):
             return fields[key]
@@ -68,23 +64,23 @@ def cpu_model(proc: Path = _PROC) -> str:
     return platform.processor() or platform.machine()
 
 
-def _cpuinfo(proc: Path) -> dict[str, str]:
-    text = _text(proc / "cpuinfo") or ""
+def _cpuinfo() -> dict[str, str]:
+    text = _text(_PROC / "cpuinfo") or ""
     first = text.split("\n\n", 1)[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
 
-def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
-    fields = _cpuinfo(proc)
-    policy = sys_root / "devices/system/cpu/cpu0/cpufreq"
-    no_turbo = _text(sys_root / "devices/system/cpu/intel_pstate/no_turbo")
-    boost = _text(sys_root / "devices/system/cpu/cpufreq/boost")
+def _cpu() -> dict[str, Any]:
+    fields = _cpuinfo()
+    policy = _SYS / "devices/system/cpu/cpu0/cpufreq"
+    no_turbo = _text(_SYS / "devices/system/cpu/intel_pstate/no_turbo")
+    boost = _text(_SYS / "devices/system/cpu/cpufreq/boost")
     turbo = None if no_turbo is None and boost is None else (no_turbo == "0" if no_turbo is not None else boost == "1")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
     return {
-        "model": cpu_model(proc),
+        "model": cpu_model(),
         "logical_cores": psutil.cpu_count(),
         "physical_cores": psutil.cpu_count(logical=False),
         "usable_cores": len(os.sched_getaffinity(0)),
@@ -94,25 +90,25 @@ def _cpu(proc: Path, sys_root: Path) -> dict[str, Any]:
         "max_mhz": _khz(policy / "cpuinfo_max_freq"),
         "limit_mhz": _khz(policy / "scaling_max_freq"),
         "turbo": turbo,
-        "smt": _text(sys_root / "devices/system/cpu/smt/control"),
-        "numa_nodes": len(list((sys_root / "devices/system/node").glob("node[0-9]*"))) or None,
+        "smt": _text(_SYS / "devices/system/cpu/smt/control"),
+        "numa_nodes": len(list((_SYS / "devices/system/node").glob("node[0-9]*"))) or None,
     }
 
 
-def _cgroup(proc: Path, sys_root: Path) -> dict[str, Any]:
+def _cgroup() -> dict[str, Any]:
     """Return the limits of this process's control group (version 2), set by a container or scheduler."""
-    lines = (_text(proc / "self/cgroup") or "").splitlines()
+    lines = (_text(_PROC / "self/cgroup") or "").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), None)
     files = {"cpu_max": "cpu.max", "memory_max": "memory.max", "cpuset": "cpuset.cpus.effective"}
     if path is None:
         return dict.fromkeys(files)
-    group = sys_root / "fs/cgroup" / path.lstrip("/")
+    group = _SYS / "fs/cgroup" / path.lstrip("/")
     return {name: _text(group / file) for name, file in files.items()}
 
 
-def _virtualisation(proc: Path, sys_root: Path) -> str | None:
-    product = _text(sys_root / "class/dmi/id/product_name")
-    hypervisor = " hypervisor" in f" {_cpuinfo(proc).get('flags', '')}"
+def _virtualisation() -> str | None:
+    product = _text(_SYS / "class/dmi/id/product_name")
+    hypervisor = " hypervisor" in f" {_cpuinfo().get('flags', '')}"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return "container"
     return f"virtual machine ({product or 'unknown product'})" if hypervisor else product

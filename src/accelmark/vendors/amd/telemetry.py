@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, final
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.sources.library import LibrarySource, Readers
+from accelmark.telemetry.library import LibrarySource, Readers
 
 
 @final

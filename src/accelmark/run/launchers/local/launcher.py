@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import final
 
 from accelmark.run.agent.task import AGENT_MODULE, NodeJob
 from accelmark.run.host import SubprocessHost
-from accelmark.run.launchers.launcher import sweep_command
 from accelmark.run.launchers.shared_filesystem import (
     CommandAgent,
     SharedFilesystemLauncher,
@@ -45,10 +43,10 @@ create = LocalLauncher
 
 def local_agent(node: NodeJob) -> CommandAgent:
     """Return the agent of a job that runs on this machine without a container; no plan is needed."""
-    variables = _python_path()
-    module = ModuleCommand(AGENT_MODULE, (str(node.node_dir),), "", {**agent_markers(node), **variables})
-    command = Sandbox().command(sys.executable, module)
-    clean_up = sweep_command(sys.executable, variables, PurePosixPath(node.node_dir))
+    variables, place, sandbox = _python_path(), (str(node.node_dir),), Sandbox()
+    agent = ModuleCommand(AGENT_MODULE, place, "", {**agent_markers(node), **variables})
+    sweep = ModuleCommand("accelmark.run.processes", place, "", variables)
+    command, clean_up = (sandbox.command(sys.executable, module) for module in (agent, sweep))
 
     async def prepare() -> None:
         write_task(node)

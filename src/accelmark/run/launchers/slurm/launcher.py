@@ -49,11 +49,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return ("srun", f"--jobid={self._job_id or 'JOBID'}", *node, "--kill-on-bad-exit=0")
 
     async def allocate(self) -> None:
-        """Request an allocation of all hosts of the cluster file, once.
-
-        Raises:
-            RunError: Slurm grants none, or the current one has ended.
-        """
+        """Request an allocation of all hosts of the cluster file, once."""
         async with self._allocating:
             if self._job_id is not None and await _is_active(self._job_id):
                 return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, final
 
-from accelmark.run.agent.task import NodeJob
 from accelmark.run.host import HostError, UnreachableError
-from accelmark.run.launchers.agent import NO_EXIT_FILE, AgentHandle
-from accelmark.run.launchers.ssh.stream import AgentEnd, NodeStream
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import start_command
 from accelmark.spec.job import NodeExit
 
@@ -20,34 +20,17 @@ LONGEST_PAUSE_S: Final = 5.0
 
 
 @final
+@dataclass(eq=False, kw_only=True)
 class SshAgent(AgentHandle):
-    """The agent of a job on one host.
+    """The agent of a job on one host."""
 
-    Args:
-        node: the agent's job on its host.
-        stream: copies its files here.
-        command: the command on the host that runs the agent.
-        clean_up: the command on the host that ends what a dead agent left behind.
-        prepare: awaited before the start.
-        reconnect_s: longest time that the host may be unreachable before the job counts as lost.
-        abandon: called where the job is lost, to end the agent later.
-    """
-
-    def __init__(
-        self,
-        node: NodeJob,
-        stream: NodeStream,
-        command: Sequence[str],
-        clean_up: Sequence[str],
-        prepare: Callable[[], Awaitable[None]],
-        reconnect_s: float,
-        abandon: Callable[[], None],
-    ) -> None:
-        super().__init__(node, stream.host, command, clean_up, prepare)
-        self._stream = stream
-        self._reconnect_s = reconnect_s
-        self._abandon = abandon
-        self._stop_by: float | None = None
+    stream: NodeStream
+    """Copies its files here."""
+    reconnect_s: float
+    """Longest time that the host may be unreachable before the job counts as lost."""
+    abandon: Callable[[], None]
+    """Called where the job is lost, to end the agent later."""
+    _stop_by: float | None = field(default=None, init=False)
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; a second call starts no second agent.
@@ -56,14 +39,14 @@ class SshAgent(AgentHandle):
             UnreachableError: the connection was lost; the agent may have started.
             HostError: it was not started.
         """
-        done = await self._host.run(start_command(self._stream.remote, self._command))
+        done = await self.host.run(start_command(self.stream.remote, self.command))
         if done.code != 0:
-            raise HostError(self._host.name, f"the node agent could not be started: {done.message}")
+            raise HostError(self.host.name, f"the node agent could not be started: {done.message}")
 
     async def attach(self) -> bool:
         """Return whether an agent was ever started; True for an unreachable host, which :meth:`wait` retries."""
         try:
-            done = await self._host.run(["test", "-d", f"{self._stream.remote}/.started"])
+            done = await self.host.run(["test", "-d", f"{self.stream.remote}/.started"])
         except UnreachableError:
             return True
         return done.code == 0
@@ -71,7 +54,7 @@ class SshAgent(AgentHandle):
     async def stop(self, *, at_once: bool) -> None:
         """Ask the agent to end, as soon as its host can be reached."""
         self._stop_by = time.monotonic() + STOP_TIMEOUT_S * (0.3 if at_once else 1)
-        self._stream.ask(at_once=at_once)
+        self.stream.ask(at_once=at_once)
 
     async def wait(self) -> NodeExit:
         """Copy files until the agent has ended, reconnecting for ``reconnect_s`` after each lost connection."""
@@ -80,13 +63,16 @@ class SshAgent(AgentHandle):
         while True:
             begun = time.monotonic()
             try:
-                return await self._end(await self._stream.follow())
+                end = await self.stream.follow()
+                if end == "never":
+                    return self.record("lost", "its node agent was never started")
+                return await self.ended(has_exit=end == "exit")
             except UnreachableError as error:
                 now = time.monotonic()
-                if lost_since is None or now - begun > 2 * self._reconnect_s:
+                if lost_since is None or now - begun > 2 * self.reconnect_s:
                     lost_since, pause_s = now, 0.2
-                if now - lost_since > self._reconnect_s or (self._stop_by is not None and now > self._stop_by):
-                    self._abandon()
+                if now - lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):
+                    self.abandon()
                     why = f"unreachable for {now - lost_since:.0f} s: {error.what}"
                     return self.record("lost", f"{why}; processes still running there are ended once it can be reached")
             except HostError as error:
@@ -94,14 +80,8 @@ class SshAgent(AgentHandle):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _end(self, end: AgentEnd) -> NodeExit:
-        if end == "never":
-            return self.record("lost", "its node agent was never started")
-        found = self.read_exit() if end == "exit" else NO_EXIT_FILE
-        return found if isinstance(found, NodeExit) else await self.without_exit(found)
-
     async def end_processes(self) -> int:
         """End what a dead agent left behind, and copy its last files."""
         num_ended = await super().end_processes()
-        await self._stream.follow()
+        await self.stream.follow()
         return num_ended

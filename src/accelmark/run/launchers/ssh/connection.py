@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from accelmark.run.host import END_TIMEOUT_S, FIRST_LINE_TIMEOUT_S, CommandResult, Host, HostError, UnreachableError
-from accelmark.run.launchers.ssh.connect_errors import CONNECT_TIMEOUT_S, explain
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
@@ -17,6 +17,9 @@ from accelmark.spec.errors import RequestError
 if TYPE_CHECKING:
     import asyncssh
 
+_CONNECT_TIMEOUT_S: Final = 20.0
+_CONFIG: Final = Path("~/.ssh/config")
+_KNOWN_HOSTS: Final = Path("~/.ssh/known_hosts")
 _KEEPALIVE_S: Final = 5.0
 _KEEPALIVES: Final = 3
 
@@ -45,27 +48,24 @@ class SshConnection(Host):
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
         ssh, settings = library(), self._options
-        options: dict[str, Any] = {}
-        if (key := settings.key_of(self.spec)) is not None:
-            options["client_keys"] = [str(key)]
-        if settings.known_hosts is not None:
-            options["known_hosts"] = str(settings.known_hosts.expanduser())
-        if (user := settings.user_of(self.spec)) is not None:
-            options["username"] = user
-        if settings.ssh_config is not None:
-            options["config"] = [str(settings.ssh_config.expanduser())]
+        options = {
+            "client_keys": (key := settings.key_of(self.spec)) and [str(key)],
+            "known_hosts": settings.known_hosts and str(settings.known_hosts),
+            "username": settings.user_of(self.spec),
+            "config": settings.ssh_config and [str(settings.ssh_config)],
+        }
         try:
             return await ssh.connect(  # type: ignore[no-any-return]
                 self.spec.address,
                 self._port(),
-                connect_timeout=min(CONNECT_TIMEOUT_S, settings.reconnect_s),
-                login_timeout=CONNECT_TIMEOUT_S,
+                connect_timeout=min(_CONNECT_TIMEOUT_S, settings.reconnect_s),
+                login_timeout=_CONNECT_TIMEOUT_S,
                 keepalive_interval=min(_KEEPALIVE_S, settings.reconnect_s / _KEEPALIVES),
                 keepalive_count_max=_KEEPALIVES,
-                **options,
+                **{name: value for name, value in options.items() if value is not None},
             )
         except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
-            raise UnreachableError(self.name, explain(error, self.spec, settings)) from error
+            raise UnreachableError(self.name, _explain(error, self.spec, settings)) from error
 
     def _port(self) -> int | tuple[()]:
         """Return the port; an empty tuple leaves it to the configuration file that was given."""
@@ -78,26 +78,22 @@ class SshConnection(Host):
         asyncssh, connection = library(), await self.connect()
         try:
             done = await connection.run(shlex.join(argv), input=stdin, encoding=None, check=False, timeout=timeout_s)
+        except asyncssh.TimeoutError as error:
+            raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
         except (OSError, asyncssh.Error) as error:
-            if isinstance(error, asyncssh.TimeoutError):
-                raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
             raise self.lost(error) from error
         if done.exit_status is None:
-            self.drop()
+            self._drop()
             raise self.lost()
         return CommandResult(done.exit_status, _bytes(done.stdout), _bytes(done.stderr))
 
     async def open(self, argv: Sequence[str]) -> asyncssh.SSHClientProcess[bytes]:
-        """Start a command with its standard streams open.
-
-        Raises:
-            UnreachableError: the host cannot be reached.
-        """
+        """Start a command with its standard streams open; raises UnreachableError if the host cannot be reached."""
         asyncssh, connection = library(), await self.connect()
         try:
             return await connection.create_process(shlex.join(argv), encoding=None)
         except (OSError, asyncssh.Error) as error:
-            self.drop()
+            self._drop()
             raise self.lost(error) from error
 
     def lost(self, error: Exception | None = None) -> UnreachableError:
@@ -130,13 +126,13 @@ class SshConnection(Host):
         """Return the command of OpenSSH's client that does what :meth:`run` does."""
         settings = self._options
         key, known, user = settings.key_of(self.spec), settings.known_hosts, settings.user_of(self.spec)
-        options = ["-F", str(settings.ssh_config.expanduser())] if settings.ssh_config is not None else []
+        options = ["-F", str(settings.ssh_config)] if settings.ssh_config is not None else []
         options += ["-p", str(port)] if isinstance(port := self._port(), int) else []
         options += ["-i", str(key)] if key is not None else []
-        options += ["-o", f"UserKnownHostsFile={known.expanduser()}"] if known is not None else []
+        options += ["-o", f"UserKnownHostsFile={known}"] if known is not None else []
         return ["ssh", *options, f"{user}@{self.spec.address}" if user else self.spec.address, shlex.join(argv)]
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         """Abort the connection; the next command opens another."""
         if self._connection is not None:
             self._connection.abort()
@@ -152,11 +148,7 @@ class SshConnection(Host):
 
 
 def library() -> Any:
-    """Return asyncssh.
-
-    Raises:
-        RequestError: it is not installed.
-    """
+    """Return asyncssh; raises RequestError if it is not installed."""
     try:
         import asyncssh
     except ImportError as error:
@@ -166,3 +158,65 @@ def library() -> Any:
 
 def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
+
+
+def _explain(error: Exception, host: HostSpec, options: Options) -> str:
+    """Return the cause of an error on connecting, and what to do; often a file of this machine is wrong."""
+    asyncssh = library()
+    port = options.port_of(host)
+    at = host.address if options.ssh_config is not None else f"{host.address} port {port}"
+    scan = f"ssh-keyscan -p {port} {host.address}"
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return (
+            f"unknown host key ({error.reason}): if the host was reinstalled, correct "
+            f"{options.known_hosts or _KNOWN_HOSTS}; if it is new, verify its key and add it there ({scan})"
+        )
+    if isinstance(error, asyncssh.PermissionDenied):
+        return f"SSH login at {at} was refused ({error.reason}): check user and key in the cluster file"
+    if isinstance(error, TimeoutError):
+        return f"no answer at {at} within {_CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, OSError) and error.filename is not None:
+        return _unreadable(Path(str(error.filename)), error.strerror or str(error), host, options, scan)
+    if isinstance(error, OSError):
+        return f"cannot be reached at {at}: {error.strerror or error}"
+    if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
+        return _bad_key(str(error), options.key_of(host))
+    if isinstance(error, asyncssh.ConfigParseError):
+        return f"invalid SSH configuration on this machine: {error}: correct that line"
+    if isinstance(error, UnicodeDecodeError):
+        known = options.known_hosts or _KNOWN_HOSTS
+        file = next((file for file in (known, _CONFIG) if not _is_text(file)), None)
+        what = f"{file or 'a file of SSH on this machine'} is not a text file"
+        make = f"create it again ({scan})" if file == known else "correct it"
+        return f"{what} ({error.reason}): {make}"
+    if isinstance(error, ValueError):
+        return f"SSH cannot use {options.known_hosts or _KNOWN_HOSTS} and {_CONFIG}: {error}: correct the file"
+    return f"SSH at {at} failed: {error}"
+
+
+def _unreadable(file: Path, why: str, host: HostSpec, options: Options, scan: str) -> str:
+    if file == options.key_of(host):
+        return f"the key file {file} cannot be read ({why}): correct key in the cluster file"
+    if options.known_hosts is not None and file == options.known_hosts:
+        what = f"the file of known hosts {file} cannot be read ({why})"
+        return f"{what}: correct known_hosts in the cluster file, or create the file ({scan})"
+    return f"{file}, which {_CONFIG} names, cannot be used ({why}): correct {_CONFIG}"
+
+
+def _bad_key(what: str, key: Path | None) -> str:
+    named = f"the key file {key}" if key is not None else f"a key file in ~/.ssh, or one that {_CONFIG} names,"
+    if "passphrase" in what.lower():
+        add = f"ssh-add {key}" if key is not None else "ssh-add"
+        advice = f"add it to ssh-agent ({add}) and remove key from the cluster file, or use another key"
+        return f"{named} has a passphrase, which cannot be asked for: {advice}"
+    return f"{named} is not a readable private key ({what}): name the private key, not the .pub file"
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        file.expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -20,11 +20,10 @@ from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.deliver import deliver, delivery_command, put_files
+from accelmark.run.launchers.ssh.delivery import PLUGINS, deliver, delivery_command, path_on_host, put_files
 from accelmark.run.launchers.ssh.layout import Layout
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
-from accelmark.run.launchers.ssh.wheel import PLUGINS, path_on_host
 from accelmark.run.onhost import command, start_command
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import ensure_image
@@ -46,7 +45,7 @@ class SshLauncher(Launcher):
     def __init__(self, plan: Plan, run: Path) -> None:
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
-        self.layout = Layout.of(plan, run, self.options)
+        self.layout = Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
         self._connections = {host.name: SshConnection(host, self.options) for host in plan.cluster.hosts}
         self._locks = {name: asyncio.Lock() for name in self._connections}
@@ -87,13 +86,16 @@ class SshLauncher(Launcher):
         async def prepare() -> None:
             await self._prepare(node)
 
-        node_dir = self.layout.node_dir(node)
-        command, clean_up = self._agent_command(node), self.clean_up_command(node, node_dir)
-        stream = NodeStream(
-            self.host(node.host), self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run
-        )
+        host, node_dir = self.host(node.host), self.layout.node_dir(node)
         return SshAgent(
-            node, stream, command, clean_up, prepare, self.options.reconnect_s, lambda: self._end_when_reachable(node)
+            node,
+            host,
+            self._agent_command(node),
+            self.clean_up_command(node, node_dir),
+            prepare,
+            stream=NodeStream(host, self.python, str(node_dir), node.node_dir, in_place=self.layout.is_shared_run),
+            reconnect_s=self.options.reconnect_s,
+            abandon=lambda: self._end_when_reachable(node),
         )
 
     def agent_module(self, node: NodeJob) -> ModuleCommand:
@@ -150,22 +152,14 @@ class SshLauncher(Launcher):
         return self.sandbox(node).command(self.python, inside)
 
     async def deliver(self, host: HostSpec) -> None:
-        """Deliver AccelMark to a host, once.
-
-        Raises:
-            HostError: it could not be delivered.
-        """
+        """Deliver AccelMark to a host, once."""
         async with self._locks[host.name]:
             if (host.name, "code") not in self._present:
                 await deliver(self.host(host), self.python, self.code)
                 self._present.add((host.name, "code"))
 
     async def _prepare(self, node: NodeJob) -> None:
-        """Deliver AccelMark, the image, the job and its data to the host of a job.
-
-        Raises:
-            HostError: the host cannot run the job.
-        """
+        """Deliver AccelMark, the image, the job and its data to the host of a job."""
         host, layout = self.host(node.host), self.layout
         try:
             await self._clear(node)

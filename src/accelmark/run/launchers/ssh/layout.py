@@ -4,66 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import AgentTask, NodeJob
+from accelmark.run.launchers.ssh.delivery import on_host, path_on_host, wheel
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.wheel import on_host, path_on_host, wheel
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.job import JobSpec
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The directories of one run on its hosts, below the work directory."""
+    """The directories of the run at ``run`` on its hosts, below the work directory."""
 
-    work: PurePosixPath
-    run_id: str
-    is_shared: bool = False
-    """Whether all hosts share ``work``."""
-    abandon_s: float | None = None
-    """Longest time that an agent continues without a heartbeat of a coordinator."""
-    shared_run: PurePosixPath | None = None
-    """The run's directory where all hosts share it: they write to it directly, and nothing is copied."""
-
-    @classmethod
-    def of(cls, plan: Plan, run: Path, options: Options) -> Layout:
-        """Return the layout of the run at ``run``; its name is unique among the runs of all coordinators."""
-        mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
+    def __init__(self, plan: Plan, run: Path, options: Options) -> None:
+        self._options = options
         shared = options.shared_directory
-        work = shared / "accelmark" if shared is not None else options.work_directory
-        is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
-        shared_run = PurePosixPath(run.absolute()) if is_shared_run else None
-        return cls(PurePosixPath(work), f"{run.name}-{mark}", shared is not None, options.abandon_s, shared_run)
+        mark = hashlib.sha256(f"{run}\0{plan.created_at}\0{plan.name}".encode()).hexdigest()[:8]
+        self.run_id = f"{run.name}-{mark}"
+        """Unique among the runs of all coordinators."""
+        self.work = PurePosixPath(options.work_directory if shared is None else shared / "accelmark")
+        self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
+        """Whether the hosts write to the run's directory directly, so that nothing is copied."""
+        self.run = PurePosixPath(run.absolute()) if self.is_shared_run else self.work / "runs" / self.run_id
 
     @property
     def code(self) -> PurePosixPath:
         """The directory of the unpacked AccelMark."""
         return self.work / "code" / wheel().directory
 
-    @property
-    def is_shared_run(self) -> bool:
-        """Whether the hosts write to the run's directory directly."""
-        return self.shared_run is not None
-
-    @property
-    def run(self) -> PurePosixPath:
-        """The run's own directory."""
-        return self.shared_run or self.work / "runs" / self.run_id
-
     def lock(self, host: HostSpec) -> PurePosixPath:
-        """Return the file that a job locks so that no other run uses the host."""
-        return self.work / (f"host-{safe_name(host.address)}.lock" if self.is_shared else "host.lock")
+        """Return the file that a job locks so that no other run uses the host; unique where hosts share ``work``."""
+        is_shared = self._options.shared_directory is not None
+        return self.work / (f"host-{safe_name(host.address)}.lock" if is_shared else "host.lock")
 
     def node_dir(self, node: NodeJob) -> PurePosixPath:
-        """Return a job's directory on its host."""
-        round_dir, case = node.node_dir.parent, node.node_dir.parent.parent
-        return self.run / case.name / round_dir.name / node.node_dir.name
+        """Return a job's directory on its host: ``<case>/<round>/<node>`` below the run's."""
+        return self.run.joinpath(*node.node_dir.parts[-3:])
 
     def job_file(self, node: NodeJob) -> PurePosixPath:
         """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
@@ -84,17 +64,16 @@ class Layout:
 
     def task(self, node: NodeJob) -> AgentTask:
         """Return the agent's task with the paths of a host."""
-        task, telemetry = node.task, node.task.telemetry
-        if telemetry is not None:
-            folder = path_on_host(telemetry.vendor_folder, self.code)
-            telemetry = telemetry.model_copy(update={"vendor_folder": folder})
-        folders = {"adaptation": task.adaptation, "requirements": task.requirements}
-        changed = {
-            **{name: path_on_host(path, self.code) for name, path in folders.items() if path is not None},
+        task = node.task
+        changed: dict[str, object] = {
             "run": self.run_id,
             "job_file": Path(self.job_file(node)),
-            "telemetry": telemetry,
-            "limits": task.limits.model_copy(update={"abandon_s": self.abandon_s}),
+            "limits": task.limits.model_copy(update={"abandon_s": self._options.abandon_s}),
             "host_lock": Path(self.lock(node.host)),
         }
+        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements)):
+            changed[name] = path and path_on_host(path, self.code)
+        if task.telemetry is not None:
+            folder = path_on_host(task.telemetry.vendor_folder, self.code)
+            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
         return task.model_copy(update=changed)

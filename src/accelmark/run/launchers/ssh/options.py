@@ -42,6 +42,11 @@ class Options(LauncherOptions):
             raise ValueError("must be an absolute path")
         return value
 
+    @field_validator("known_hosts", "ssh_config")
+    @classmethod
+    def _expand_user(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser()
+
     def port_of(self, host: HostSpec) -> int:
         """Return the SSH port of a host."""
         return host.port if host.port is not None else self.ssh_port

@@ -112,17 +112,13 @@ class NodeStream:
         content = await process.stdout.readexactly(size) if size else b""
         path = self.local / name
         with write_errors(path):
-            if name.endswith(_GROWING):
-                with path.open("r+b" if path.exists() else "w+b") as file:
-                    file.truncate(offset)
-                    file.seek(offset)
-                    file.write(content)
-            elif offset == 0 and size < _LARGEST_FRAME:
+            if offset == 0 and size < _LARGEST_FRAME and not name.endswith(_GROWING):
                 partial = path.with_name(f".{name}.part")
                 partial.write_bytes(content)
                 partial.replace(path)
             else:
-                with path.open("r+b") as file:
+                with path.open("r+b" if path.exists() else "w+b") as file:
+                    file.truncate(offset)
                     file.seek(offset)
                     file.write(content)
 

@@ -1,7 +1,8 @@
-"""Build a wheel of the running AccelMark, for hosts without it.
+"""Deliver files and the running AccelMark itself, as a wheel, to a host.
 
 The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases, vendors and frameworks from
-plug-ins are in it below ``plugins/``.
+plug-ins are in it below ``plugins/``. A program on the host (:mod:`accelmark.run.onhost.receive`) writes files, since
+SFTP reports a full disk or a read-only file system as "Failure" only, and some hosts have no SFTP server.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 
 import accelmark
+from accelmark.run.host import Host, HostError
+from accelmark.run.onhost import command
 from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, folders
 
 PLUGINS: Final = "plugins"
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 
 
@@ -44,11 +47,8 @@ def wheel() -> Wheel:
     """Build the wheel."""
     root = Path(accelmark.__file__).parent
     members = {f"accelmark/{name}": path for name, path in _tree(root)}
-    for kind in JOB_KINDS:
-        for folder in folders(kind).values():
-            if not folder.path.is_relative_to(root):
-                place = f"{PLUGINS}/{kind}/{folder.name}"
-                members |= {f"{place}/{name}": path for name, path in _tree(folder.path)}
+    for place, folder in _plugins(root):
+        members |= {f"{place}/{name}": path for name, path in _tree(folder)}
     info = f"accelmark-{accelmark.__version__}.dist-info"
     texts = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: accelmark\nVersion: {accelmark.__version__}\n",
@@ -59,12 +59,11 @@ def wheel() -> Wheel:
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
     contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(contents.items()):
-            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry = zipfile.ZipInfo(name)  # dated 1980
             entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
     return Wheel(content, hashlib.sha256(content).hexdigest())
 
@@ -81,11 +80,18 @@ def path_on_host(path: Path, code: PurePosixPath) -> Path:
     root = Path(accelmark.__file__).parent
     if path.is_relative_to(root):
         return Path(code / "accelmark" / path.relative_to(root))
+    for place, folder in _plugins(root):
+        if path.is_relative_to(folder):
+            return Path(code / place / path.relative_to(folder))
+    return path
+
+
+def _plugins(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the path in the wheel, and on this machine, of each plug-in that is not below ``root``."""
     for kind in JOB_KINDS:
         for folder in folders(kind).values():
-            if path.is_relative_to(folder.path):
-                return Path(code / PLUGINS / kind / folder.name / path.relative_to(folder.path))
-    return path
+            if not folder.path.is_relative_to(root):
+                yield f"{PLUGINS}/{kind}/{folder.name}", folder.path
 
 
 def _tree(root: Path) -> Iterator[tuple[str, Path]]:
@@ -99,3 +105,31 @@ def _tree(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def delivery_command(python: str, code: PurePosixPath) -> list[str]:
+    """Return the command on a host that receives the wheel and unpacks it at ``code``."""
+    return command(python, "receive", "wheel", str(code), wheel().sha256, str(len(wheel().content)))
+
+
+async def deliver(host: Host, python: str, code: PurePosixPath) -> None:
+    """Unpack the wheel at ``code`` on a host where it is missing.
+
+    Raises:
+        HostError: it could not be written; the cause is named.
+    """
+    if (await host.run(["test", "-d", str(code)])).code == 0:
+        return
+    done = await host.run(delivery_command(python, code), wheel().content, timeout_s=None)
+    if done.code != 0:
+        raise HostError(host.name, f"AccelMark could not be delivered: {done.message}")
+
+
+async def put_files(host: Host, python: str, files: Mapping[PurePosixPath, str]) -> None:
+    """Write text files on a host, each complete or not at all; raises HostError if they cannot be written."""
+    contents = {str(path): text.encode() for path, text in files.items()}
+    header = [[path, hashlib.sha256(content).hexdigest(), len(content)] for path, content in contents.items()]
+    stdin = b"".join([json.dumps(header).encode(), b"\n", *contents.values()])
+    done = await host.run(command(python, "receive", "files"), stdin)
+    if done.code != 0:
+        raise HostError(host.name, f"files could not be written: {done.message}")

@@ -1,18 +1,88 @@
-"""Read devices in a thread, so that a slow or hanging source does not block the recorder."""
+"""Device sources of a vendor (its own library, its command-line tool, a FlagPerf monitor script), read in a thread."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final, TypeVar, final
 
+from accelmark.spec.plugins.catalog import file_module
+from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
-from accelmark.telemetry.sources import first_readable
+from accelmark.telemetry.tool import ToolSource
 
-_NEGLIGIBLE_AGE_S: Final = 0.02
+T = TypeVar("T")
+
+MODULE_FILE: Final = "telemetry.py"
+"""A vendor's own reader; it defines a class ``Source``, called without arguments."""
+_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
+"""Imported by name at run time, since ``compat`` depends on telemetry."""
+
+
+def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:
+    """Return the ways to read a vendor's devices, best first, at least one.
+
+    ``log_dir`` is where a FlagPerf monitor script writes its log; without it scripts are left out.
+
+    Raises:
+        SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
+    """
+    sources: list[DeviceSource] = []
+    if (folder / MODULE_FILE).is_file():
+        sources.append(_library_source(folder / MODULE_FILE))
+    if telemetry.tool is not None:
+        sources.append(ToolSource(telemetry.tool))
+    if telemetry.script is not None and log_dir is not None:
+        sources.append(pkgutil.resolve_name(_SCRIPT_SOURCE)(folder / telemetry.script.file, log_dir, telemetry.script))
+    if not sources:
+        raise SourceError(telemetry.reasons.get("devices", "the vendor declares no way to read its devices"))
+    return tuple(sources)
+
+
+def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource], T]) -> tuple[DeviceSource, T]:
+    """Return the first source that ``read`` succeeds with, and its result; closes those that fail.
+
+    Raises SourceError with the reason of each if none succeeds.
+    """
+    problems: list[str] = []
+    for source in sources:
+        try:
+            return source, read(source)
+        except SourceError as error:
+            problems.append(str(error))
+        except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything
+            problems.append(f"{type(source).__name__} raises {type(error).__name__}: {error}")
+        source.close()
+    raise SourceError("; ".join(problems) or "no device source")
+
+
+def _library_source(path: Path) -> DeviceSource:
+    try:
+        module = _import(path)
+    except Exception as error:
+        raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, "Source"):
+        raise SourceError(f"{path} defines no class Source")
+    try:
+        source = module.Source()
+    except Exception as error:
+        raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
+    if not isinstance(source, DeviceSource):
+        raise SourceError(f"Source in {path} lacks open(), sample() or close()")
+    return source
+
+
+def _import(path: Path) -> ModuleType:
+    if path.parent.parent == Path(__file__).parents[1] / "vendors":
+        return importlib.import_module(f"accelmark.vendors.{path.parent.name}.{path.stem}")
+    return file_module(f"_accelmark_vendor_{path.parent.name}_telemetry", path)
 
 
 @final
@@ -28,11 +98,7 @@ class Reading:
 
 @final
 class Poller:
-    """Opens the first source that works and reads it once per request.
-
-    Args:
-        sources: ways to read the devices, best first.
-    """
+    """Opens the first source that works and reads it once per request."""
 
     def __init__(self, sources: Sequence[DeviceSource]) -> None:
         self.infos: tuple[DeviceInfo, ...] = ()
@@ -105,11 +171,3 @@ class Poller:
                 reading = Reading(began, problem=f"{type(source).__name__} raises {type(error).__name__}: {error}")
             self._readings.put(reading)
         source.close()
-
-
-def with_age(reading: Reading, t: float) -> tuple[DeviceSample, ...]:
-    """Return a reading's devices for a line at ``t``, with their age if it is not negligible."""
-    age = t - reading.t
-    if abs(age) < _NEGLIGIBLE_AGE_S:
-        return reading.devices
-    return tuple(replace(device, age_s=round(age, 4)) for device in reading.devices)
