@@ -38,11 +38,7 @@ class HostInUseError(AccelmarkError):
 
 @contextmanager
 def host_lock(lock: Path | None, run: str) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent.
-
-    Raises:
-        HostInUseError: another run has locked it.
-    """
+    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it."""
     if lock is None:
         yield
         return
