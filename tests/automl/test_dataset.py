@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.dataset import Dataset, imagenet_identity, open_dataset, read_weights
+from accelmark.automl.dataset import Dataset, open_dataset, read_weights
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.datasets.images import FolderImages, read_arrays
+from accelmark.datasets.images import FolderImages, imagenet_identity, read_arrays
 from accelmark.spec.errors import DataError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
@@ -121,8 +121,8 @@ def test_imagenet_is_identified_by_its_classes_and_size(monkeypatch: pytest.Monk
     # The thousand names and the million files are not here; three and thirty stand for them.
     names = ("n01440764", "n01443537", "n01484850")
     known = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    for name, value in {"SYNSETS_SHA256": known, "IMAGENET_TRAINING": 30, "IMAGENET_HELD_OUT": 9}.items():
-        monkeypatch.setattr(f"accelmark.automl.dataset.{name}", value)
+    for name, value in {"IMAGENET_SYNSETS_SHA256": known, "IMAGENET_TRAINING": 30, "IMAGENET_HELD_OUT": 9}.items():
+        monkeypatch.setattr(f"accelmark.datasets.images.{name}", value)
 
     def split(count: int, folders: tuple[str, ...] = names) -> FolderImages:
         files = [Path(folders[number % len(folders)]) / f"{number}.JPEG" for number in range(count)]

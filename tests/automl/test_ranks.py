@@ -9,7 +9,7 @@ import pytest
 
 from accelmark.automl.config import DatasetConfig, TrainingConfig
 from accelmark.automl.dataset import open_dataset
-from accelmark.automl.messages import TrialOrder
+from accelmark.automl.messages import TrialListener, TrialOrder
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, Layer, MaxPool, ReLU, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
@@ -49,7 +49,7 @@ def order(**changes: object) -> TrialOrder:
 
 def test_two_ranks_learn_together_and_count_every_image_once(group: RankGroup) -> None:
     notes = Notes()
-    result, weights = group.run(order(), None, notes)
+    result, weights = group.run(order(), None, notes.listener)
     assert result.status == "finished"
     assert weights is not None
     assert result.held_out_accuracy is not None
@@ -57,13 +57,13 @@ def test_two_ranks_learn_together_and_count_every_image_once(group: RankGroup) -
     assert [(report.trained_images, report.steps, report.evaluated_images) for report in notes.epochs] == [
         (256, 8, 64)
     ] * 4
-    carried, _ = group.run(order(epochs=1, parent_network=tiny_network()), weights, Notes())
+    carried, _ = group.run(order(epochs=1, parent_network=tiny_network()), weights, TrialListener())
     assert (carried.status, carried.weights) == ("finished", "carried")
 
 
 def test_stopping_a_trial_early_ends_all_ranks_and_reports_the_trained_part(group: RankGroup) -> None:
     notes = Notes(stop_after=300)
-    result, _ = group.run(order(epochs=100_000), None, notes)
+    result, _ = group.run(order(epochs=100_000), None, notes.listener)
     assert result.status == "cut"
     assert not notes.epochs[-1].complete
 
@@ -92,9 +92,9 @@ def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_ba
 ) -> None:
     given = order(network=plain_network(), epochs=3)
     together, alone = Notes(), Notes()
-    shared, trained = group.run(given, None, together)
+    shared, trained = group.run(given, None, together.listener)
     data = open_dataset(dataset, plain_network())
-    single, expected = run_trial(data, RankContext("cpu", threads=1), given, None, alone)
+    single, expected = run_trial(data, RankContext("cpu", threads=1), given, None, alone.listener)
     assert (shared.status, shared.ranks, single.status, single.ranks) == ("finished", 2, "finished", 1)
     assert trained is not None
     assert expected is not None
@@ -113,11 +113,11 @@ def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_ba
 def test_ranks_diverge_together_and_one_that_ends_fails_the_trial(group: RankGroup) -> None:
     ranks = [process.pid for process in group.processes]
     wild = Hyperparameters(batch_size=32, learning_rate=1e30)
-    assert group.run(order(hyperparameters=wild), None, Notes())[0].status == "diverged"
-    assert group.run(order(epochs=1), None, Notes())[0].status == "finished"
+    assert group.run(order(hyperparameters=wild), None, TrialListener())[0].status == "diverged"
+    assert group.run(order(epochs=1), None, TrialListener())[0].status == "finished"
     assert [process.pid for process in group.processes] == ranks
     group.processes[1].kill()
-    killed, _ = group.run(order(epochs=1), None, Notes())
+    killed, _ = group.run(order(epochs=1), None, TrialListener())
     assert killed.status == "crashed"
     assert "rank 1 of 2 ended" in killed.reason
-    assert group.run(order(epochs=1), None, Notes())[0].status == "finished"
+    assert group.run(order(epochs=1), None, TrialListener())[0].status == "finished"

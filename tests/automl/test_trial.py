@@ -20,13 +20,14 @@ from tests.automl.images import tiny_dataset, tiny_network
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
 
 
-class Notes(TrialListener):
+class Notes:
     """A listener that writes down what it hears and ends the trial after so many images."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.images = 0
         self.epochs: list[EpochReport] = []
         self.stop_after = stop_after
+        self.listener = TrialListener(self.report, self.should_stop)
 
     def report(self, progress: Progress) -> None:
         if isinstance(progress, int):
@@ -63,7 +64,7 @@ def run(
     data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
-    result, trained = run_trial(data, RankContext("cpu", threads=1), given, weights, notes)
+    result, trained = run_trial(data, RankContext("cpu", threads=1), given, weights, notes.listener)
     return result, trained, notes
 
 

@@ -123,7 +123,7 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
 def test_a_wrong_request_is_one_message_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, object], message: str
 ) -> None:
-    monkeypatch.setattr(session, "RayPool", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(session, "ray_workers", lambda *_, **__: pytest.fail("Ray was started"))
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     whole = json.loads(tiny_network().to_json())
     (tmp_path / "classes.json").write_text(small((1, SIDE, SIDE), 7, filters=(4, 6), name="tiny").to_json())

@@ -15,9 +15,8 @@ from accelmark.automl.model.weights import Array
 from accelmark.automl.records import Splits
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.images import (
-    ArrayImages,
-    FolderImages,
     Images,
+    imagenet_identity,
     read_arrays,
     read_cifar10,
     read_fashion_mnist,
@@ -27,15 +26,9 @@ from accelmark.datasets.images import (
 from accelmark.datasets.spec import known_dataset
 from accelmark.spec.errors import DataError
 
-SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
-"""Of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
-IMAGENET_TRAINING: Final = 1_281_167
-IMAGENET_HELD_OUT: Final = 50_000
 _FETCHED: Final = {"fashion-mnist": "fashion_mnist"}
 _READERS: Final = {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}
 _SPLIT_SEED: Final = 20_240_601
-_IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
-_IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +72,9 @@ def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
     if not 0 < validated < len(order):
         raise DataError(f"{len(order)} training images are too few to train and validate on")
     training, validation = everything.subset(order[validated:]), everything.subset(order[:validated])
-    mean: tuple[float, ...] = _IMAGENET_MEAN
-    deviation: tuple[float, ...] = _IMAGENET_DEVIATION
-    if isinstance(training, ArrayImages):
-        sample = training.pixels[:10_000].astype(np.float32) / 255
-        mean = tuple(map(float, sample.mean(axis=(0, 2, 3))))
-        deviation = tuple(max(float(value), 1e-3) for value in sample.std(axis=(0, 2, 3)))
     digest = hashlib.sha256(b"".join(images.labels.tobytes() for images in (training, validation, held_out)))
-    return Dataset(config.name, training, validation, held_out, mean, deviation, digest.hexdigest(), identity)
+    scales = training.mean_and_deviation()
+    return Dataset(config.name, training, validation, held_out, *scales, digest.hexdigest(), identity)
 
 
 def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
@@ -114,20 +102,6 @@ def _check(images: Images, network: Network, where: str, split: str) -> None:
     if lowest < 0 or highest + 1 != network.classes:
         wanted = f"network {network.name!r} has {network.classes} classes"
         raise DataError(f"{where}: the {split} split has classes {lowest} to {highest}, {wanted}")
-
-
-def imagenet_identity(training: Images, held_out: Images) -> str:
-    """Return ``imagenet`` where these are the folders of ILSVRC-2012, else a description.
-
-    Compares the names of the class folders and the number of images, not the images' content.
-    """
-    files = training.files if isinstance(training, FolderImages) else ()
-    classes = sorted({file.parent.name for file in files})
-    if hashlib.sha256("\n".join(classes).encode()).hexdigest() != SYNSETS_SHA256:
-        return f"folders of {len(classes)} other classes than ImageNet's"
-    if (len(training), len(held_out)) != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
-        return f"a part of imagenet ({len(training):,} training and {len(held_out):,} held-out images)"
-    return "imagenet"
 
 
 def read_weights(path: Path) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -49,15 +50,11 @@ Progress = int | EpochReport
 """The number of further processed images, or a finished epoch or the part of one before a cut."""
 
 
-class TrialListener:
-    """Receives the progress of a trial; this one ignores it."""
+class TrialListener(NamedTuple):
+    """Receives the progress of a trial, and says whether it must end now; the defaults ignore it and never end it."""
 
-    def report(self, progress: Progress) -> None:
-        """Receive progress."""
-
-    def should_stop(self) -> bool:
-        """Return whether the trial must end now."""
-        return False
+    report: Callable[[Progress], None] = lambda progress: None
+    should_stop: Callable[[], bool] = lambda: False
 
 
 class WorkerReady(NamedTuple):

@@ -6,9 +6,10 @@ import os
 import pkgutil
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Literal
 
 from accelmark.automl.config import AutomlConfig, check_capacity
@@ -29,39 +30,39 @@ _RAY_VARIABLES: Final = {
 }
 
 
-class WorkerPool(ABC):
-    """Runs trials on workers whose methods are called through futures; ``ready`` is the last report of each."""
+class WorkerPool:
+    """Runs trials on Ray actors made by ``make`` and ended by ``kill``; ``ready`` is the last report of each worker.
 
-    def __init__(self, size: int) -> None:
+    All are ready when the pool is made; raises RunError with the reason where one is not.
+    """
+
+    def __init__(self, size: int, make: Callable[[], Any], kill: Callable[[Any], None]) -> None:
         self.size = size
+        self._make: Final = make
+        self._kill: Final = kill
+        self._actors: dict[int, Any] = {}
         self.ready: dict[int, WorkerReady] = {}
         self._pending: dict[Future[Any], tuple[int, str]] = {}
         """Calls that were not answered yet: worker and method."""
         self._training: set[int] = set()
-
-    @abstractmethod
-    def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
-        """Call a method of a worker."""
-
-    @abstractmethod
-    def _restart(self, worker: int) -> None:
-        """Kill a worker, if it runs, and start a new one."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all workers."""
-
-    def _call(self, worker: int, method: Literal["ready", "drain", "run"], *arguments: object) -> None:
-        self._pending[self._submit(worker, method, *arguments)] = worker, method
-
-    def _start_all(self) -> None:
-        """Start all workers and wait until they are ready; raises RunError with the reason where one is not."""
-        for worker in range(self.size):
+        for worker in range(size):
             self.replace(worker)
-        while len(self.ready) < self.size:
+        while len(self.ready) < size:
             for worker, message in self.listen(_START_S):
                 if isinstance(message, WorkerLost):
                     raise RunError(f"worker {worker} cannot start: {message.reason}")
+
+    def close(self) -> None:
+        """End all workers."""
+        for actor in self._actors.values():
+            self._kill(actor)
+
+    def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
+        future: Future[Any] = getattr(self._actors[worker], method).remote(*arguments).future()
+        return future
+
+    def _call(self, worker: int, method: Literal["ready", "drain", "run"], *arguments: object) -> None:
+        self._pending[self._submit(worker, method, *arguments)] = worker, method
 
     def start(self, worker: int, order: TrialOrder, weights: TrainedWeights) -> None:
         """Give an idle worker a trial."""
@@ -77,7 +78,9 @@ class WorkerPool(ABC):
         """Kill a worker and start a new one."""
         self._pending = {future: call for future, call in self._pending.items() if call[0] != worker}
         self._training.discard(worker)
-        self._restart(worker)
+        if worker in self._actors:
+            self._kill(self._actors[worker])
+        self._actors[worker] = self._make()
         self._call(worker, "ready")
 
     def listen(self, timeout_s: float) -> list[tuple[int, Message]]:
@@ -124,72 +127,55 @@ def _error_line(text: str) -> str:
     return errors[-1] if errors else lines[0] if lines else "the worker is gone"
 
 
-class RayPool(WorkerPool):
-    """Workers as Ray actors; accelerators and cores are reserved, so that no two trials share them.
+@contextmanager
+def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) -> Iterator[WorkerPool]:
+    """Provide workers as Ray actors; accelerators and cores are reserved, so that no two trials share them.
 
-    ``address`` None starts Ray on this machine.
+    ``address`` None starts Ray on this machine, which ends afterwards. Raises RunError where a worker cannot start.
     """
+    import ray  # reads the authentication mode of the environment when it is imported
 
-    def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
-        import ray  # reads the authentication mode of the environment when it is imported
-
-        super().__init__(config.schedule.concurrency)
-        self._ray: Final = ray
-        os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
-        self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
-        self._actors: dict[int, Any] = {}
-        self._connect(address)
+    os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
+    with tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
+        _connect(ray, address, folder)
         try:
-            self._class, self._arguments = self._actor_class(config, network)
-            self._start_all()
-        except BaseException:
-            self.close()
-            raise
+            actor_class, arguments = _actor_class(ray, config, network)
+            make, kill = partial(actor_class.remote, *arguments), partial(ray.kill, no_restart=True)
+            with closing(WorkerPool(config.schedule.concurrency, make, kill)) as workers:
+                yield workers
+        finally:
+            ray.shutdown()
 
-    def _connect(self, address: str | None) -> None:
-        """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
-        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
-        options: dict[str, Any] = {"address": address} if address else own
-        for is_last in (False, True):
-            try:
-                self._ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
-                return
-            except Exception as error:
-                self._ray.shutdown()
-                if address is not None:
-                    raise RunError(
-                        f"cannot connect to Ray at {address}: {error}. Check that it runs there, that it is Ray"
-                        f" {self._ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
-                        " ~/.ray/auth_token"
-                    ) from error
-                # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
-                if is_last or "timed out during startup" not in str(error):
-                    raise RunError(f"Ray cannot be started: {error}") from error
 
-    def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
-        resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
-        devices = config.training.devices_per_trial
-        cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
-        check_capacity(config, cores=cores, accelerators=accelerators)
-        threads = 0 if accelerators else max(1, cores // (self.size * devices))
-        reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
-        # Several threads let the actor answer while it trains.
-        options = {"max_concurrency": 4, "max_restarts": 0, **reserved}
-        actor = self._ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
-        return actor, (config.dataset, network, devices, threads)
+def _connect(ray: Any, address: str | None, folder: str) -> None:
+    """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
+    own = {"include_dashboard": False, "_temp_dir": folder}
+    options: dict[str, Any] = {"address": address} if address else own
+    for is_last in (False, True):
+        try:
+            ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if address is not None:
+                raise RunError(
+                    f"cannot connect to Ray at {address}: {error}. Check that it runs there, that it is Ray"
+                    f" {ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
+                    " ~/.ray/auth_token"
+                ) from error
+            # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
+            if is_last or "timed out during startup" not in str(error):
+                raise RunError(f"Ray cannot be started: {error}") from error
 
-    def _submit(self, worker: int, method: str, *arguments: object) -> Future[Any]:
-        future: Future[Any] = getattr(self._actors[worker], method).remote(*arguments).future()
-        return future
 
-    def _restart(self, worker: int) -> None:
-        if worker in self._actors:
-            self._ray.kill(self._actors[worker], no_restart=True)
-        self._actors[worker] = self._class.remote(*self._arguments)
-
-    def close(self) -> None:
-        """End all workers; a Ray that this process started ends too."""
-        for actor in self._actors.values():
-            self._ray.kill(actor, no_restart=True)
-        self._ray.shutdown()
-        self._folder.cleanup()
+def _actor_class(ray: Any, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
+    resources = ray.cluster_resources()
+    devices = config.training.devices_per_trial
+    cores, accelerators = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
+    check_capacity(config, cores=cores, accelerators=accelerators)
+    threads = 0 if accelerators else max(1, cores // (config.schedule.concurrency * devices))
+    reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
+    # Several threads let the actor answer while it trains.
+    options = {"max_concurrency": 4, "max_restarts": 0, **reserved}
+    actor = ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
+    return actor, (config.dataset, network, devices, threads)

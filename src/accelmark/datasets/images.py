@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
+IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
+"""Of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
+IMAGENET_TRAINING: Final = 1_281_167
+IMAGENET_HELD_OUT: Final = 50_000
+_IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NPZ_MAGIC: Final = (b"PK", b"\x93NUMPY")
 """First bytes of .npz and .npy files."""
 _IDX_BYTES: Final = 8
@@ -57,6 +63,12 @@ class ArrayImages:
     def subset(self, indices: Indices) -> ArrayImages:
         """Return the images at ``indices``."""
         return ArrayImages(self.pixels[indices], self.labels[indices], self.flip)
+
+    def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation per channel of the first images' pixels, scaled to 0..1."""
+        sample = self.pixels[:10_000].astype(np.float32) / 255
+        deviation = (max(float(value), 1e-3) for value in sample.std(axis=(0, 2, 3)))
+        return tuple(map(float, sample.mean(axis=(0, 2, 3)))), tuple(deviation)
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,10 @@ class FolderImages:
     def subset(self, indices: Indices) -> FolderImages:
         """Return the images at ``indices``."""
         return FolderImages([self.files[int(index)] for index in indices], self.labels[indices], self.side)
+
+    def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return those of ImageNet's pixels per channel."""
+        return _IMAGENET_MEAN_AND_DEVIATION
 
 
 Images = ArrayImages | FolderImages
@@ -219,6 +235,20 @@ def _folder(folder: Path, names: list[str], side: int) -> Images:
         files.extend(found)
         labels.extend([label] * len(found))
     return FolderImages(files, np.array(labels, dtype=np.int64), side)
+
+
+def imagenet_identity(training: Images, held_out: Images) -> str:
+    """Return ``imagenet`` where these are the folders of ILSVRC-2012, else a description.
+
+    Compares the names of the class folders and the number of images, not the images' content.
+    """
+    files = training.files if isinstance(training, FolderImages) else ()
+    classes = sorted({file.parent.name for file in files})
+    if hashlib.sha256("\n".join(classes).encode()).hexdigest() != IMAGENET_SYNSETS_SHA256:
+        return f"folders of {len(classes)} other classes than ImageNet's"
+    if (len(training), len(held_out)) != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
+        return f"a part of imagenet ({len(training):,} training and {len(held_out):,} held-out images)"
+    return "imagenet"
 
 
 def read_arrays(path: Path) -> tuple[Images, Images]:

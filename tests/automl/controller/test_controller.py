@@ -25,7 +25,7 @@ from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
-from tests.automl.threads import ThreadPool
+from tests.automl.threads import thread_pool
 
 
 def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
@@ -40,7 +40,7 @@ def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlC
 
 
 def session(run: SearchDirectory, wanted: AutomlConfig, observer: Observer | None = None) -> SessionEnded:
-    workers = ThreadPool(wanted.dataset, tiny_network(), wanted.schedule.concurrency)
+    workers = thread_pool(wanted.dataset, tiny_network(), wanted.schedule.concurrency)
     with run.held():
         return SearchController(run, wanted, workers, observer=observer).run()
 

@@ -16,7 +16,7 @@ from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.request import check_batches, check_request, resolve_network
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.network import Network
-from accelmark.automl.pool import RayPool
+from accelmark.automl.pool import WorkerPool, ray_workers
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording
 
@@ -56,21 +56,21 @@ def resume_search(directory: SearchDirectory, observer: Observer | None = None) 
 
 
 @contextmanager
-def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) -> Iterator[RayPool]:
+def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) -> Iterator[WorkerPool]:
     # Ray prints about lost workers to standard output, which may be read as JSON.
-    with redirect_stdout(sys.stderr), cluster_address(config.cluster) as address:
-        workers = RayPool(config, network, address=address)
-        try:
-            fingerprints = {report.fingerprint for report in workers.ready.values()}
-            if len(fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
-                raise RequestError("the workers' hosts have different data under the same name")
-            check_batches(config, workers.ready[0].splits.training)
-            yield workers
-        finally:
-            workers.close()
+    with (
+        redirect_stdout(sys.stderr),
+        cluster_address(config.cluster) as address,
+        ray_workers(config, network, address=address) as workers,
+    ):
+        fingerprints = {report.fingerprint for report in workers.ready.values()}
+        if len(fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
+            raise RequestError("the workers' hosts have different data under the same name")
+        check_batches(config, workers.ready[0].splits.training)
+        yield workers
 
 
-def _run(directory: SearchDirectory, config: AutomlConfig, workers: RayPool, observer: Observer | None) -> None:
+def _run(directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, observer: Observer | None) -> None:
     telemetry = directory.telemetry(len(directory.state().sessions) + 1)
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.

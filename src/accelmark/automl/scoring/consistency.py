@@ -11,12 +11,12 @@ from typing import Final
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
 from accelmark.automl.controller.journal import SearchState
-from accelmark.automl.dataset import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
 from accelmark.automl.search.schedule import EarlyStop
+from accelmark.datasets.images import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 
 Check = tuple[bool, str, str, str]
 """Whether a fact agrees with a rule, the rule's name, what is expected, and the fact."""

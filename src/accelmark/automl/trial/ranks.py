@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
-from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.network import Network
 from accelmark.automl.trial.executor import RankContext, device_type, run_trial, warm_up
 from accelmark.spec.errors import RunError
@@ -123,22 +123,6 @@ class RankGroup:
                 yield rank, None
 
 
-class _PipeListener(TrialListener):
-    """Sends a trial's progress as one of the ranks, of which the first sends for all."""
-
-    def __init__(self, pipe: Connection, is_cut: ctypes.c_bool, rank: int) -> None:
-        self._pipe: Final = pipe
-        self._is_cut: Final = is_cut
-        self._reports: Final = rank == 0
-
-    def report(self, progress: Progress) -> None:
-        if self._reports:
-            self._pipe.send(progress)
-
-    def should_stop(self) -> bool:
-        return self._is_cut.value
-
-
 def _run_rank(
     ranks: RankPlace,
     folder: str,
@@ -162,7 +146,9 @@ def _run_rank(
     )
     place = RankContext(kind, ranks, dist.new_group(backend="gloo"), threads or None)
     warm_up(place)
-    listener = _PipeListener(pipe, is_cut, ranks.rank)
+    listener = TrialListener(should_stop=lambda: is_cut.value)
+    if ranks.rank == 0:  # reports for all ranks
+        listener = listener._replace(report=pipe.send)
     pipe.send("ready")
     with suppress(EOFError, OSError):  # the worker ended
         while True:

@@ -10,7 +10,7 @@ from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
 
 
-class TrialWorker(TrialListener):
+class TrialWorker:
     """Trains trials and collects their reports for the controller."""
 
     def __init__(self, dataset: DatasetConfig, network: Network, devices: int, threads: int) -> None:
@@ -36,7 +36,7 @@ class TrialWorker(TrialListener):
             self._epochs, self._images, self._busy = [], 0, True
         self._cancelled.clear()
         try:
-            return self._execute(order, weights, self)
+            return self._execute(order, weights, TrialListener(self._report, self._cancelled.is_set))
         finally:
             with self._changed:
                 self._busy = False
@@ -57,7 +57,7 @@ class TrialWorker(TrialListener):
         """Cut the running trial."""
         self._cancelled.set()
 
-    def report(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         """Keep progress for the next ``drain``."""
         with self._changed:
             if isinstance(progress, int):
@@ -65,7 +65,3 @@ class TrialWorker(TrialListener):
             else:
                 self._epochs.append(progress)
                 self._changed.notify_all()
-
-    def should_stop(self) -> bool:
-        """Return whether the trial was cut."""
-        return self._cancelled.is_set()
