@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
-from accelmark.automl.model.seeds import seed_network
+from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.trial.module import GraphModule
 from benchmarks.automl_figures import stamp, write_figures
 
@@ -43,7 +43,7 @@ def measured(network: Network) -> tuple[int, int]:
 def row(seed: str, number: int) -> dict[str, Any]:
     """Apply random morphs to a seed network, and count the result by every method."""
     generator = np.random.default_rng([number, len(seed)])
-    network, morphs = seed_network(seed), []
+    network, morphs = resolve_network(seed), []
     for _ in range(STEPS):
         morph, network = MorphChoices(network).draw(generator)
         morphs.append(str(morph))

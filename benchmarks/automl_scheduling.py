@@ -90,8 +90,8 @@ def measured_from(run: Path) -> Measured:
 def proposal_seconds(observed: int = 300, repeats: int = 5) -> tuple[tuple[float, ...], float]:
     """Return the time in seconds of searched proposals with full memory, and of a random morph."""
     from accelmark.automl.model.seeds import resnet50
-    from accelmark.automl.search.population import Individual, Population
-    from accelmark.automl.search.searchers import BayesianSearch, Searcher
+    from accelmark.automl.records import Individual
+    from accelmark.automl.search.searchers import BayesianSearch, Population, Searcher
 
     seed = Individual(id=0, network=resnet50(), status="observed", value=0.5)
     population, draw = Population(0, [seed]), Searcher()
@@ -124,7 +124,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
     now, offered = 0.0, 0
     proposed_at: float | None = None
     for _ in range(scheduler.wanted()):  # prepared before the clock starts, as in the controller
-        scheduler.offer(offered)
+        scheduler.ready.append(offered)
         offered += 1
 
     def launch(at_s: float) -> float:
@@ -133,7 +133,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
         late = at_s
         while len(scheduler.running) < workers:
             if not scheduler.ready:
-                scheduler.offer(offered)
+                scheduler.ready.append(offered)
                 offered += 1
                 outcome.hurried += 1
                 late += measured.hurried_s
@@ -156,7 +156,7 @@ def simulate(workers: int, measured: Measured, *, hours: float, stretch: float, 
             break
         if proposed_at is not None and proposed_at <= end_s:
             now, proposed_at = proposed_at, None
-            scheduler.offer(offered)
+            scheduler.ready.append(offered)
             offered += 1
             continue
         now, trial, busy_s, _ = heapq.heappop(ends)

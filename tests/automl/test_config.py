@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.controller.request import load_config, resolve_network
+from accelmark.automl.controller.request import load_config
+from accelmark.automl.model.seeds import resolve_network
 from accelmark.spec.errors import RequestError, SpecError
 
 AIPERF = """\

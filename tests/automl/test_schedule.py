@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from accelmark.automl.config import ScheduleConfig
 from accelmark.automl.records import TrialStatus
-from accelmark.automl.search.schedule import EarlyStop, Scheduler
+from accelmark.automl.search.schedule import Scheduler, stops_early
 from accelmark.automl.search.surrogate import predicted_accuracy
 
 ENDS: list[TrialStatus] = ["finished", "finished", "crashed", "lost", "stalled", "out-of-memory"]
@@ -24,7 +24,7 @@ def simulated(schedule: ScheduleConfig, seed: int) -> tuple[Scheduler, list[int]
     ends: dict[int, float] = {}
     while not scheduler.over(now):
         for _ in range(scheduler.wanted()):
-            scheduler.offer(offered)
+            scheduler.ready.append(offered)
             offered += 1
         while (assignment := scheduler.start(now)) is not None:
             starts.append(assignment.trial)
@@ -75,7 +75,7 @@ def test_epochs_and_tuning_follow_the_round_to_the_end() -> None:
 
 def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
     scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=2))
-    scheduler.offer(0)
+    scheduler.ready.append(0)
     first = scheduler.start(0.0)
     assert first is not None
     assert scheduler.ended(0, "crashed", 1.0)
@@ -89,7 +89,7 @@ def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
 
 def test_a_trial_that_diverged_is_skipped() -> None:
     scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=5))
-    scheduler.offer(0)
+    scheduler.ready.append(0)
     assert scheduler.start(0.0) is not None
     assert not scheduler.ended(0, "diverged", 1.0)
     assert (scheduler.over(1.0), scheduler.finished_trials) == (True, 0)
@@ -99,7 +99,7 @@ def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
     scheduler = Scheduler(ScheduleConfig(concurrency=16, max_trials=17))
     assert scheduler.wanted() == 17
     for number in range(17):
-        scheduler.offer(number)
+        scheduler.ready.append(number)
     for _ in range(16):
         scheduler.start(0.0)
     assert scheduler.wanted() == 0
@@ -109,7 +109,7 @@ def test_networks_are_prepared_ahead_but_not_more_than_can_be_used() -> None:
 
 def test_a_requested_stop_ends_the_run() -> None:
     scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=99))
-    scheduler.offer(0)
+    scheduler.ready.append(0)
     scheduler.start(0.0)
     scheduler.asked_to_stop = True
     assert scheduler.must_cut(1.0)
@@ -119,9 +119,10 @@ def test_a_requested_stop_ends_the_run() -> None:
 
 
 def test_early_stop_waits_its_patience_and_restarts_after_progress() -> None:
-    stop = EarlyStop(patience=2)
-    assert [stop.should_stop(loss) for loss in (1.0, 0.9995, 0.5, 0.4999, 0.4998)] == [False] * 4 + [True]
-    assert [EarlyStop.for_round(number).patience for number in (1, 4, 7, 30)] == [8, 14, 20, 20]
+    for number, patience in ((1, 8), (4, 14), (7, 20), (30, 20)):
+        losses = [1.0, 0.9995, 0.5, *[0.4999] * patience]
+        ends = [stops_early(number, losses[:count]) for count in range(1, len(losses) + 1)]
+        assert ends == [False] * (len(losses) - 1) + [True]
 
 
 def test_a_logarithmic_curve_is_extrapolated_and_a_prediction_is_never_below_what_was_seen() -> None:

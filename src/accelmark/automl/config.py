@@ -125,9 +125,7 @@ class TuningConfig(Section):
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError("kernels must be odd, otherwise the output is shifted")
         if 1 in self.kernel:
-            reason = (
-                "such a convolution cannot be distinguished from 1x1 convolutions, so no later trial could enlarge it"
-            )
+            reason = "it cannot be distinguished from other 1x1 convolutions, so no later trial could enlarge it"
             raise ValueError(f"a kernel of 1 cannot be searched: {reason}")
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
             raise ValueError("learning_rate must be a range of positive numbers, low before high")

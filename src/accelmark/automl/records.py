@@ -1,10 +1,10 @@
-"""Records of trials and epochs, from which scores are computed."""
+"""Records of networks, trials and epochs, from which scores are computed."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from accelmark.automl.model.counting import NetworkCount
 from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
@@ -40,6 +40,29 @@ class Hyperparameters(Spec):
         if self.kernel is not None:
             network = with_kernel(network, self.kernel)
         return network if self.dropout is None else with_dropout(network, self.dropout)
+
+
+IndividualStatus = Literal["pending", "observed", "lost"]
+
+
+class Individual(Spec):
+    """A proposed network.
+
+    ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
+    individual to whose network the ``morphs`` were applied in order; the seed has none.
+    """
+
+    id: int
+    network: Network
+    parent: int | None = None
+    morphs: tuple[Morph, ...] = ()
+    status: IndividualStatus = Field("pending", validation_alias=AliasChoices("status", "standing"))
+    value: float | None = None
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Key of an order by value, where of equal individuals the earlier one is better."""
+        return self.value or 0.0, -self.id
 
 
 class EpochReport(Spec):

@@ -138,8 +138,8 @@ def count(
     """Count the operations of one image: forward, backward and update."""
     from dataclasses import asdict
 
-    from accelmark.automl.controller.request import resolve_network
     from accelmark.automl.model.counting import MODES, count
+    from accelmark.automl.model.seeds import resolve_network
 
     if mode not in MODES:
         raise RequestError(f"no counting mode is called {mode!r} ({nearest(mode, MODES)})")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
-from accelmark.automl.search.population import Individual
+from accelmark.automl.records import Individual
 from accelmark.spec.number_format import quantity
 
 

@@ -24,8 +24,7 @@ from accelmark.automl.controller.journal import (
     read_journal,
 )
 from accelmark.automl.model.counting import count
-from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
-from accelmark.automl.search.population import Individual
+from accelmark.automl.records import EpochRecord, Hyperparameters, Individual, OperationCost, Splits, TrialRecord
 from tests.automl.images import tiny_network
 
 Lines = list[dict[str, Any]]

@@ -19,7 +19,7 @@ from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise, verify_search
-from accelmark.automl.search import population
+from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
@@ -230,8 +230,8 @@ def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
 
 
 def test_only_weights_needed_later_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(population, "BEST_PARENTS", 1)
-    monkeypatch.setattr(population, "LATEST_PARENTS", 1)
+    monkeypatch.setattr(searchers, "BEST_PARENTS", 1)
+    monkeypatch.setattr(searchers, "LATEST_PARENTS", 1)
     wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))
     run = new_run(tmp_path, wanted)
     (run.path / "weights").mkdir()
@@ -242,9 +242,8 @@ def test_only_weights_needed_later_stay_on_disk(tmp_path: Path, monkeypatch: pyt
     trials = state.trials
     parents = {one.parent for one in state.individuals if one.status == "pending"}
     kept = {int(path.stem) for path in (run.path / "weights").iterdir()}
-    assert kept == (parents | {one.id for one in state.population(wanted.seed).parents} | {state.best_individual}) - {
-        None
-    }
+    possible = {one.id for one in searchers.Population(wanted.seed, state.individuals).parents}
+    assert kept == (parents | possible | {state.best_individual}) - {None}
     assert max(held) <= 6 < len(trials)
     best = Scoreboard(state).best_trial_at(state.clock_s)
     assert best is not None

@@ -18,8 +18,8 @@ from accelmark.automl.controller.journal import (
     Valued,
     read_journal,
 )
+from accelmark.automl.records import Individual
 from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.search.population import Individual
 from accelmark.spec.errors import RunError
 from tests.automl.images import tiny_network
 from tests.automl.test_score import FULL, epoch, trial

@@ -17,7 +17,7 @@ from accelmark.automl.model.morphs import (
     with_kernel,
 )
 from accelmark.automl.model.network import Network, find_problems, parse_network
-from accelmark.automl.model.seeds import resnet50, seed_network, small
+from accelmark.automl.model.seeds import resnet50, resolve_network, small
 from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
 
@@ -123,7 +123,7 @@ def test_skips_and_deepened_blocks_get_gradients() -> None:
 
 
 def test_the_same_seed_draws_the_same_morphs() -> None:
-    one = [MorphChoices(seed_network("resnet50")).draw(np.random.default_rng(9))[0] for _ in range(2)]
+    one = [MorphChoices(resolve_network("resnet50")).draw(np.random.default_rng(9))[0] for _ in range(2)]
     assert one[0] == one[1]
     assert Morph.model_validate_json(one[0].model_dump_json()) == one[0]
 

@@ -17,7 +17,7 @@ from accelmark.automl.model.network import (
     parse_network,
     skips,
 )
-from accelmark.automl.model.seeds import SEEDS, resnet50, seed_network
+from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
 from accelmark.spec.errors import RequestError
 
@@ -28,7 +28,7 @@ def network_of(*nodes: Node, classes: int = 10) -> Network:
 
 @pytest.mark.parametrize("name", sorted(SEEDS))
 def test_a_network_survives_its_json(name: str) -> None:
-    network = seed_network(name)
+    network = resolve_network(name)
     again = parse_network(network.to_json())
     assert again == network
     assert again.to_json() == network.to_json()
@@ -102,10 +102,10 @@ def test_merging_different_shapes_is_refused(layer: Add | Concat) -> None:
         ('{"name": "x"}', "input_shape"),
         ('{"schema_version": 2}', "schema_version"),
         (
-            seed_network("small28").to_json().replace('"filters": 16', '"filters": 0'),
+            resolve_network("small28").to_json().replace('"filters": 16', '"filters": 0'),
             "greater than or equal to 1",
         ),
-        (seed_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
+        (resolve_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(text: str, message: str) -> None:
@@ -120,7 +120,7 @@ def test_a_missing_file_is_reported(tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_an_unknown_seed_comes_with_the_nearest_name() -> None:
     with pytest.raises(RequestError, match="did you mean 'resnet50'"):
-        seed_network("resnet5")
+        resolve_network("resnet5")
 
 
 def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_leave_it() -> None:
@@ -132,7 +132,7 @@ def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_lea
 
 
 def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
-    network = seed_network("small28")
+    network = resolve_network("small28")
     one, two = GraphModule(network).eval(), GraphModule(network).eval()
     images = torch.randn(2, 1, 28, 28)
     weights = to_weights(one)
@@ -145,7 +145,7 @@ def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
 
 
 def test_measuring_statistics_leaves_the_module_unchanged() -> None:
-    module = GraphModule(seed_network("small28")).eval()
+    module = GraphModule(resolve_network("small28")).eval()
     before = to_weights(module)
     mean, _ = channel_statistics(module, torch.randn(4, 1, 28, 28), "c1_relu")
     assert mean.shape == (16,)

@@ -15,8 +15,8 @@ from accelmark.automl.model.layers import Convolution
 from accelmark.automl.model.morphs import MorphChoices, MorphError, MorphLimits, apply_morph
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.automl.search.population import Individual, IndividualStatus, Population
-from accelmark.automl.search.searchers import SEARCHERS
+from accelmark.automl.records import Individual, IndividualStatus
+from accelmark.automl.search.searchers import SEARCHERS, Population
 from accelmark.automl.search.surrogate import GaussianProcess, distances, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))

@@ -20,8 +20,15 @@ from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, Wo
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
-from accelmark.automl.records import EpochRecord, EpochReport, Hyperparameters, OperationCost, TrialRecord, TrialStatus
-from accelmark.automl.search.population import Individual
+from accelmark.automl.records import (
+    EpochRecord,
+    EpochReport,
+    Hyperparameters,
+    Individual,
+    OperationCost,
+    TrialRecord,
+    TrialStatus,
+)
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
@@ -64,7 +71,9 @@ class SearchController:
         self._last_heartbeat_s = -_HEARTBEAT_S
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
-        self._scheduler: Final = self._state.scheduler(config.schedule)
+        self._scheduler: Final = Scheduler.resumed(
+            config.schedule, self._state.trials.values(), self._state.individuals
+        )
         self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
 
     def request_stop(self) -> None:
@@ -118,7 +127,7 @@ class SearchController:
         if not self._state.individuals:
             seed = Individual(id=0, network=self._directory.network())
             self._write(journal.Proposed(individual=seed, searcher="seed"))
-            self._scheduler.offer(0)
+            self._scheduler.ready.append(0)
         self._proposals.fill(wait=True)
         reports = list(self._workers.ready.values())
         self._began = time.monotonic()

@@ -16,10 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
-from accelmark.automl.config import ScheduleConfig
-from accelmark.automl.records import FAILURES, RETRIED, EpochRecord, NonNegative, Splits, TrialRecord
-from accelmark.automl.search.population import Individual, IndividualStatus, Population
-from accelmark.automl.search.schedule import Assignment, Scheduler
+from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, TrialRecord
 from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec, first_error
 
@@ -67,7 +64,7 @@ class Valued(_Event):
 
     event: Literal["valued"] = "valued"
     individual: int
-    status: IndividualStatus = Field(validation_alias=AliasChoices("status", "standing"))
+    status: Literal["observed", "lost"] = Field(validation_alias=AliasChoices("status", "standing"))
     value: float | None
 
 
@@ -276,23 +273,3 @@ class SearchState:
     def useful_epochs(self) -> list[EpochRecord]:
         """Return the scored epochs: those of attempts that gave a result or are running."""
         return [epoch for epoch in self.epochs if self.attempts[epoch.trial, epoch.attempt].status not in FAILURES]
-
-    def population(self, seed: int) -> Population:
-        """Return the population."""
-        return Population(seed, list(self.individuals))
-
-    def scheduler(self, schedule: ScheduleConfig) -> Scheduler:
-        """Return the scheduler in this state; trials that were running are tried again."""
-        trials = self.trials
-        finished = sum(record.status == "finished" for record in trials.values())
-        scheduler = Scheduler(schedule, started_trials=len(trials), finished_trials=finished)
-        for record in trials.values():
-            retried = record.status in RETRIED and record.attempt < schedule.max_attempts
-            if record.status == "running" or retried:
-                planned = record.trial, record.individual, record.round, record.epochs_planned
-                scheduler.retries.append(Assignment(*planned, record.tuned, record.attempt + 1))
-        started = {record.individual for record in trials.values()}
-        for one in self.individuals:
-            if one.status == "pending" and one.id not in started:
-                scheduler.offer(one.id)
-        return scheduler

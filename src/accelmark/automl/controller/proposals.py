@@ -11,9 +11,9 @@ from typing import Final
 from accelmark.automl.config import AutomlConfig, SearchName
 from accelmark.automl.controller.journal import Proposed, SearchState
 from accelmark.automl.model.morphs import MorphError
-from accelmark.automl.search.population import Individual, Population
+from accelmark.automl.records import Individual
 from accelmark.automl.search.schedule import Scheduler
-from accelmark.automl.search.searchers import SEARCHERS, Searcher
+from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
 
 
 class Proposals:
@@ -47,7 +47,7 @@ class Proposals:
                 self._next, self._possible_parents = None, set()
             if self._next is not None or self._scheduler.wanted() == 0:
                 return
-            population = self._state.population(self._seed)
+            population = self._population()
             self._possible_parents = {one.id for one in population.parents}
             self._next = self._pool.submit(_timed, self._searchers[self._method], population)
             if not wait:
@@ -57,13 +57,13 @@ class Proposals:
         """Add a random morph at once; used where a worker would have to wait for the searcher."""
         with suppress(MorphError):
             if self._scheduler.wanted():
-                found = _timed(self._searchers[self._fallback], self._state.population(self._seed))
+                found = _timed(self._searchers[self._fallback], self._population())
                 self._add(*found, f"{self._fallback} (immediate)")
 
     def _add(self, one: Individual, seconds: float, searcher: str) -> None:
         added = one.model_copy(update={"id": len(self._state.individuals)})
         self._write(Proposed(individual=added, searcher=searcher, seconds=seconds))
-        self._scheduler.offer(added.id)
+        self._scheduler.ready.append(added.id)
 
     def needed_weights(self) -> set[int | None]:
         """Return the individuals whose weights may be needed.
@@ -71,9 +71,12 @@ class Proposals:
         These are all possible parents, also of the network in preparation, and the parents of pending networks, whose
         trials may be retried.
         """
-        population = self._state.population(self._seed)
+        population = self._population()
         of_pending = {one.parent for one in population.pending}
         return of_pending.union((one.id for one in population.parents), self._possible_parents)
+
+    def _population(self) -> Population:
+        return Population(self._seed, list(self._state.individuals))
 
     def close(self) -> None:
         """End the background thread."""

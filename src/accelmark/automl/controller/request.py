@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig, LocalCluster, check_capacity
 from accelmark.automl.dataset import Dataset, open_dataset, read_weights
-from accelmark.automl.model.network import Network, load_network
-from accelmark.automl.model.seeds import SEEDS, seed_network
+from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import SEEDS, resolve_network
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import Hyperparameters
 from accelmark.compat.aiperf import is_aiperf, read_aiperf
@@ -44,12 +44,6 @@ def load_config(path: Path) -> tuple[AutomlConfig, tuple[str, ...]]:
     if config.network not in SEEDS and (path.parent / config.network).is_file():
         changes["network"] = str((path.parent / config.network).resolve())
     return config.model_copy(update=changes), ()
-
-
-def resolve_network(network: str) -> Network:
-    """Return a seed network by name, or the network in a file; raises RequestError."""
-    path = Path(network)
-    return load_network(path) if network not in SEEDS and (path.suffix or path.exists()) else seed_network(network)
 
 
 def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:

@@ -13,9 +13,10 @@ from accelmark.automl.config import AutomlConfig, LocalCluster
 from accelmark.automl.controller.cluster import cluster_address
 from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.request import check_batches, check_request, resolve_network
+from accelmark.automl.controller.request import check_batches, check_request
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model.network import Network
+from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.pool import WorkerPool, ray_workers
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.monitor import recording

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.network import INPUT, Network, Node
+from accelmark.automl.model.network import INPUT, Network, Node, load_network
 from accelmark.spec.errors import RequestError, nearest
 
 _RESNET50_STAGES: Final = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
@@ -79,8 +80,11 @@ SEEDS: Final[Mapping[str, Callable[[], Network]]] = {
 }
 
 
-def seed_network(name: str) -> Network:
-    """Return a seed network by name; raises RequestError with the nearest name where it is unknown."""
-    if name not in SEEDS:
-        raise RequestError(f"no seed network is called {name!r} ({nearest(name, SEEDS)})")
-    return SEEDS[name]()
+def resolve_network(name: str) -> Network:
+    """Return a seed network by name, or the network in a file; raises RequestError where there is neither."""
+    if name in SEEDS:
+        return SEEDS[name]()
+    path = Path(name)
+    if path.suffix or path.exists():
+        return load_network(path)
+    raise RequestError(f"no seed network is called {name!r} ({nearest(name, SEEDS)})")

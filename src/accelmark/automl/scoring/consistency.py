@@ -15,7 +15,7 @@ from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord
-from accelmark.automl.search.schedule import EarlyStop
+from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import IMAGENET_HELD_OUT, IMAGENET_TRAINING
 
 Check = tuple[bool, str, str, str]
@@ -123,10 +123,9 @@ def _request(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRe
 
 def _stopped_early(config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord]) -> bool:
     """Return whether the early stop, evaluated again, ends the trial with its last epoch."""
-    stop = EarlyStop.for_round(record.round)
-    losses = [epoch.validation_loss for epoch in epochs]
-    stopped = [loss is not None and stop.should_stop(loss) for loss in losses]
-    return config.schedule.early_stop and stopped[-1:] == [True]
+    losses = [epoch.validation_loss for epoch in epochs if epoch.validation_loss is not None]
+    evaluated = bool(epochs) and epochs[-1].validation_loss is not None
+    return config.schedule.early_stop and evaluated and stops_early(record.round, losses)
 
 
 def _counts(

@@ -43,17 +43,6 @@ class Scoreboard:
                 total += operations * (1 if done else (time_s - epoch.begun_s) / (epoch.ended_s - epoch.begun_s))
         return total
 
-    def search_error_at(self, time_s: float) -> float | None:
-        """Return 1 - the best validation accuracy of any epoch that ended by ``time_s``."""
-        ended = [epoch.validation_accuracy for epoch in self.epochs if epoch.ended_s <= time_s]
-        reached = [accuracy for accuracy in ended if accuracy is not None]
-        return 1 - max(reached) if reached else None
-
-    def held_out_error_at(self, time_s: float) -> float | None:
-        """Return the held-out error of the best trial by validation, of those that ended by ``time_s``."""
-        best = self.best_trial_at(time_s)
-        return 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
-
     def best_trial_at(self, time_s: float) -> TrialRecord | None:
         """Return the trial with the best validation accuracy among those with a held-out accuracy."""
         ended = [
@@ -69,11 +58,16 @@ class Scoreboard:
         return max((accuracy for accuracy in reached if accuracy is not None), default=None)
 
     def at(self, time_s: float, errors_at_s: float | None = None) -> SearchPoint:
-        """Return all figures at ``time_s``; the held-out error at ``errors_at_s`` where that is given."""
+        """Return all figures at ``time_s``; the held-out error at ``errors_at_s`` where that is given.
+
+        The search's error is that of the best epoch that ended by then, the held-out error that of the best trial.
+        """
         elapsed_s, operations = time_s - self.started_s, self.operations_until(time_s)
         score = operations / elapsed_s if elapsed_s > 0 else 0.0
-        error = self.held_out_error_at(time_s if errors_at_s is None else errors_at_s)
-        search_error = self.search_error_at(time_s)
+        best = self.best_trial_at(time_s if errors_at_s is None else errors_at_s)
+        error = 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
+        ended = [epoch.validation_accuracy for epoch in self.epochs if epoch.ended_s <= time_s]
+        search_error = min((1 - accuracy for accuracy in ended if accuracy is not None), default=None)
         return SearchPoint(
             time_h=elapsed_s / 3600,
             operations=operations,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Literal, NamedTuple
 
 from accelmark.automl.config import ScheduleConfig
-from accelmark.automl.records import RETRIED, TrialStatus
+from accelmark.automl.records import RETRIED, Individual, TrialRecord, TrialStatus
 
 _LOOKAHEAD: Final = 0.125
 """Networks to prepare in advance, as a share of the concurrent trials (at least one)."""
+_MIN_DELTA: Final = 1e-3
 
 
 class Assignment(NamedTuple):
@@ -30,7 +32,7 @@ StopReason = Literal["trials", "time", "asked", "exhausted"]
 
 @dataclass
 class Scheduler:
-    """Ready networks, running trials and retries. Times are seconds on the run's clock."""
+    """Prepared networks (``ready``), running trials and retries. Times are seconds on the run's clock."""
 
     schedule: ScheduleConfig
     ready: deque[int] = field(default_factory=deque)
@@ -41,6 +43,20 @@ class Scheduler:
     asked_to_stop: bool = False
     exhausted: bool = False
 
+    @staticmethod
+    def resumed(schedule: ScheduleConfig, trials: Collection[TrialRecord], individuals: list[Individual]) -> Scheduler:
+        """Return the scheduler of a search with these latest attempts; trials that were running are tried again."""
+        finished = sum(record.status == "finished" for record in trials)
+        scheduler = Scheduler(schedule, started_trials=len(trials), finished_trials=finished)
+        for record in trials:
+            retried = record.status in RETRIED and record.attempt < schedule.max_attempts
+            if record.status == "running" or retried:
+                planned = record.trial, record.individual, record.round, record.epochs_planned
+                scheduler.retries.append(Assignment(*planned, record.tuned, record.attempt + 1))
+        started = {record.individual for record in trials}
+        scheduler.ready.extend(one.id for one in individuals if one.status == "pending" and one.id not in started)
+        return scheduler
+
     def wanted(self) -> int:
         """Return how many more networks to prepare."""
         schedule = self.schedule
@@ -50,10 +66,6 @@ class Scheduler:
         if schedule.max_trials is not None:
             target = min(target, schedule.max_trials - self.started_trials)
         return max(0, target - len(self.ready))
-
-    def offer(self, individual: int) -> None:
-        """Add a prepared network."""
-        self.ready.append(individual)
 
     def start(self, now_s: float) -> Assignment | None:
         """Return the trial that starts now; None where none may start or no network is ready."""
@@ -109,22 +121,12 @@ class Scheduler:
         return self.schedule.max_trials is not None and self.started_trials >= self.schedule.max_trials
 
 
-@dataclass
-class EarlyStop:
-    """Ends a trial whose validation loss has not fallen by ``min_delta`` for ``patience`` epochs."""
+def stops_early(number: int, losses: Sequence[float]) -> bool:
+    """Return whether a trial of round ``number`` ends after these validation losses, by AIPerf's early stop.
 
-    patience: int
-    min_delta: float = 1e-3
-    best: float = float("inf")
-    waited: int = 0
-
-    @staticmethod
-    def for_round(number: int) -> EarlyStop:
-        """Return AIPerf's early stop: patience 6 + 2 x round, at most 20."""
-        return EarlyStop(patience=min(6 + 2 * number, 20))
-
-    def should_stop(self, validation_loss: float) -> bool:
-        """Take the validation loss of one epoch and return whether the trial ends."""
-        improved = validation_loss < self.best - self.min_delta
-        self.best, self.waited = (validation_loss, 0) if improved else (self.best, self.waited + 1)
-        return self.waited >= self.patience
+    It ends when the loss has not fallen by 0.001 for 6 + 2 x round epochs, at most 20.
+    """
+    best, waited = float("inf"), 0
+    for loss in losses:
+        best, waited = (loss, 0) if loss < best - _MIN_DELTA else (best, waited + 1)
+    return waited >= min(6 + 2 * number, 20)

@@ -15,9 +15,11 @@ import numpy as np
 from accelmark.automl.config import SearchName
 from accelmark.automl.model.morphs import MORPH_KINDS, Morph, MorphChoices, MorphError, MorphKind, MorphLimits
 from accelmark.automl.model.network import Network
-from accelmark.automl.search.population import Individual, Population
+from accelmark.automl.records import Individual
 from accelmark.automl.search.surrogate import GaussianProcess, Sketch, Vector, distances, sketch
 
+BEST_PARENTS: Final = 16
+LATEST_PARENTS: Final = 20
 _ALIVE: Final = 20
 _TOURNAMENT: Final = 5
 _BETA: Final = 2.576
@@ -25,6 +27,41 @@ _END_TEMPERATURE: Final = 1e-4
 _COOLING: Final = 0.5
 _CHILDREN: Final = 4
 _MEMORY: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Every individual of one search, by id."""
+
+    seed: int
+    individuals: list[Individual]
+
+    @property
+    def observed(self) -> list[Individual]:
+        """Individuals with a value."""
+        return [one for one in self.individuals if one.status == "observed"]
+
+    @property
+    def pending(self) -> list[Individual]:
+        """Individuals that wait for a trial or are in training."""
+        return [one for one in self.individuals if one.status == "pending"]
+
+    @property
+    def parents(self) -> list[Individual]:
+        """Individuals that may have children: the best and the latest observed; only their weights are kept."""
+        observed = self.observed
+        best = sorted(observed, key=lambda one: one.rank)[-BEST_PARENTS:]
+        chosen = {one.id for one in (*best, *observed[-LATEST_PARENTS:])}
+        return [one for one in observed if one.id in chosen]
+
+    def generator(self) -> np.random.Generator:
+        """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
+        return np.random.default_rng([self.seed, len(self.individuals), 0])
+
+    def add(self, network: Network, parent: int, morphs: tuple[Morph, ...]) -> Individual:
+        """Append a pending individual and return it."""
+        self.individuals.append(Individual(id=len(self.individuals), network=network, parent=parent, morphs=morphs))
+        return self.individuals[-1]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from accelmark.automl.dataset import Dataset
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
-from accelmark.automl.search.schedule import EarlyStop
+from accelmark.automl.search.schedule import stops_early
 from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, to_weights
 from accelmark.datasets.images import ArrayImages
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
@@ -147,10 +147,10 @@ class _Trial:
     images: int = 0
     steps: int = 0
     losses: list[float] = field(default_factory=list)
+    validation_losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.since = self.began
-        self.early_stop = EarlyStop.for_round(self.given.order.round) if self.given.order.early_stop else None
 
     def run(self) -> TrialEnded:
         account = Account(process_start=self.began, job=self.work)
@@ -205,7 +205,9 @@ class _Trial:
         module = self.case.module if self.case is not None else None
         if module is not None and accuracy is not None and accuracy > self.best_accuracy:
             self.best_accuracy, self.best = accuracy, to_weights(module)
-        ends = self.early_stop is not None and self.early_stop.should_stop(loss)
+        self.validation_losses.append(loss)
+        order = self.given.order
+        ends = order.early_stop and stops_early(order.round, self.validation_losses)
         self.since = time.monotonic()
         return End("early_stop") if ends else None
 
