@@ -11,8 +11,8 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.scoring.summary import summarise, verify_search
+from accelmark.automl.controller.journal import SearchDirectory
+from accelmark.automl.scoring.score import summarise, verify_search
 from benchmarks.automl_figures import stamp, write_figures
 
 

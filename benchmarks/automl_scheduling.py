@@ -60,7 +60,7 @@ class Outcome:
 
 def measured_from(run: Path) -> Measured:
     """Read the measured times of a real search."""
-    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.controller.journal import SearchDirectory
 
     state = SearchDirectory(run).state()
     lengths = [

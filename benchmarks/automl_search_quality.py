@@ -35,8 +35,7 @@ from accelmark.automl.config import (
     TrainingConfig,
 )
 from accelmark.automl.controller.controller import SearchController
-from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import Proposed, SearchState, read_journal
+from accelmark.automl.controller.journal import Proposed, SearchDirectory, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
@@ -44,7 +43,7 @@ from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.datasets.images import read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
-from tests.automl.threads import ThreadPool
+from tests.automl.threads import thread_pool
 
 NAME: Final = "automl_search_quality"
 METHODS: Final[tuple[SearchName, ...]] = ("bayesian", "random", "evolution", "none")
@@ -123,7 +122,7 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = SearchDirectory.create(Path(folder), config, network)
-        workers = ThreadPool(config.dataset, network, 1)
+        workers = thread_pool(config.dataset, network, 1)
 
         def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
             board = Scoreboard(state)
@@ -140,8 +139,8 @@ def search(method: SearchName, seed: int, data: Path, setting: Setting) -> dict[
     return {
         "method": method,
         "seed": seed,
-        "held_out_error": board.held_out_error_at(at),
-        "search_error": board.search_error_at(at),
+        "held_out_error": board.at(at).error,
+        "search_error": board.at(at).search_error,
         "trials": len(within),
         "immediate_proposals": sum("immediate" in searcher for searcher in drawn),
         "morphs_a_proposal": statistics.mean(
@@ -173,7 +172,7 @@ def _curve(state: SearchState, within: list[int]) -> list[list[float]]:
     """Return (operations spent, held-out error) at the end of each trial."""
     board = Scoreboard(state)
     ends = [board.trials[trial].ended_s or 0.0 for trial in within]
-    points = [(board.operations_until(end), board.held_out_error_at(end)) for end in ends]
+    points = [(board.operations_until(end), board.at(end).error) for end in ends]
     return [[operations, error] for operations, error in points if error is not None]
 
 

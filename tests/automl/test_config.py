@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.controller.request import load_config
+from accelmark.automl.controller.session import load_config
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.spec.errors import RequestError, SpecError
 

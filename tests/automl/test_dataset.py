@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.dataset import Dataset, open_dataset, read_weights
+from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.datasets.images import FolderImages, imagenet_identity, read_arrays
+from accelmark.datasets.images import FolderImages, imagenet_identity, read_arrays, read_weights
 from accelmark.spec.errors import DataError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 

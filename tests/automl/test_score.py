@@ -12,8 +12,7 @@ import pytest
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig
 from accelmark.automl.controller.journal import SearchState, SessionBegan
 from accelmark.automl.records import EpochRecord, Hyperparameters, OperationCost, TrialRecord
-from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation
-from accelmark.automl.scoring.summary import PRESETS, verdict
+from accelmark.automl.scoring.score import PRESETS, Scoreboard, regulated, utilisation, verdict
 from accelmark.results.rounds.search import SearchVerdict
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)

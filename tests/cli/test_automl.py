@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from accelmark.automl.controller import request as requests
 from accelmark.automl.controller import session
 from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
@@ -150,7 +149,7 @@ def test_a_wrong_request_is_one_message_before_anything_starts(
 def test_a_dry_run_refuses_more_trials_than_cores_and_lists_what_it_cannot_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "default_vendor", lambda: "cpu")  # as on a machine without accelerators
+    monkeypatch.setattr(session, "default_vendor", lambda: "cpu")  # as on a machine without accelerators
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     np.savez(tmp_path / "seed.npz", **to_weights(GraphModule(tiny_network())))  # type: ignore[arg-type]
     request = {

@@ -11,23 +11,13 @@ import numpy as np
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
-from accelmark.automl.model.weights import Array
 from accelmark.automl.records import Splits
 from accelmark.datasets.ensure import ensure
-from accelmark.datasets.images import (
-    Images,
-    imagenet_identity,
-    read_arrays,
-    read_cifar10,
-    read_fashion_mnist,
-    read_imagenet,
-    read_npz,
-)
+from accelmark.datasets.images import READERS, Images, imagenet_identity, read_imagenet
 from accelmark.datasets.spec import known_dataset
 from accelmark.spec.errors import DataError
 
 _FETCHED: Final = {"fashion-mnist": "fashion_mnist"}
-_READERS: Final = {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}
 _SPLIT_SEED: Final = 20_240_601
 
 
@@ -55,11 +45,7 @@ class Dataset:
 
 
 def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
-    """Open, split and check the data.
-
-    Raises:
-        DataError: a split is missing or malformed, or does not fit the network's input shape or classes.
-    """
+    """Open, split and check the data; raises DataError where a split is missing, malformed or of another shape."""
     everything, held_out = _read(config, network)
     for split, images in (("training", everything), ("held-out", held_out)):
         _check(images, network, f"data set {config.name}", split)
@@ -89,7 +75,7 @@ def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
         raise DataError(f"data set {config.name}: give its location in dataset.directory")
     if not directory.exists():
         raise DataError(f"data set {config.name}: there is no {directory}")
-    return _READERS[config.name](directory)
+    return READERS[config.name](directory)
 
 
 def _check(images: Images, network: Network, where: str, split: str) -> None:
@@ -102,12 +88,3 @@ def _check(images: Images, network: Network, where: str, split: str) -> None:
     if lowest < 0 or highest + 1 != network.classes:
         wanted = f"network {network.name!r} has {network.classes} classes"
         raise DataError(f"{where}: the {split} split has classes {lowest} to {highest}, {wanted}")
-
-
-def read_weights(path: Path) -> dict[str, Array]:
-    """Read weights from an .npz file; raises DataError where it is missing or damaged."""
-    arrays = read_npz(path, "weights")
-    for name, array in arrays.items():
-        if array.dtype.kind != "f":
-            raise DataError(f"{path}: cannot be read as weights: {name} holds {array.dtype}, expected floats")
-    return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -17,8 +17,7 @@ from accelmark.automl.messages import Message, TrainedWeights, TrialOrder, Worke
 from accelmark.automl.model.network import Network
 from accelmark.spec.errors import RunError
 
-WORKER: Final = "accelmark.automl.workers.worker:TrialWorker"
-"""The class of the workers, by name because it is job side."""
+_WORKER: Final = "accelmark.automl.workers.worker:TrialWorker"  # by name because it is job side
 _DRAIN_S: Final = 0.5
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0
@@ -177,5 +176,5 @@ def _actor_class(ray: Any, config: AutomlConfig, network: Network) -> tuple[Any,
     reserved = {"num_gpus": devices, "num_cpus": 1} if accelerators else {"num_cpus": devices}
     # Several threads let the actor answer while it trains.
     options = {"max_concurrency": 4, "max_restarts": 0, **reserved}
-    actor = ray.remote(pkgutil.resolve_name(WORKER)).options(**options)
+    actor = ray.remote(pkgutil.resolve_name(_WORKER)).options(**options)
     return actor, (config.dataset, network, devices, threads)

@@ -156,6 +156,11 @@ class TrialRecord(TrialOutcome):
     status: TrialStatus = "running"
     predicted_accuracy: float | None = None
 
+    def epoch(self, report: EpochReport) -> EpochRecord:
+        """Return the record of an epoch of this attempt, on the run's clock."""
+        times = {"begun_s": self.started_s + report.begun_s, "ended_s": self.started_s + report.ended_s}
+        return EpochRecord(**report.model_dump() | times, trial=self.trial, attempt=self.attempt)
+
     def updated(self, **changes: object) -> TrialRecord:
         """Return a validated copy with changes."""
         return TrialRecord.model_validate(self.model_dump() | changes)

@@ -13,7 +13,7 @@ import typer
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, RequestError, nearest
 
 if TYPE_CHECKING:
-    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.controller.journal import SearchDirectory
     from accelmark.results.rounds.search import SearchSummary
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
-    from accelmark.automl.controller.request import check_without_start, load_config
+    from accelmark.automl.controller.session import check_without_start, load_config
     from accelmark.spec.plugins.requirements import require
 
     require("accelmark automl run", "accelmark[automl]")
@@ -113,7 +113,7 @@ def report(
 @app.command()
 def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
-    from accelmark.automl.scoring.summary import verify_search
+    from accelmark.automl.scoring.score import verify_search
 
     verified = verify_search(_find(name, runs))
     if as_json:
@@ -136,6 +136,7 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count the operations of one image: forward, backward and update."""
+    from collections import Counter
     from dataclasses import asdict
 
     from accelmark.automl.model.counting import MODES, count
@@ -146,7 +147,9 @@ def count(
     counted = count(resolve_network(network), mode)
     figures = {"network": counted.network, "mode": counted.mode} | asdict(counted)
     by_layer, figures["update_per_step"] = figures.pop("layers"), figures.pop("update")
-    kinds = counted.forward_by_kind()
+    kinds: Counter[str] = Counter()
+    for one in counted.layers:
+        kinds[one.kind] += one.forward
     if as_json:
         more = {"layers": by_layer} if layers else {}
         typer.echo(json.dumps({**figures, "forward_by_kind": kinds, **more}, indent=2))
@@ -160,7 +163,7 @@ def count(
 
 
 def _find(name: str, runs: Path) -> SearchDirectory:
-    from accelmark.automl.controller.directory import find_search
+    from accelmark.automl.controller.journal import find_search
 
     return find_search(name, runs)
 
@@ -179,7 +182,7 @@ def _live(as_json: bool) -> Any:
 
 
 def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
-    from accelmark.automl.scoring.summary import summarise
+    from accelmark.automl.scoring.score import summarise
     from accelmark.report.search_terminal import show_summary
 
     summary = summarise(found)

@@ -1,4 +1,4 @@
-"""Read labeled images: Fashion-MNIST's IDX files, CIFAR-10's binary files, ImageNet's folders, arrays in .npz files."""
+"""Read labeled images (Fashion-MNIST's IDX files, CIFAR-10's binary files, ImageNet's folders, .npz) and weights."""
 
 from __future__ import annotations
 
@@ -144,6 +144,15 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Read weights from an .npz file; raises DataError where it is missing or damaged."""
+    arrays = read_npz(path, "weights")
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise DataError(f"{path}: cannot be read as weights: {name} holds {array.dtype}, expected floats")
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
 def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> ArrayImages:
     """Check arrays of images and labels; ``images_at`` and ``labels_at`` name them in errors."""
     if images.ndim != 4:
@@ -262,3 +271,7 @@ def read_arrays(path: Path) -> tuple[Images, Images]:
         return _labeled(arrays[images], arrays[labels], f"{path}: {images}", f"{path}: {labels}")
 
     return split(*_ARRAY_NAMES[:2]), split(*_ARRAY_NAMES[2:])
+
+
+READERS: Final = {"fashion-mnist": read_fashion_mnist, "cifar-10": read_cifar10, "arrays": read_arrays}
+"""Readers of a whole data set in one directory or file, by its name."""

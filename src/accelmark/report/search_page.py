@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.controller.journal import SearchDirectory, SearchState
 from accelmark.automl.records import TrialRecord
-from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.scoring.summary import summarise
+from accelmark.automl.scoring.score import Scoreboard, summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
 from accelmark.report.templating import embed_json, fill, inline, plotly
 from accelmark.results.compare.table import Cell, to_csv

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
-from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import (
     JOURNAL_FILE,
     EpochEvent,
@@ -17,6 +16,7 @@ from accelmark.automl.controller.journal import (
     Heartbeat,
     Journal,
     Proposed,
+    SearchDirectory,
     SessionBegan,
     SessionEnded,
     TrialEvent,

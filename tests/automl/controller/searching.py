@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.automl.controller.directory import SearchDirectory, find_search
-from accelmark.automl.controller.journal import EpochEvent, read_journal
+from accelmark.automl.controller.journal import EpochEvent, SearchDirectory, find_search, read_journal
 from tests.automl.images import tiny_dataset, tiny_network
 
 PROGRAM = """

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import accelmark
-from accelmark.automl.scoring.summary import verify_search
+from accelmark.automl.scoring.score import verify_search
 from tests.automl.controller.searching import Search, workers_below
 from tests.automl.controller.test_ssh_cluster import free_port
 

@@ -13,12 +13,10 @@ from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
 from accelmark.automl.controller.controller import Observer, SearchController
-from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import Journal, Note, Proposed, SessionEnded, read_journal
+from accelmark.automl.controller.journal import Journal, Note, Proposed, SearchDirectory, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
-from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.scoring.summary import summarise, verify_search
+from accelmark.automl.scoring.score import Scoreboard, summarise, verify_search
 from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
 from accelmark.report.search_page import write_report

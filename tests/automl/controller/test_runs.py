@@ -13,8 +13,7 @@ import pytest
 
 from accelmark.automl.controller.journal import SearchState, read_journal
 from accelmark.automl.scoring.consistency import lineage
-from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.scoring.summary import verify_search
+from accelmark.automl.scoring.score import Scoreboard, verify_search
 from tests.automl.controller.searching import Search
 
 

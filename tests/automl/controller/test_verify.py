@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, TrainingConfig
-from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import (
     CONFIG_FILE,
     JOURNAL_FILE,
     Journal,
     Note,
+    SearchDirectory,
     SessionEnded,
     follow_hashes,
     read_journal,
 )
-from accelmark.automl.scoring.summary import verify_search
+from accelmark.automl.scoring.score import verify_search
 from tests.automl.controller.made_run import Lines, forge, made_config, made_run
 
 Change = Callable[[Lines], None]

@@ -16,7 +16,7 @@ from accelmark.automl.model.morphs import (
     with_dropout,
     with_kernel,
 )
-from accelmark.automl.model.network import Network, find_problems, parse_network
+from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.model.seeds import resnet50, resolve_network, small
 from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
@@ -74,7 +74,7 @@ def test_a_sequence_of_random_morphs_preserves_the_function(seed: int) -> None:
     for _ in range(8):
         morph, child = MorphChoices(network).draw(generator)
         weights = carry_weights(network, child, morph, weights)
-        network = parse_network(child.to_json())
+        network = Network.model_validate_json(child.to_json())
     assert not find_problems(network)
     with torch.no_grad():
         torch.testing.assert_close(built(network, weights).eval()(images), expected, rtol=1e-3, atol=1e-4)

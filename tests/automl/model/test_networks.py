@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,10 @@ from accelmark.automl.model.network import (
     Network,
     NetworkError,
     Node,
+    find_problems,
     infer_shapes,
     load_network,
     main_chain,
-    parse_network,
     skips,
 )
 from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network
@@ -29,9 +31,10 @@ def network_of(*nodes: Node, classes: int = 10) -> Network:
 @pytest.mark.parametrize("name", sorted(SEEDS))
 def test_a_network_survives_its_json(name: str) -> None:
     network = resolve_network(name)
-    again = parse_network(network.to_json())
+    again = Network.model_validate_json(network.to_json())
     assert again == network
     assert again.to_json() == network.to_json()
+    assert not find_problems(again)
 
 
 def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
@@ -108,9 +111,10 @@ def test_merging_different_shapes_is_refused(layer: Add | Concat) -> None:
         (resolve_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
     ],
 )
-def test_a_malformed_file_is_refused_with_the_place(text: str, message: str) -> None:
+def test_a_malformed_file_is_refused_with_the_place(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "net.json").write_text(text)
     with pytest.raises(NetworkError, match=message):
-        parse_network(text, where="net.json")
+        load_network(tmp_path / "net.json")
 
 
 def test_a_missing_file_is_reported(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -82,8 +82,7 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     AccelMark is delivered to the hosts. Each runs ``ray_node``, which ends Ray when its input closes: at the end, when
     the connection breaks, or when this process is killed. The token is sent on that input.
 
-    Raises:
-        RunError: a host cannot be reached or Ray does not start there; the host is named.
+    Raises RunError with the host where one cannot be reached or Ray does not start there.
     """
     first = cluster.hosts[0].rpartition("@")[2]
     try:

@@ -12,26 +12,17 @@ from typing import Final
 
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.controller import journal
-from accelmark.automl.controller.directory import SearchDirectory
-from accelmark.automl.controller.journal import SearchState
+from accelmark.automl.controller.journal import SearchDirectory, SearchState
 from accelmark.automl.controller.proposals import Proposals
-from accelmark.automl.dataset import read_weights
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
-from accelmark.automl.records import (
-    EpochRecord,
-    EpochReport,
-    Hyperparameters,
-    Individual,
-    OperationCost,
-    TrialRecord,
-    TrialStatus,
-)
+from accelmark.automl.records import EpochReport, Hyperparameters, Individual, OperationCost, TrialRecord, TrialStatus
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
+from accelmark.datasets.images import read_weights
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -62,7 +53,8 @@ class SearchController:
         self._config: Final = config
         self._workers: Final = workers
         self._observer: Final = observer
-        self._state: Final = directory.state()
+        state = directory.state()
+        self._state: Final = state
         self._journal: Final = journal.Journal(directory.path)
         self._base_s: Final = self._state.clock_s
         self._idle: set[int] = set(range(workers.size))
@@ -71,9 +63,7 @@ class SearchController:
         self._last_heartbeat_s = -_HEARTBEAT_S
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
-        self._scheduler: Final = Scheduler.resumed(
-            config.schedule, self._state.trials.values(), self._state.individuals
-        )
+        self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
         self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
 
     def request_stop(self) -> None:
@@ -258,10 +248,7 @@ class SearchController:
     def _record_epoch(self, worker: int, report: EpochReport) -> None:
         running = self._running.get(worker)
         if running is not None:
-            record = running.record
-            times = {"begun_s": record.started_s + report.begun_s, "ended_s": record.started_s + report.ended_s}
-            values = report.model_dump() | times | {"trial": record.trial, "attempt": record.attempt}
-            self._write(journal.EpochEvent(epoch=EpochRecord.model_validate(values)))
+            self._write(journal.EpochEvent(epoch=running.record.epoch(report)))
             running.last_progress_s = self._now()
 
     def _end_trial(self, worker: int, message: TrialEnded) -> None:

@@ -66,13 +66,6 @@ class NetworkCount(Operations):
     network: str
     layers: tuple[LayerCount, ...]
 
-    def forward_by_kind(self) -> dict[str, int]:
-        """Forward operations per kind of layer."""
-        parts: Counter[str] = Counter()
-        for layer in self.layers:
-            parts[layer.kind] += layer.forward
-        return dict(parts)
-
 
 def count(network: Network, mode: Mode) -> NetworkCount:
     """Count every layer of a network; raises NetworkError where it cannot be built."""

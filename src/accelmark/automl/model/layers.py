@@ -141,11 +141,7 @@ class LayerError(ValueError):
 
 
 def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
-    """Return the output shape of ``layer`` for inputs of these shapes.
-
-    Raises:
-        LayerError: the layer does not accept them; the message says why.
-    """
+    """Return the output shape of ``layer`` for inputs of these shapes; raises LayerError with the reason."""
     found = ", ".join(map(str, sources))
     if isinstance(layer, Add | Concat):
         if len(sources) < 2:

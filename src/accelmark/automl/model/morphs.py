@@ -49,11 +49,7 @@ class Morph(Spec):
 
 
 def apply_morph(network: Network, morph: Morph) -> Network:
-    """Return the morphed network.
-
-    Raises:
-        MorphError: the network does not allow this morph.
-    """
+    """Return the morphed network; raises MorphError where the network does not allow this morph."""
     old, plain = network.convolutions.get(morph.at), morph.model_copy(update={"label": "", "seed": 0})
     if morph.kind == "kernel-grow":  # by any even step: a smaller searched kernel may have been written since
         is_allowed = old is not None and morph.size > old.kernel and (morph.size - old.kernel) % 2 == 0
@@ -175,8 +171,7 @@ class MorphChoices:
     def draw(self, generator: np.random.Generator, kinds: Iterable[MorphKind] = MORPH_KINDS) -> tuple[Morph, Network]:
         """Draw a kind uniformly, then one of its morphs uniformly; return it with the network that it makes.
 
-        Raises:
-            MorphError: the network allows no morph of these kinds within the limits.
+        Raises MorphError where the network allows no morph of these kinds within the limits.
         """
         remaining = list(dict.fromkeys(kinds))
         for _ in range(_DRAWS):

@@ -10,18 +10,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from accelmark.automl.model.layers import (
-    Add,
-    Concat,
-    Convolution,
-    Layer,
-    LayerError,
-    PositiveInt,
-    Shape,
-    Softmax,
-    StrictSpec,
-    output_shape,
-)
+from accelmark.automl.model import layers
 from accelmark.spec.errors import Problem, SpecError, nearest
 
 INPUT: Final = "input"
@@ -34,20 +23,20 @@ class NetworkError(SpecError):
     """A network that cannot be built, with all problems."""
 
 
-class Node(StrictSpec):
+class Node(layers.StrictSpec):
     """A layer, its name, and the nodes whose outputs it reads, in order."""
 
     name: NodeName
-    layer: Layer
+    layer: layers.Layer
     inputs: tuple[NodeName, ...]
 
 
-class Network(StrictSpec):
+class Network(layers.StrictSpec):
     """A feed-forward network for images of ``input_shape`` (channels, height, width); the last node is its output."""
 
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    input_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    input_shape: tuple[layers.PositiveInt, layers.PositiveInt, layers.PositiveInt]
     classes: Annotated[int, Field(ge=2, le=1_000_000)]
     nodes: Annotated[tuple[Node, ...], Field(min_length=1)]
 
@@ -57,19 +46,18 @@ class Network(StrictSpec):
         return {node.name: node for node in self.nodes}
 
     @cached_property
-    def convolutions(self) -> Mapping[str, Convolution]:
+    def convolutions(self) -> Mapping[str, layers.Convolution]:
         """The convolutions by name."""
-        return {node.name: node.layer for node in self.nodes if isinstance(node.layer, Convolution)}
+        return {node.name: node.layer for node in self.nodes if isinstance(node.layer, layers.Convolution)}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Network:
         """Return a copy with other nodes, each valid by itself; connections are not checked."""
         return Network.model_construct(**dict(self) | {"nodes": tuple(nodes)})
 
-    def with_layers(self, layers: Mapping[str, Layer]) -> Network:
+    def with_layers(self, changed: Mapping[str, layers.Layer]) -> Network:
         """Return a copy in which the named nodes have other layers."""
-        return self.with_nodes(
-            node.model_copy(update={"layer": layers[node.name]}) if node.name in layers else node for node in self.nodes
-        )
+        nodes = {name: self.by_name[name].model_copy(update={"layer": layer}) for name, layer in changed.items()}
+        return self.with_nodes(nodes.get(node.name, node) for node in self.nodes)
 
     def inserted_after(self, anchor: str, added: Sequence[Node]) -> Network:
         """Return a copy with ``added`` after ``anchor``; former readers of ``anchor`` now read the last of them."""
@@ -91,33 +79,22 @@ class Network(StrictSpec):
         return hashlib.sha256(self.model_dump_json(exclude={"name"}).encode()).hexdigest()
 
 
-def parse_network(text: str, *, where: str = "network") -> Network:
-    """Parse and validate JSON.
-
-    Raises:
-        NetworkError: with all problems.
-    """
+def load_network(path: Path) -> Network:
+    """Read a network file; raises NetworkError with all problems where it is missing, malformed or cannot be built."""
+    where = str(path)
     try:
-        network = Network.model_validate_json(text)
+        network = Network.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise NetworkError([Problem(where, "", f"cannot be read: {error.strerror}")]) from error
     except ValidationError as error:
         problems = [Problem(where, ".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
         raise NetworkError(problems) from error
-    if found := find_problems(network, where=where):
-        raise NetworkError(found)
+    if problems := find_problems(network, where=where):
+        raise NetworkError(problems)
     return network
 
 
-def load_network(path: Path) -> Network:
-    """Read a network file; raises NetworkError where it is missing, malformed or cannot be built."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise NetworkError([Problem(str(path), "", f"cannot be read: {reason}")]) from error
-    return parse_network(text, where=str(path))
-
-
-def infer_shapes(network: Network) -> Mapping[str, Shape]:
+def infer_shapes(network: Network) -> Mapping[str, layers.Shape]:
     """Return the output shape of every node and of the image; raises NetworkError with all problems."""
     shapes, problems = _walk(network, network.name)
     if problems:
@@ -130,8 +107,8 @@ def find_problems(network: Network, *, where: str = "network") -> list[Problem]:
     return _walk(network, where)[1]
 
 
-def _walk(network: Network, where: str) -> tuple[dict[str, Shape], list[Problem]]:
-    shapes: dict[str, Shape] = {INPUT: network.input_shape}
+def _walk(network: Network, where: str) -> tuple[dict[str, layers.Shape], list[Problem]]:
+    shapes: dict[str, layers.Shape] = {INPUT: network.input_shape}
     problems: list[Problem] = []
     known = {node.name for node in network.nodes} | {INPUT}
     read = {source for node in network.nodes for source in node.inputs}
@@ -152,12 +129,12 @@ def _walk(network: Network, where: str) -> tuple[dict[str, Shape], list[Problem]
         defined.add(node.name)
         if all(source in shapes for source in node.inputs):  # else the cause is reported already
             try:
-                shapes[node.name] = output_shape(node.layer, [shapes[source] for source in node.inputs])
-            except LayerError as error:
+                shapes[node.name] = layers.output_shape(node.layer, [shapes[source] for source in node.inputs])
+            except layers.LayerError as error:
                 add(key, str(error))
         if not is_last and node.name not in read:
             add(key, "no node reads this node", "connect or remove it")
-        if is_last != isinstance(node.layer, Softmax):
+        if is_last != isinstance(node.layer, layers.Softmax):
             what = f"the last node is {node.layer.kind}, must be a softmax"
             add(key, what if is_last else "only the last node may be a softmax")
     if INPUT not in read:
@@ -198,7 +175,7 @@ def skips(network: Network) -> tuple[Skip, ...]:
     for node in network.nodes:
         if node.name not in place:
             origin[node.name] = max(origin[source] for source in node.inputs)
-        elif isinstance(node.layer, Add | Concat):
+        elif isinstance(node.layer, layers.Add | layers.Concat):
             on_chain = max(node.inputs, key=lambda name: place.get(name, -1))
             ends = [source for source in node.inputs if source != on_chain]
             found.extend(Skip(origin[source], place[node.name], node.layer.kind) for source in ends)

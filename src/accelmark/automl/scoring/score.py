@@ -1,4 +1,4 @@
-"""Score, error and regulated score of a search at any time of its clock.
+"""Score, error, regulated score and other figures of a search, and its verdict by versioned rules.
 
 Score = operations / seconds from the first attempt's start to the last recorded epoch of any attempt; operations are
 those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -ln(Error) x Score.
@@ -6,11 +6,21 @@ those of attempts that gave a result. Error = 1 - accuracy. Regulated score = -l
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from math import log
+from typing import Final
 
-from accelmark.automl.controller.journal import SearchState
+from accelmark.audit.verdict import verdict_of
+from accelmark.automl.config import AutomlConfig
+from accelmark.automl.controller.journal import SearchDirectory, SearchState, follow_hashes, read_journal
 from accelmark.automl.records import TrialRecord
-from accelmark.results.rounds.search import SearchPoint, SearchUtilisation
+from accelmark.automl.scoring.consistency import Check, consistency_checks
+from accelmark.results.rounds import search
+from accelmark.results.schema import Finding
+from accelmark.spec.model import Spec
+
+PRECISION_BITS: Final = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 
 
 def regulated(score: float, error: float | None) -> float | None:
@@ -57,7 +67,7 @@ class Scoreboard:
         reached = [epoch.validation_accuracy for epoch in self.epochs if epoch.trial == trial]
         return max((accuracy for accuracy in reached if accuracy is not None), default=None)
 
-    def at(self, time_s: float, errors_at_s: float | None = None) -> SearchPoint:
+    def at(self, time_s: float, errors_at_s: float | None = None) -> search.SearchPoint:
         """Return all figures at ``time_s``; the held-out error at ``errors_at_s`` where that is given.
 
         The search's error is that of the best epoch that ended by then, the held-out error that of the best trial.
@@ -68,7 +78,7 @@ class Scoreboard:
         error = 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
         ended = [epoch.validation_accuracy for epoch in self.epochs if epoch.ended_s <= time_s]
         search_error = min((1 - accuracy for accuracy in ended if accuracy is not None), default=None)
-        return SearchPoint(
+        return search.SearchPoint(
             time_h=elapsed_s / 3600,
             operations=operations,
             score=score,
@@ -78,12 +88,12 @@ class Scoreboard:
             regulated_search_score=regulated(score, search_error),
         )
 
-    def final(self) -> SearchPoint:
+    def final(self) -> search.SearchPoint:
         """Return the figures of the whole run: the score ends with the last epoch, held-out evaluations may follow."""
         last = max([self.ended_s, *(trial.ended_s or 0.0 for trial in self.trials.values())])
         return self.at(self.ended_s, last)
 
-    def series(self, step_s: float) -> tuple[SearchPoint, ...]:
+    def series(self, step_s: float) -> tuple[search.SearchPoint, ...]:
         """Return the figures every ``step_s`` and at the end."""
         length_s = self.ended_s - self.started_s
         if length_s <= 0:
@@ -92,7 +102,7 @@ class Scoreboard:
         return (*(self.at(time) for time in times if self.ended_s - time > 1e-9), self.final())
 
 
-def utilisation(state: SearchState) -> SearchUtilisation:
+def utilisation(state: SearchState) -> search.SearchUtilisation:
     """Return the use of the workers' time from the first trial's start to the last one's end, all attempts included."""
     records, epochs = list(state.attempts.values()), state.epochs
     ends = [*(record.ended_s or record.started_s for record in records), *(epoch.ended_s for epoch in epochs)]
@@ -101,10 +111,171 @@ def utilisation(state: SearchState) -> SearchUtilisation:
     training_s = sum(epoch.training_s for epoch in epochs)
     evaluating_s = sum(epoch.evaluating_s for epoch in epochs) + sum(record.held_out_s for record in records)
     worked_s = training_s + evaluating_s
-    return SearchUtilisation(
+    return search.SearchUtilisation(
         workers=state.workers,
         available_s=available_s,
         training_s=training_s,
         evaluating_s=evaluating_s,
         idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
     )
+
+
+class Rules(Spec):
+    """One set of rules; a pretrained start is allowed by all and disclosed."""
+
+    name: str
+    version: int = 1
+    min_duration_s: float = 0.0
+    min_precision_bits: int = 16
+    min_accuracy: float = 0.0
+    """Held-out accuracy that must be exceeded; 0: any."""
+    datasets: tuple[str, ...] = ()
+    """Allowed data sets; empty: any."""
+    sample_s: float = 30.0
+    """Interval of the series of figures."""
+
+
+PRESETS: Final[dict[str, Rules]] = {
+    rules.name: rules
+    for rules in (
+        Rules(name="aiperf-v1", min_duration_s=3600.0, min_accuracy=0.70, datasets=("imagenet",), sample_s=360.0),
+        Rules(name="smoke"),
+    )
+}
+
+
+def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:
+    """Check a search as recorded, not as configured, by each rule."""
+    rules, error = PRESETS[config.rules], board.final().error
+    least_s, lasted_s = rules.min_duration_s, board.ended_s - board.started_s
+    yield lasted_s >= least_s, "duration", f"at least {least_s:.0f} s", f"the search ran {lasted_s:.1f} s"
+    bits = f"at least {rules.min_precision_bits} bits"
+    precisions = {record.precision for record in board.trials.values() if record.precision is not None}
+    yield bool(precisions), "precision", bits, "no precision was recorded"
+    for name in sorted(precisions):
+        known = "" if name in PRECISION_BITS else ", whose bits are unknown"
+        enough = PRECISION_BITS.get(name, 0) >= rules.min_precision_bits
+        yield enough, "precision", bits, f"trials computed in {name!r}{known}"
+    wanted, found = f"held-out accuracy above {rules.min_accuracy:.2f}", "no held-out accuracy was measured"
+    if error is not None:
+        found = f"the held-out accuracy is {1 - error:.4f}"
+    enough = error is not None and (1 - error > rules.min_accuracy or not rules.min_accuracy)
+    yield enough, "accuracy", wanted, found
+    finished = any(record.status == "finished" for record in board.trials.values())
+    yield finished, "trials", "at least one finished trial", "no trial finished"
+    identities = {session.dataset_identity for session in state.sessions if session.dataset_identity is not None}
+    dataset = " or ".join(sorted(identities)) or config.dataset.name
+    dataset += "" if config.dataset.limit is None else " (a part of it)"
+    allowed = not rules.datasets or dataset in rules.datasets
+    yield allowed, "dataset", f"data set {' or '.join(rules.datasets)}", f"the data set is {dataset!r}"
+
+
+def _disclosures(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[str]:
+    """Yield what has to be disclosed, valid or not."""
+    pretrained, search_error = config.search.initial_weights is not None, board.final().search_error
+    yield f"the search started from {'pretrained' if pretrained else 'random'} weights"
+    if search_error is not None:
+        yield f"best error on the validation split, which the search optimizes: {search_error:.4f}"
+    if state.interruptions:
+        yield f"the run was interrupted and resumed {state.interruptions} times"
+
+
+def summarise(directory: SearchDirectory, *, state: SearchState | None = None) -> search.SearchSummary:
+    """Compute the figures of a search; raises RunError where it cannot be read."""
+    config, known = directory.config(), state or directory.state()
+    board, ended = Scoreboard(known), known.ended
+    best = board.best_trial_at(known.clock_s + 1)
+    return search.SearchSummary(
+        run=directory.name,
+        status="running" if directory.is_running()
+        else "interrupted" if ended is None
+        else "over" if ended.over else "stopped",
+        ended_because=None if ended is None else ended.reason,
+        duration_s=board.ended_s - board.started_s,
+        counting=config.counting,
+        dataset=config.dataset.name,
+        method=config.search.method,
+        trials=dict(Counter(record.status for record in known.trials.values())),
+        trials_started=len(known.trials),
+        epochs=len(board.epochs),
+        trained_images=sum(epoch.trained_images for epoch in board.epochs),
+        final=board.final(),
+        series=board.series(PRESETS[config.rules].sample_s),
+        utilisation=utilisation(known),
+        consumption=_consumption(directory, known, board),
+        best_trial=best.trial if best is not None else None,
+        judgement=verdict(config, known),
+        interruptions=known.interruptions,
+        failures=tuple(
+            f"trial {record.trial}, attempt {record.attempt}: {record.status}: {record.reason}"
+            for record in known.attempts.values()
+            if record.status not in ("running", "finished", "cut")
+        ),
+        notes=tuple(f"{note.clock_s:.1f} s: {note.text}" for note in known.notes),
+    )  # fmt: skip
+
+
+def verdict(
+    config: AutomlConfig, state: SearchState, checks: Iterable[Check] = (), disclosed: Iterable[str] = ()
+) -> search.SearchVerdict:
+    """Return the audit's verdict by the rules and by further checks."""
+    rules, board = PRESETS[config.rules], Scoreboard(state)
+    findings = [
+        Finding(severity="error", rule=f"search-{rule}", expected=expected, actual=actual)
+        for agrees, rule, expected, actual in (*_rule_checks(config, state, board), *checks)
+        if not agrees
+    ]
+    return search.SearchVerdict(
+        rules=rules.name,
+        version=rules.version,
+        verdict=verdict_of(findings),
+        reasons=tuple(dict.fromkeys(map(str, findings))),
+        disclosures=(*_disclosures(config, state, board), *disclosed),
+    )
+
+
+class Verified(search.SearchVerdict):
+    """A verdict, and a description of what was recomputed."""
+
+    checked: tuple[str, ...]
+
+
+def verify_search(directory: SearchDirectory) -> Verified:
+    """Recompute what can be recomputed; a contradiction makes the search INVALID. Raises RunError if unreadable."""
+    config, events = directory.config(), read_journal(directory.path)
+    state, (unhashed, broken) = SearchState.of(events), follow_hashes(directory.path, events)
+    before = "configuration and seed network" if broken == 1 else f"line {(broken or 0) - 1}"
+    actual = f"line {broken} of the journal does not follow from {before}: something was changed"
+    linked = broken is None, "journal", "each line has the hash of the one before", actual
+    missing: list[str] = []
+    if any(session.splits is None for session in state.sessions):
+        what = "the journal of an older version does not record the splits of the data"
+        missing.append(f"{what}: images, steps and accuracies could not all be compared with the data")
+    if unhashed:
+        which = "no line" if unhashed == len(events) else f"none of the first {unhashed} lines"
+        missing.append(f"{which} of the journal has a hash of the line before: changes there are not detected")
+    epochs = state.useful_epochs()
+    total = sum(state.trials[epoch.trial].cost.operations(epoch) for epoch in epochs)
+    return Verified(
+        **dict(verdict(config, state, [linked, *consistency_checks(config, events, state)], missing)),
+        checked=(
+            f"{len(state.trials)} trials and {len(epochs)} epochs read; {total} operations counted again",
+            f"{len(state.individuals)} networks rebuilt from their parents",
+            f"{len(events) - unhashed} of {len(events)} journal lines have the hash of the line before",
+        ),
+    )
+
+
+def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboard) -> search.SearchConsumption:
+    """Return power and utilization of the last session, from its first trial's start to its last epoch's end."""
+    if not state.sessions:
+        return search.search_consumption(None, "", (0.0, 0.0), 0)
+    session = state.sessions[-1]
+    offset = session.monotonic_s - session.clock_s
+    window = (offset + max(session.clock_s, board.started_s), offset + board.ended_s)
+    images = sum(epoch.trained_images for epoch in board.epochs)
+    found = search.search_consumption(directory.telemetry(len(state.sessions)), session.host, window, images)
+    if len(state.sessions) == 1:
+        return found
+    remark = {"sessions": "the search was resumed; the figures are of its last session"}
+    return found.model_copy(update={"reasons": found.reasons | remark})

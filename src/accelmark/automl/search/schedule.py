@@ -39,15 +39,13 @@ class Scheduler:
     running: dict[int, Assignment] = field(default_factory=dict)
     retries: deque[Assignment] = field(default_factory=deque)
     started_trials: int = 0
-    finished_trials: int = 0
     asked_to_stop: bool = False
     exhausted: bool = False
 
     @staticmethod
     def resumed(schedule: ScheduleConfig, trials: Collection[TrialRecord], individuals: list[Individual]) -> Scheduler:
         """Return the scheduler of a search with these latest attempts; trials that were running are tried again."""
-        finished = sum(record.status == "finished" for record in trials)
-        scheduler = Scheduler(schedule, started_trials=len(trials), finished_trials=finished)
+        scheduler = Scheduler(schedule, started_trials=len(trials))
         for record in trials:
             retried = record.status in RETRIED and record.attempt < schedule.max_attempts
             if record.status == "running" or retried:
@@ -86,7 +84,6 @@ class Scheduler:
     def ended(self, trial: int, status: TrialStatus, now_s: float) -> bool:
         """Record the end of a trial; return whether it will be tried again."""
         old = self.running.pop(trial)
-        self.finished_trials += status == "finished"
         if status not in RETRIED or self.must_cut(now_s) or old.attempt >= self.schedule.max_attempts:
             return False
         self.retries.append(old._replace(attempt=old.attempt + 1))

@@ -77,8 +77,7 @@ class Searcher:
     def propose(self, population: Population) -> Individual:
         """Add the next network to the population and return it; equal populations give equal proposals.
 
-        Raises:
-            MorphError: no network may have a further child.
+        Raises MorphError where no network may have a further child.
         """
         generator = population.generator()
         for parent in self._parents(population, generator):
@@ -100,8 +99,7 @@ class EvolutionSearch(Searcher):
     def _parents(self, population: Population, generator: np.random.Generator) -> Iterator[Individual]:
         alive = population.observed[-_ALIVE:] or population.individuals[:1]
         chosen = generator.choice(len(alive), size=min(_TOURNAMENT, len(alive)), replace=False)
-        ranked = sorted((alive[int(index)] for index in chosen), key=lambda one: one.value or 0.0, reverse=True)
-        yield from ranked
+        yield from sorted((alive[int(index)] for index in chosen), key=lambda one: one.value or 0.0, reverse=True)
 
 
 class NoSearch(Searcher):

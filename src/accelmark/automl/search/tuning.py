@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    check_distribution_compatibility,
-)
+from optuna.distributions import CategoricalDistribution, FloatDistribution, check_distribution_compatibility
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -70,7 +65,8 @@ class Tuner:
                 sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, constant_liar=True),
             )
         except Exception as error:
-            where = _without_password(tuning.storage) if tuning.storage else directory
+            # Without the password.
+            where = re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", tuning.storage) if tuning.storage else directory
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise StudyError(f"the study's storage {where} cannot be opened: {reason}") from error
         try:
@@ -151,13 +147,13 @@ class Tuner:
                     raise StudyError(f"{study} {searched}: choose another tuning.study") from error
 
 
-def _space(tuning: TuningConfig) -> dict[str, BaseDistribution]:
+def _space(tuning: TuningConfig) -> dict[str, optuna.distributions.BaseDistribution]:
     """Return the searched space."""
     lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
     ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
-    space: dict[str, BaseDistribution] = {name: CategoricalDistribution(each) for name, each in lists.items() if each}
+    choices = {name: CategoricalDistribution(each) for name, each in lists.items() if each}
     floats = {name: FloatDistribution(*each, log=name == "learning_rate") for name, each in ranges.items() if each}
-    return space | floats
+    return {**choices, **floats}
 
 
 def _storage(url: str | None, directory: Path) -> BaseStorage:
@@ -168,7 +164,3 @@ def _storage(url: str | None, directory: Path) -> BaseStorage:
     if url.startswith("postgresql://"):  # PostgreSQL's own form of URL names no driver; psycopg is installed
         url = f"postgresql+psycopg://{url.removeprefix('postgresql://')}"
     return RDBStorage(url)
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", url)

@@ -71,10 +71,7 @@ def trial_settings(order: TrialOrder, *, images: int, world_size: int, threads: 
     """Return the driver's settings for an order over ``images`` training images.
 
     The trial's batch is the global one, divided evenly among the ranks. There is no limit in time: the driver would
-    evaluate a trial that reaches one once more.
-
-    Raises:
-        DataError: the batch is larger than the training split.
+    evaluate a trial that reaches one once more. Raises DataError where the batch is larger than the training split.
     """
     hyper, training = order.hyperparameters, order.training
     if hyper.batch_size > images:
@@ -135,7 +132,7 @@ class _Trial:
     place: RankContext
     work: TrainJob
     began: float = field(default_factory=time.monotonic)
-    since: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     """Start of the epoch."""
     interruptible: bool = False
     backend: PyTorchBackend | None = None
@@ -148,9 +145,6 @@ class _Trial:
     steps: int = 0
     losses: list[float] = field(default_factory=list)
     validation_losses: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.since = self.began
 
     def run(self) -> TrialEnded:
         account = Account(process_start=self.began, job=self.work)

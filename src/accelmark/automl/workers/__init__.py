@@ -1,1 +1,1 @@
-"""Workers that run trials: threads of this process, or Ray actors on one machine or a cluster."""
+"""Workers that run trials: Ray actors on one machine or a cluster."""

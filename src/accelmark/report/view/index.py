@@ -162,8 +162,8 @@ def live_run(name: str, path: Path) -> LiveRun:
 
 
 def _live_search(name: str, path: Path) -> LiveRun:
-    from accelmark.automl.controller.directory import SearchDirectory
-    from accelmark.automl.scoring.summary import summarise
+    from accelmark.automl.controller.journal import SearchDirectory
+    from accelmark.automl.scoring.score import summarise
 
     directory = SearchDirectory(path)
     summary, limits = summarise(directory), directory.config().schedule

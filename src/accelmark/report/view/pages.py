@@ -195,7 +195,7 @@ def _run_page(run: LoadedRun) -> str:
         from accelmark.report.run_page import render_page
 
         return render_page(load_source(run.path))
-    from accelmark.automl.controller.directory import SearchDirectory
+    from accelmark.automl.controller.journal import SearchDirectory
     from accelmark.report.search_page import render_search
 
     return render_search(SearchDirectory(run.path))
