@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accelmark.audit.verify import verify_run
-from accelmark.results.store.bundle import unpack, write_bundle
-from accelmark.results.store.manifest import write_manifest
+from accelmark.results.store.bundle import unpack, write_bundle, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from tests.made_run import Made, make_run
@@ -143,7 +142,7 @@ def test_any_edited_byte_of_a_bundle_is_found(made: Path, tmp_path: Path, data: 
     bundle.write_bytes(raw)
     try:
         unpacked, problems = unpack(bundle, tmp_path / "there" / str(place))
-        from accelmark.results.store.manifest import check_manifest
+        from accelmark.results.store.bundle import check_manifest
 
         problems += check_manifest(unpacked)
     except AccelmarkError as error:

@@ -7,7 +7,7 @@ import pytest
 
 from accelmark.automl.config import TrainingConfig
 from accelmark.automl.dataset import Dataset, open_dataset
-from accelmark.automl.messages import TrialListener, TrialOrder, TrialResult
+from accelmark.automl.messages import Progress, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.layers import Convolution
 from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
@@ -28,11 +28,11 @@ class Notes(TrialListener):
         self.epochs: list[EpochReport] = []
         self.stop_after = stop_after
 
-    def progress(self, images: int) -> None:
-        self.images += images
-
-    def epoch(self, report: EpochReport) -> None:
-        self.epochs.append(report)
+    def report(self, progress: Progress) -> None:
+        if isinstance(progress, int):
+            self.images += progress
+        else:
+            self.epochs.append(progress)
 
     def should_stop(self) -> bool:
         return self.stop_after is not None and self.images >= self.stop_after

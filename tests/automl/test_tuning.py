@@ -218,6 +218,6 @@ def test_the_lock_of_a_killed_process_is_not_waited_for(tmp_path: Path, monkeypa
             locked.append(os.path.lexists(f"{path}.lock"))
             super().__init__(path)
 
-    monkeypatch.setattr(journal, "JournalFileBackend", Opened)
+    monkeypatch.setattr("accelmark.automl.search.tuning.JournalFileBackend", Opened)
     assert tuner(tmp_path).ask(0).batch_size in (16, 32)
     assert locked == [False]

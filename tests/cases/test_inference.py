@@ -20,7 +20,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from accelmark.cases.minilm.infer_pytorch import SentenceEncoder, read_text
+from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
+from accelmark.cases.minilm_finetune._passages import read_text
 from tests.cases.infer_of import Inferred, infer, packaged
 
 VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}
@@ -63,7 +64,9 @@ def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
 
 def test_minilms_embeddings_are_those_of_transformers() -> None:
     dirs = packaged("minilm")
-    tokens, mask, _ = read_text(dirs, held_out=True, limit=16, seq_length=64, passage_chars=220)
+    tokens, mask, _ = read_text(
+        dirs["shakespeare"], dirs["minilm"], held_out=True, limit=16, seq_length=64, passage_chars=220
+    )
     ours = SentenceEncoder().eval()
     ours.encoder.load(dirs["minilm"] / "model.safetensors")
     theirs = BertModel.from_pretrained(dirs["minilm"], local_files_only=True).eval()  # type: ignore[no-untyped-call]

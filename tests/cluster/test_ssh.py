@@ -12,7 +12,7 @@ import pytest
 
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
-from accelmark.results.store.manifest import check_manifest
+from accelmark.results.store.bundle import check_manifest
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, on_first_host_only, statuses, stepping
 from tests.run.fakes import wait_for

@@ -10,8 +10,8 @@ import pytest
 from accelmark.report.run_page import render_page, write_page
 from accelmark.report.templating import embed_json
 from accelmark.results.rounds.summary import write_round
+from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
-from accelmark.results.store.manifest import check_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run

@@ -219,7 +219,10 @@ def running(root: Path) -> Path:
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     place = run / job.directory / "localhost_noderank0"
     place.mkdir(parents=True)
-    window = {"global_steps": 5, "num_trained_samples": 40, "wall_ms": 1000.0, "loss": 1.25, "epoch": 0}
+    window = {
+        "global_steps": 5, "num_trained_samples": 40, "wall_ms": 1000.0, "loss": 1.25, "epoch": 0, "losses": [1.25],
+        "learning_rate": None, "step_ms": [200.0], "data_wait_ms": [0.0],
+    }  # fmt: skip
     (place / "rank0.out.log").write_text(perflog("TRAIN_START", {}, 0, 0) + perflog("STEP_END", window, 1, 0))
     sample = {"t": 1.0, "wall": time.time(), "host": {"cpu": 0.5}, "devices": [{"index": 0, "power_w": 250.0}]}
     (place / "telemetry.jsonl").write_text(json.dumps({"header": {}}) + "\n" + json.dumps(sample) + "\n")

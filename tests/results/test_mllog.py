@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.export.mllog import RULESET, write_mllog
-from accelmark.results.store.manifest import check_manifest, write_manifest
+from accelmark.results.store.bundle import check_manifest, write_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from accelmark.spec.perflog import PerfLogWriter

@@ -11,8 +11,8 @@ from accelmark.results.figure_names import FigureName as F
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Figure, json_schema
 from accelmark.results.sources import find_sources, load_runs
+from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_round, load_run, load_summary
-from accelmark.results.store.manifest import check_manifest
 from accelmark.run.record.measure import measure_run
 from accelmark.spec.errors import RunError
 from tests.made_run import Made, make_run

@@ -26,7 +26,7 @@ ASKED = Termination("cancelled", "cancelled", "was asked to end")
 
 
 def log_end(state: str | None = "completed", cause: str | None = None) -> LogEnd:
-    return LogEnd(("last line",), {"state": state} if state else None, cause)
+    return LogEnd(("last line",), state, cause)
 
 
 def rank(number: int, state: Any, reason: str | None = None, signal: str | None = None) -> RankExit:
@@ -139,11 +139,11 @@ def test_finished_counts_as_the_last_event_only(tmp_path: Path) -> None:
     finished = encode_line("FINISHED", {"state": "completed", "message": None}, metadata)
     log = tmp_path / "rank0.out.log"
     log.write_text(f"noise\n{finished}\nnoise\n")
-    assert read_log_end(log).finished == {"state": "completed", "message": None}
+    assert read_log_end(log).state == "completed"
     log.write_text(f"{finished}\n{encode_line('INIT_START', {}, metadata)}\n")
-    assert read_log_end(log).finished is None
+    assert read_log_end(log).state is None
     log.write_text("[PerfLog] {broken\n")
-    assert read_log_end(log).finished is None
+    assert read_log_end(log).state is None
     assert read_log_end(tmp_path / "absent").lines == ()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.results.store.manifest import check_manifest
+from accelmark.results.store.bundle import check_manifest
 from accelmark.run.controller.stop import stop
 from accelmark.run.display.summary import read_status
 from accelmark.run.processes import ProcessId

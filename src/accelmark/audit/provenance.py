@@ -5,8 +5,10 @@ AccelMark's files are hashed as installed and as a git commit has them, to compa
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
@@ -195,36 +197,24 @@ def hash_at(commit: str, folder: str = ".") -> str | None:
     """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout."""
     if not _COMMIT.fullmatch(commit):
         return None
-    listed = _git("ls-tree", "-r", "-z", commit, "--", folder)
-    if not listed:
+    archived = _git("archive", "--format=tar", commit, "--", folder)
+    if archived is None:
         return None
-    entries = [entry.split(b"\t", 1) for entry in listed.split(b"\0") if entry]
-    blobs = {PurePosixPath(name.decode()).relative_to(folder): about.split()[2] for about, name in entries}
-    names = sorted(name for name in blobs if is_hashed(name.name) and not SKIPPED & set(name.parts[:-1]))
-    contents = _contents([blobs[name] for name in names])
-    if contents is None:
-        return None
-    return files_hash((str(name), content) for name, content in zip(names, contents, strict=True))
+    with tarfile.open(fileobj=io.BytesIO(archived)) as archive:
+        contents = {
+            PurePosixPath(entry.name).relative_to(folder): file.read()
+            for entry in archive
+            if entry.isfile() and (file := archive.extractfile(entry)) is not None
+        }
+    names = sorted(name for name in contents if is_hashed(name.name) and not SKIPPED & set(name.parts[:-1]))
+    return files_hash((str(name), contents[name]) for name in names)
 
 
-def _contents(blobs: list[bytes]) -> list[bytes] | None:
-    output = _git("cat-file", "--batch", stdin=b"".join(blob + b"\n" for blob in blobs))
-    if output is None:
-        return None
-    contents, offset = [], 0
-    for _ in blobs:
-        end = output.index(b"\n", offset)
-        size = int(output[offset:end].split()[2])
-        contents.append(output[end + 1 : end + 1 + size])
-        offset = end + size + 2
-    return contents
-
-
-def _git(*arguments: str, stdin: bytes = b"") -> bytes | None:
+def _git(*arguments: str) -> bytes | None:
     """Return git's output, or None where git, the checkout or the object is missing."""
     command = ["git", "-C", str(package()), *arguments]
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

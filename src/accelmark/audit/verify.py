@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from accelmark.audit.verdict import audit_case
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, RoundResult, Summary
+from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round, load_summary
-from accelmark.results.store.manifest import check_manifest
 from accelmark.spec.errors import RunError
 
 TOLERANCE: Final = 1e-9

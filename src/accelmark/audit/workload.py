@@ -141,12 +141,9 @@ def same_dataset(evidence: Evidence) -> Findings:
 
 def _declared(standard: Standard | None, name: str) -> str | None:
     """Return the fingerprint that the case states for a data set, if any."""
-    if standard is None:
-        return None
-    for entry in standard.spec.data:
-        if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get("fingerprint"), str):
-            return str(entry["fingerprint"])
-    return None
+    entries = [entry for entry in standard.spec.data if isinstance(entry, dict)] if standard is not None else []
+    stated = (entry.get("fingerprint") for entry in entries if entry.get("name") == name)
+    return next((str(fingerprint) for fingerprint in stated if isinstance(fingerprint, str)), None)
 
 
 @for_each(Evidence.started_rounds)

@@ -45,14 +45,15 @@ class TrialResult(TrialOutcome):
     seconds: float = 0.0
 
 
+Progress = int | EpochReport
+"""The number of further processed images, or a finished epoch or the part of one before a cut."""
+
+
 class TrialListener:
     """Receives the progress of a trial; this one ignores it."""
 
-    def progress(self, images: int) -> None:
-        """Receive the number of further processed images."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Receive a finished epoch, or the part of one before a cut."""
+    def report(self, progress: Progress) -> None:
+        """Receive progress."""
 
     def should_stop(self) -> bool:
         """Return whether the trial must end now."""
@@ -65,12 +66,6 @@ class WorkerReady(NamedTuple):
     fingerprint: str
     identity: str
     splits: Splits
-
-
-class Progress(NamedTuple):
-    """Images of its trial that a worker has processed so far."""
-
-    images: int
 
 
 class TrialEnded(NamedTuple):
@@ -87,4 +82,4 @@ class WorkerLost(NamedTuple):
     reason: str
 
 
-Message = Progress | EpochReport | TrialEnded | WorkerLost | WorkerReady
+Message = Progress | TrialEnded | WorkerLost | WorkerReady

@@ -7,7 +7,6 @@ import pkgutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Final, Literal
@@ -52,7 +51,7 @@ class WorkerPool(ABC):
     def close(self) -> None:
         """End all workers."""
 
-    def _call(self, worker: int, method: Literal["report", "drain", "run"], *arguments: object) -> None:
+    def _call(self, worker: int, method: Literal["ready", "drain", "run"], *arguments: object) -> None:
         self._pending[self._submit(worker, method, *arguments)] = worker, method
 
     def _start_all(self) -> None:
@@ -79,7 +78,7 @@ class WorkerPool(ABC):
         self._pending = {future: call for future, call in self._pending.items() if call[0] != worker}
         self._training.discard(worker)
         self._restart(worker)
-        self._call(worker, "report")
+        self._call(worker, "ready")
 
     def listen(self, timeout_s: float) -> list[tuple[int, Message]]:
         """Return messages with their workers; waits at most ``timeout_s`` for the first."""
@@ -101,7 +100,7 @@ class WorkerPool(ABC):
                 return []  # the result's future fails too and is reported
             is_memory = type(error).__name__ == "OutOfMemoryError"
             return [(worker, WorkerLost("out-of-memory" if is_memory else "lost", _error_line(str(error))))]
-        if method == "report":
+        if method == "ready":
             self.ready[worker] = value
             return [(worker, value)]
         if method == "drain":
@@ -132,15 +131,14 @@ class RayPool(WorkerPool):
     """
 
     def __init__(self, config: AutomlConfig, network: Network, *, address: str | None) -> None:
-        import ray
+        import ray  # reads the authentication mode of the environment when it is imported
 
         super().__init__(config.schedule.concurrency)
-        os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
         self._ray: Final = ray
+        os.environ.update({name: value for name, value in _RAY_VARIABLES.items() if name not in os.environ})
         self._folder: Final = tempfile.TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True)
-        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
-        self._connect(address, {"address": address} if address else own)
         self._actors: dict[int, Any] = {}
+        self._connect(address)
         try:
             self._class, self._arguments = self._actor_class(config, network)
             self._start_all()
@@ -148,25 +146,25 @@ class RayPool(WorkerPool):
             self.close()
             raise
 
-    def _connect(self, address: str | None, options: Mapping[str, Any]) -> None:
+    def _connect(self, address: str | None) -> None:
         """Start Ray here or connect to the cluster at an address; raises RunError where that fails."""
-        ray = self._ray
+        own = {"include_dashboard": False, "_temp_dir": self._folder.name}
+        options: dict[str, Any] = {"address": address} if address else own
         for is_last in (False, True):
             try:
-                ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+                self._ray.init(log_to_driver=False, configure_logging=False, namespace="accelmark", **options)
+                return
             except Exception as error:
-                ray.shutdown()
+                self._ray.shutdown()
                 if address is not None:
                     raise RunError(
                         f"cannot connect to Ray at {address}: {error}. Check that it runs there, that it is Ray"
-                        f" {ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
+                        f" {self._ray.__version__} as here, and that its token, if it has one, is in RAY_AUTH_TOKEN or"
                         " ~/.ray/auth_token"
                     ) from error
                 # Ray allows its own start half a minute, too little on a machine with a busy disk or busy cores.
                 if is_last or "timed out during startup" not in str(error):
                     raise RunError(f"Ray cannot be started: {error}") from error
-            else:
-                return
 
     def _actor_class(self, config: AutomlConfig, network: Network) -> tuple[Any, tuple[object, ...]]:
         resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Verbs about the folders of cases and vendors: cases, new, check."""
+"""Verbs about folders and files that users write: cases, new, check, import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelmark.cli import options
 from accelmark.spec.errors import EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.cli.conformance import Check
+    from accelmark.compat.flagperf.convert import Converted
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -23,16 +23,7 @@ _ADAPTATION: Final = "adaptation"
 _CODE: Final = ".in"
 """Suffix of template files, so that they are not treated as code of this package."""
 
-new = typer.Typer(
-    help="Create a folder for a vendor or a case from a template.", no_args_is_help=True, rich_markup_mode=None
-)
-check = typer.Typer(
-    help="Check the folder of a vendor or a case for completeness.", no_args_is_help=True, rich_markup_mode=None
-)
-
-NewName = Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")]
-Name = Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")]
-Into = Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")]
+Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder describes.")]
 
 
 def cases(as_json: options.AsJson = False) -> None:
@@ -71,16 +62,19 @@ def cases(as_json: options.AsJson = False) -> None:
     Console().print(table)
 
 
-@new.command("vendor")
-def new_vendor(name: NewName, into: Into = Path()) -> None:
-    """Create vendors/NAME with a chip description and an adaptation of resnet_mini."""
-    _print_next(new_folder("vendors", name, into), name, "vendor", into)
+def new(
+    kind: Kind,
+    name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
+    into: Annotated[
+        Path, Option(metavar="DIR", help="Directory of vendors/ and cases/; default: the current one.")
+    ] = Path(),
+) -> None:
+    """Create the folder of a vendor or a case from a template.
 
-
-@new.command("case")
-def new_case(name: NewName, into: Into = Path()) -> None:
-    """Create cases/NAME with a case that can be trained as it is."""
-    _print_next(new_folder("cases", name, into), name, "case", into)
+    A vendor has a chip description and an adaptation of resnet_mini; a case can be trained as it is.
+    """
+    typer.echo(f"{new_folder('vendors' if kind == 'vendor' else 'cases', name, into)}\n")
+    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
 
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
@@ -108,38 +102,20 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
     return folder
 
 
-def _print_next(folder: Path, name: str, kind: str, into: Path) -> None:
-    typer.echo(f"{folder}\n")
-    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
-
-
-@check.command("vendor")
-def check_vendor(
-    name: Name,
-    run: Annotated[
-        bool, Option("--run/--no-run", help="Also read this machine's devices and train a few steps.")
-    ] = True,
+def check(
+    kind: Kind,
+    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
+    run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check vendors/NAME: description, peak rates with their sources, telemetry, and adaptations of cases."""
-    from accelmark.cli.conformance import vendor_checks
+    """Check the folder of a vendor or a case for completeness.
 
-    _print_checks(vendor_checks(name, run=run), as_json=as_json)
+    A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
+    A case: description, code, and training on synthetic data.
+    """
+    from accelmark.cli.conformance import case_checks, vendor_checks
 
-
-@check.command("case")
-def check_case(
-    name: Name,
-    run: Annotated[bool, Option("--run/--no-run", help="Also train a few steps on synthetic data.")] = True,
-    as_json: options.AsJson = False,
-) -> None:
-    """Check cases/NAME: description, code, and training on synthetic data."""
-    from accelmark.cli.conformance import case_checks
-
-    _print_checks(case_checks(name, run=run), as_json=as_json)
-
-
-def _print_checks(checks: list[Check], *, as_json: bool) -> None:
+    checks = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
     if as_json:
         typer.echo(json.dumps([asdict(found) for found in checks], indent=2))
     else:
@@ -150,3 +126,52 @@ def _print_checks(checks: list[Check], *, as_json: bool) -> None:
             typer.echo(found.what + (f"\n    {found.do}" if found.do else ""))
     if any(found.state == "missing" for found in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+def import_files(
+    origin: Annotated[Literal["flagperf"], Argument(help="The benchmark that the files belong to.")],
+    files: Annotated[
+        list[Path], Argument(metavar="FILE...", help="cluster_conf.py, test_conf.py, host.yaml, config_*.py ...")
+    ],
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed."""
+    from accelmark.compat.flagperf.convert import convert
+    from accelmark.results.store.files import make_directory, write_atomic
+
+    converted = convert(files)
+    texts = _files(converted)
+    taken = [name for name in texts if (out / name).exists()]
+    if taken and not force:
+        raise RequestError(f"{out}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --out")
+    if texts:
+        make_directory(out)
+    for name, text in texts.items():
+        write_atomic(out / name, text)
+    if as_json:
+        left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
+        typer.echo(json.dumps({"written": [str(out / name) for name in texts], "left_over": left}))
+        return
+    for name in texts:
+        typer.echo(f"wrote {out / name}")
+    if not texts:
+        typer.echo("wrote nothing: the files contain no setting that AccelMark has")
+    if converted.left_over:
+        typer.echo("not converted:")
+        for item in converted.left_over:
+            typer.echo(f"  {item}")
+
+
+def _files(converted: Converted) -> dict[str, str]:
+    """Return the name and text of each file to write."""
+    import yaml
+
+    values: dict[str, dict[str, Any]] = {}
+    if converted.cluster:
+        values["cluster.yaml"] = converted.cluster
+    if converted.run:
+        values["run.yaml"] = ({"cluster": "cluster.yaml"} if converted.cluster else {}) | converted.run
+    values |= converted.configs
+    return {name: yaml.safe_dump(item, sort_keys=False, allow_unicode=True) for name, item in values.items()}

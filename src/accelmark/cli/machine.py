@@ -146,10 +146,10 @@ def monitor(
     now = recorder.status(log_path)
     if as_json:
         entry = {"running": now.running, "pid": now.pid, "vendor": now.vendor, "samples": now.num_samples}
-        typer.echo(json.dumps(entry | {"log_path": str(now.log_path)}))
+        typer.echo(json.dumps(entry | {"log_path": str(log_path)}))
     elif operation != "stop":
         running = f"running as process {now.pid} ({now.vendor}, {now.num_samples} samples so far)"
-        typer.echo(f"{running if now.running else 'not running'}, logs in {now.log_path}")
+        typer.echo(f"{running if now.running else 'not running'}, logs in {log_path}")
 
 
 def probe(

@@ -13,8 +13,7 @@ from typer import Option
 import accelmark
 from accelmark.cli.automl import app as automl
 from accelmark.cli.finished_run import bundle, evaluate, export, report, verify
-from accelmark.cli.folders import cases, check, new
-from accelmark.cli.import_files import import_files
+from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.machine import doctor, monitor, probe, vendors
 from accelmark.cli.results import compare, results, serve_renamed, view
 from accelmark.cli.runs import infer, resume, run, status, stop, train
@@ -33,7 +32,7 @@ _VERBS: Final = (
     *(train, infer, probe, run),
     *(resume, status, stop),
     *(report, compare, results, view, verify, evaluate, bundle, export),
-    *(cases, vendors, doctor, monitor),
+    *(cases, vendors, doctor, monitor, new, check),
 )
 for _verb in _VERBS:
     app.command()(_verb)
@@ -41,8 +40,6 @@ app.command(name="import")(import_files)
 _ANY_OPTION: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 app.command(name="serve", hidden=True, context_settings=_ANY_OPTION)(serve_renamed)
 app.add_typer(automl, name="automl")
-app.add_typer(new, name="new")
-app.add_typer(check, name="check")
 
 
 def _print_version(wanted: bool) -> None:

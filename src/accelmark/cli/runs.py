@@ -162,15 +162,8 @@ def plan_request(
 ) -> Plan:
     """Return the plan of a request on the devices of this machine or of its cluster.
 
-    Args:
-        request: the cases to run.
-        settings: each ``dotted.key=value``; the strongest layer.
-        synthetic: whether to use synthetic data.
-        where: the run file or ``command line``, for error messages.
-        base: the directory that a relative path of a cluster file refers to.
-
-    Raises:
-        AccelmarkError: the request is wrong; it lists all problems.
+    ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
+    errors; the path of a cluster file is relative to ``base``. Raises AccelmarkError with all problems.
     """
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
@@ -230,11 +223,7 @@ def detect_devices(vendor: str | None) -> Detected:
 
 
 def _read_run_file(path: Path) -> RunSpec:
-    """Read a run file; its data directories are relative to it.
-
-    Raises:
-        SpecError: the file is wrong; it lists all problems.
-    """
+    """Read a run file; its data directories are relative to it. Raises SpecError with all problems."""
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.launcher import launcher_problems
     from accelmark.spec.runfile import RunSpec

@@ -16,14 +16,18 @@ from accelmark.spec.inference import InferSettings
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class TensorBatches:
     """A data set in memory, as tensors."""
 
-    def __init__(self, inputs: Sequence[Tensor], labels: Tensor, batch_size: int) -> None:
-        self.inputs = tuple(inputs)
-        self.labels = labels
-        self.batch_size = batch_size
-        self.num_items = int(labels.shape[0])
+    inputs: Sequence[Tensor]
+    labels: Tensor
+    batch_size: int
+
+    @property
+    def num_items(self) -> int:
+        """Number of items in one pass."""
+        return len(self.labels)
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass; every batch is a copy, as with a data loader."""

@@ -45,15 +45,8 @@ def warm_up(
 ) -> None:
     """Call ``forward`` once and then ``num_calls`` times on one batch; only the first call is timed.
 
-    Args:
-        forward: the framework's or the engine's.
-        batch: a full batch.
-        num_calls: calls after the first.
-        phase: the phase to warm up for.
-        engine: its name, for messages.
-        emit: writes the event.
-        last_items: items of the last batch of a pass if it is smaller, else 0; an additional call prepares the
-            engine for it.
+    ``last_items`` is the size of a pass's last batch if that is smaller than ``batch``, else 0; an additional call
+    prepares the engine for it.
 
     Raises:
         InferenceError: the engine violates its contract.
@@ -77,16 +70,9 @@ def warm_up(
 def measure(
     forward: Forward, batches: InferBatches, case: InferCase, *, phase: Phase, engine: str, evaluated: bool, emit: Emit
 ) -> Measured:
-    """Run ``settings.repeat`` passes over ``batches``.
+    """Run ``settings.repeat`` passes over ``batches``; emit each window when it is complete, and the evaluation.
 
-    Args:
-        forward: the framework's or the engine's.
-        batches: the data.
-        case: evaluates the outputs, on the CPU.
-        phase: the phase that is measured.
-        engine: its name, for messages.
-        evaluated: whether outputs are compared with labels; False for synthetic data and untrained weights.
-        emit: writes the events: each window when it is complete, and the evaluation.
+    Outputs are compared with labels if ``evaluated``, which is false for synthetic data and untrained weights.
 
     Raises:
         InferenceError: the engine violates its contract.

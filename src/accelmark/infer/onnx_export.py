@@ -40,8 +40,7 @@ def export_onnx(
     weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     batch = torch.export.Dim("batch", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside the exporter
+    with warnings.catch_warnings(action="ignore"):  # deprecations inside the exporter
         torch.onnx.export(
             model,
             inputs,

@@ -56,11 +56,7 @@ def repeat_check(
     An engine is suspicious when one of them is significant and the median over batches of the first call over the
     median of the last three is above ``LIMIT``: a false alarm in at most 2 of 1,000 runs, the sum of both levels.
 
-    Args:
-        forward: the engine's forward.
-        warmed: the batch that ``forward`` was warmed up with.
-        fresh: full batches that are new to ``forward``; ``warmed`` is not among them.
-        engine: its name, for the message of a failure.
+    ``forward`` was warmed up with ``warmed``; the full batches ``fresh`` are new to it.
 
     Raises:
         InferenceError: the engine reports an impossible time as not inference.

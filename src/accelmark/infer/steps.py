@@ -65,7 +65,7 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
 
 @final
 class SevenSteps:
-    """One inference run in this process."""
+    """One inference run in this process; ``started`` is its start on the clock of ``time.monotonic``."""
 
     case: InferCase
     """Like ``batches``, set by the second step, without which no later step runs."""
@@ -84,15 +84,6 @@ class SevenSteps:
     finished: InferFinished | None = None
 
     def __init__(self, job: JobSpec, infer: InferJob, node_dir: Path, emit: Emit, started: float) -> None:
-        """Prepare the steps of a job.
-
-        Args:
-            job: the job.
-            infer: its work.
-            node_dir: directory for files.
-            emit: writes an event.
-            started: start of the process on the clock of ``time.monotonic``.
-        """
         self.job = job
         self.infer = infer
         self.settings = infer.settings

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -84,11 +82,3 @@ class TorchEngine(Engine):
     def device_memory_mib(self) -> float | None:
         """Return the peak of PyTorch's allocator on an accelerator, None on the CPU."""
         return peak_memory_mib(self.device)
-
-
-@contextmanager
-def no_warnings() -> Iterator[None]:
-    """Suppress deprecation warnings from inside a compiler."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -15,7 +15,7 @@ from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, 
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, RequestError, SpecError, nearest
-from accelmark.spec.job import JobSpec, framework_of
+from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import engine_specs, find, known_engines, load_framework, load_vendor, tree_hash
@@ -42,7 +42,8 @@ def build_plan(
     """
     vendor_name = request.vendor or cluster.vendor or detected.vendor
     vendor = load_vendor(vendor_name)
-    vendor.require_runnable()
+    if vendor.cannot_run is not None:
+        raise RequestError(f"vendor {vendor.name}: nothing can run on it yet: {vendor.cannot_run}")
     run = RunRequest(
         options=request,
         cluster=cluster,
@@ -195,10 +196,11 @@ def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[
 def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:
     run, adaptation, key = asked.run, asked.adaptation, asked.key
     extern = catalog.FolderRef(name=adaptation.name, path=adaptation, sha256=tree_hash(adaptation))
-    framework = framework_of(planned.work, key)
+    work = planned.work
+    framework = work.trainer.framework if isinstance(work, ExternalJob) else key.framework
     device = catalog.framework_device(run.vendor, framework)
     return JobSpec(
-        work=planned.work,
+        work=work,
         key=key,
         ranks_per_host=load_framework(framework).ranks_per_host(key.nproc),
         round=1,

@@ -6,25 +6,26 @@ import hashlib
 import json
 from pathlib import Path
 
-from accelmark.plan.request import KeyRequest, PlannedWork
+from accelmark.plan.adaptation import vendor_layers
+from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.inference import InferCaseSpec, InferSettings
 from accelmark.spec.job import InferJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve_inference
-from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.spec.plugins.launcher import option_names
 
 
 def plan_inference(request: KeyRequest) -> PlannedWork:
     """Merge the inference settings of a key, and find its data and weights."""
     side = _inference_side(request)
-    layers, files = request.vendor_layers("infer")
+    run = request.run
+    layers, files = vendor_layers(request.adaptation, run.vendor.name, request.key, request.capabilities, "infer")
     # The command-line option for synthetic data uses the name of the training setting.
-    given = dict(request.run.command_line)
+    given = dict(run.command_line)
     if "loader.synthetic" in given:
         given["synthetic"] = given.pop("loader.synthetic")
-    over = [Layer.of(request.run.where, request.request.settings), Layer("command line", given)]
+    over = [Layer.of(run.where, request.request.settings), Layer("command line", given)]
     resolved = resolve_inference(side, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     data_dirs, warnings = _data(request, side, settings)
@@ -43,11 +44,8 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
 
 
 def _inference_side(request: KeyRequest) -> InferCaseSpec:
-    key, side, where = request.key, request.case.infer, request.run.where
-    if side is None:
-        able = [name for name in folders("cases") if load_case(name).infer is not None]
-        what = f"the case {key.model!r} has no inference side; those that have: {', '.join(able) or 'none'}"
-        raise SpecError([Problem(where, str(key), what)])
+    key, where = request.key, request.run.where
+    side = require_side(request, "infer", request.case.infer)
     problems: list[Problem] = []
     if not (request.folder.path / f"infer_{key.framework}.py").is_file():
         present = [file.stem.removeprefix("infer_") for file in request.folder.path.glob("infer_*.py")]

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, TypeVar, final
 
-from accelmark.plan.adaptation import Capabilities, vendor_layers
+from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer, Provenance
+from accelmark.spec.layers import Provenance
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import Folder
+from accelmark.spec.plugins.catalog import Folder, folders, load_case
 from accelmark.spec.plugins.launcher import LauncherSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.spec.records import Ceilings
 from accelmark.spec.runfile import CaseRequest, RunOptions
 
+S = TypeVar("S")
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 """(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""
 
@@ -90,10 +92,6 @@ class KeyRequest:
         """Name of the case's file in errors and provenance."""
         return f"cases/{self.folder.name}/case.yaml"
 
-    def vendor_layers(self, stem: str) -> tuple[list[Layer], tuple[LayerFile, ...]]:
-        """Return the vendor's layers from its files ``<stem>*.yaml``, and which of the files apply."""
-        return vendor_layers(self.adaptation, self.run.vendor.name, self.key, self.capabilities, stem)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -111,3 +109,13 @@ class PlannedWork:
     engine: str | None = None
     """Name of the inference engine, if one is used."""
     warnings: tuple[str, ...] = ()
+
+
+def require_side(request: KeyRequest, task: Literal["train", "infer"], side: S | None) -> S:
+    """Return the training or inference side of the case; raise SpecError with the cases that have one."""
+    if side is not None:
+        return side
+    able = [name for name in folders("cases") if getattr(load_case(name), task) is not None]
+    word = "training" if task == "train" else "inference"
+    what = f"the case {request.key.model!r} has no {word} side; those that have: {', '.join(able) or 'none'}"
+    raise SpecError([Problem(request.run.where, str(request.key), what)])

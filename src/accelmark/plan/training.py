@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from accelmark.plan.request import KeyRequest, PlannedWork
+from accelmark.plan.adaptation import vendor_layers
+from accelmark.plan.request import KeyRequest, PlannedWork, require_side
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.layers import Layer, Resolved, resolve
-from accelmark.spec.plugins.case import TrainCaseSpec
-from accelmark.spec.plugins.catalog import folders, load_case, load_framework, load_trainer
+from accelmark.spec.plugins.catalog import folders, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings import TrainSettings
 
@@ -20,15 +20,15 @@ _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 
 def plan_training(request: KeyRequest) -> PlannedWork:
     """Merge the training settings of a key, and find its data."""
-    key, train = request.key, _training_side(request)
+    key, train = request.key, require_side(request, "train", request.case.train)
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
     if trainer is None and not (request.folder.path / f"{key.framework}.py").is_file():
         present = [file.stem for file in request.folder.path.glob("*.py") if not file.stem.startswith(("_", "infer"))]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         hint = nearest(key.framework, [*present, *folders("trainers")])
         raise SpecError([Problem(request.run.where, str(key), what, hint)])
-    layers, files = request.vendor_layers("config")
     run = request.run
+    layers, files = vendor_layers(request.adaptation, run.vendor.name, key, request.capabilities, "config")
     over = [*layers, Layer.of(run.where, request.request.settings), Layer("command line", run.command_line)]
     base = Layer.of(request.case_file, train.settings)
     resolved = resolve(base, over, mutable=train.mutable, is_open=run.options.open)
@@ -63,14 +63,6 @@ def _check_settings(framework: str, resolved: Resolved[TrainSettings], capabilit
     ]
     if problems:
         raise SpecError(problems)
-
-
-def _training_side(request: KeyRequest) -> TrainCaseSpec:
-    if request.case.train is not None:
-        return request.case.train
-    trainable = [name for name in folders("cases") if load_case(name).train is not None]
-    what = f"the case {request.key.model!r} has no training side; those that have: {', '.join(trainable)}"
-    raise SpecError([Problem(request.run.where, str(request.key), what)])
 
 
 def _check_trainer(request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]) -> tuple[str, ...]:

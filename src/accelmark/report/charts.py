@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
 
 from accelmark.results.figures.scaling import ScalingCurve
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
@@ -25,7 +27,7 @@ _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
 
-def scaling_chart(curve: ScalingCurve) -> Any:
+def scaling_chart(curve: ScalingCurve) -> Markup:
     """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
     ranks = [point.ranks for point in curve.points]
     highest = max(1.0, *(point.efficiency + (point.half95 or 0) for point in curve.points))
@@ -56,7 +58,7 @@ def scaling_chart(curve: ScalingCurve) -> Any:
 
 def trend_chart(
     points: Sequence[tuple[str, float, float | None]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
-) -> Any:
+) -> Markup:
     """Draw a figure over runs, given as (label, value, half interval), and the level of each segment."""
     values = [value for _, value, _ in points]
     low = min(value - (half or 0) for _, value, half in points)
@@ -98,7 +100,7 @@ def trend_chart(
 class LatencyChart(NamedTuple):
     """Latency curves as SVG, and (label, colour number, dashes) of each."""
 
-    svg: Any
+    svg: Markup
     keys: tuple[tuple[str, int, str], ...]
 
 
@@ -167,8 +169,6 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], label: str, css_class: str = "chart") -> Any:
-    from markupsafe import Markup
-
+def _svg(parts: Sequence[str], label: str, css_class: str = "chart") -> Markup:
     head = f'<svg class="{css_class}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
     return Markup(head + "".join(parts) + "</svg>")  # noqa: S704 - all texts in it are escaped

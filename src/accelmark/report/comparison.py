@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 from accelmark.report.run_page import scale_text
 from accelmark.report.templating import fill, inline
-from accelmark.results.compare.comparison import Comparison, Difference, Effect, Pair, Side
-from accelmark.results.compare.context import Area, ContextDifference
+from accelmark.results.compare.comparison import Area, Comparison, ContextDifference, Difference, Effect, Pair, Side
 from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES
 from accelmark.spec.number_format import NOTHING, THIN, digits, percent, quantity, scale_of, signed_percent
 

@@ -60,22 +60,25 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
     most = max(_MAX_POINTS // len(rounds), 100)
-    return [_line(result, result.curves[name], most) for result in rounds if result.curves.get(name)]
+    found = [(result.round, _kept(result.curves[name], most)) for result in rounds if result.curves.get(name)]
+    return [
+        {
+            "label": f"round {number}",
+            "round": number,
+            "x": [point.time_s for point in points],
+            "y": [point.value for point in points],
+            "text": [f"step {point.step:,}" for point in points],
+        }
+        for number, points in found
+    ]
 
 
-def _line(result: RoundResult, points: Sequence[Point], most: int) -> Json:
+def _kept(points: Sequence[Point], most: int) -> list[Point]:
     import numpy as np
 
     from accelmark.results.figures.curves import thin
 
-    kept = [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
-    return {
-        "label": f"round {result.round}",
-        "round": result.round,
-        "x": [point.time_s for point in kept],
-        "y": [point.value for point in kept],
-        "text": [f"step {point.step:,}" for point in kept],
-    }
+    return [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
 
 
 def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:

@@ -15,9 +15,9 @@ from accelmark.results.figure_names import FIGURE_GROUPS, FIGURES, FigureName, f
 from accelmark.results.figures.aggregate import NARROW
 from accelmark.results.figures.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
+from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
-from accelmark.results.store.manifest import update_manifest
 from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.number_format import NOTHING, digits, percent, quantity, scale_of
@@ -226,34 +226,24 @@ _ENGINE_COLUMNS: Final = (
 )  # fmt: skip
 
 
-class EngineRow(NamedTuple):
-    """One engine at one precision and batch."""
-
-    anchor: str
-    case: CaseResult
-    round: RoundResult
-    """The first of the case."""
-    inference: InferenceRound
-    cells: list[tuple[str, str]]
-    """(value, note or reason why there is none) in the order of the columns."""
-    speedup: str
-    """Core throughput relative to the framework's own."""
-
-
 def inference_view(run: LoadedRun) -> dict[str, Any] | None:
-    """Return the values of ``inference.html``, None where the run has no inference case."""
-    rows = [
-        _engine_row(f"case-{number}", case.result, first, first.inference)
+    """Return the values of ``inference.html``, None where the run has no inference case.
+
+    A row has an engine at one precision and batch: cells of (value, note or reason why there is none), and its core
+    throughput relative to the framework's own.
+    """
+    found = [
+        (f"case-{number}", case.result, first, first.inference)
         for number, case in enumerate(run.cases, start=1)
         if (first := case.first) is not None and first.inference is not None
     ]
-    if not rows:
+    if not found:
         return None
     return {
         "heads": [head for head, _ in _ENGINE_COLUMNS],
-        "rows": rows,
-        "chart": latency_chart([(_engine(row.case), row.inference.latency_curve) for row in rows]),
-        "steps": [(_engine(row.case), _steps(row.inference)) for row in rows],
+        "rows": [(*row, _engine_cells(row[1]), _speedup(row[1])) for row in found],
+        "chart": latency_chart([(_engine(case), inference.latency_curve) for _, case, _, inference in found]),
+        "steps": [(_engine(case), _steps(inference)) for _, case, _, inference in found],
     }
 
 
@@ -261,15 +251,18 @@ def _engine(case: CaseResult) -> str:
     return f"{case.key.model} {case.variant or ''}".strip()
 
 
-def _engine_row(anchor: str, case: CaseResult, first: RoundResult, inference: InferenceRound) -> EngineRow:
+def _engine_cells(case: CaseResult) -> list[tuple[str, str]]:
     cells = []
     for _, name in _ENGINE_COLUMNS:
         spread, mean = case.figures.get(name), case.mean_of(name)
         shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean)
         cells.append((shown, (spread.reason if spread else None) or ""))
+    return cells
+
+
+def _speedup(case: CaseResult) -> str:
     core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
-    speedup = f"{digits(core / base, 3)}×" if core and base else NOTHING
-    return EngineRow(anchor, case, first, inference, cells, speedup)
+    return f"{digits(core / base, 3)}×" if core and base else NOTHING
 
 
 def _steps(inference: InferenceRound) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from accelmark.automl.scoring.score import Scoreboard
 from accelmark.automl.scoring.summary import summarise
 from accelmark.report.search_drawing import draw_family, draw_network, draw_workers
 from accelmark.report.templating import embed_json, fill, inline, plotly
+from accelmark.results.compare.table import Cell, to_csv
 from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.number_format import digits
@@ -42,8 +41,8 @@ def write_report(directory: SearchDirectory, *, logs: bool = False) -> list[Path
     texts = {
         "report.html": _page(directory, state, summary, trials),
         "report.json": summary.to_json() + "\n",
-        "report.csv": _csv(tuple(SearchPoint.model_fields), series),
-        "trials.csv": _csv(_TRIAL_HEADINGS, trials),
+        "report.csv": to_csv(tuple(SearchPoint.model_fields), series),
+        "trials.csv": to_csv(_TRIAL_HEADINGS, trials),
     }
     for name, text in texts.items():
         write_atomic(directory.path / name, text)
@@ -52,7 +51,7 @@ def write_report(directory: SearchDirectory, *, logs: bool = False) -> list[Path
 
 
 def _page(
-    directory: SearchDirectory, state: SearchState, summary: SearchSummary, trials: Iterable[Sequence[object]]
+    directory: SearchDirectory, state: SearchState, summary: SearchSummary, trials: Iterable[Sequence[Cell]]
 ) -> str:
     board, individuals = Scoreboard(state), state.individuals
     reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
@@ -89,12 +88,12 @@ def _page(
     )
 
 
-def _trials(state: SearchState) -> list[tuple[object, ...]]:
+def _trials(state: SearchState) -> list[tuple[Cell, ...]]:
     """Return the values of each trial in the order of the headings; accuracies are ratios."""
     return [_trial(record, state) for record in state.trials.values()]
 
 
-def _trial(record: TrialRecord, state: SearchState) -> tuple[object, ...]:
+def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
     epochs = state.epochs_of(record)
     best = max((epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None), default=None)
     hyper = record.hyperparameters
@@ -114,19 +113,6 @@ def _trial(record: TrialRecord, state: SearchState) -> tuple[object, ...]:
         ", ".join(settings) + (" (TPE)" if record.tuned else ""),
         record.reason,
     )
-
-
-def _csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows([["" if value is None else _harmless(value) for value in row] for row in rows])
-    return text.getvalue()
-
-
-def _harmless(value: object) -> object:
-    """Prevent spreadsheets from interpreting a text as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "@") else value
 
 
 def _archive(directory: SearchDirectory) -> Path:

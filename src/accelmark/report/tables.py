@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.report.printable import printable
-from accelmark.results.compare.table import HALF, Cell, Row, grouped
+from accelmark.results.compare.table import HALF, Cell, Row, grouped, row_of
 from accelmark.results.figure_names import FigureName, format_figure, title_of
 from accelmark.results.schema import Task, relative_half
 from accelmark.results.store.files import write_atomic
@@ -211,11 +211,7 @@ def _verdict(case: LoadedCase) -> str:
 
 
 def _cell(name: FigureName, case: LoadedCase) -> str:
-    spread = case.result.figures.get(name)
-    if spread is None or spread.mean is None:
-        return NOTHING
-    half = f" ± {percent(spread.relative_half95)}" if spread.relative_half95 is not None else ""
-    return format_figure(name, spread.mean, case.result.unit) + half
+    return figure_cell(row_of(case), name)
 
 
 def _line(cells: Iterable[str]) -> str:

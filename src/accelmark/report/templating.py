@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from accelmark.spec.number_format import NOTHING, percent, quantity
 
 if TYPE_CHECKING:
@@ -23,25 +25,19 @@ def fill(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def inline(name: str) -> Any:
+def inline(name: str) -> Markup:
     """Return a file of ``report/templates`` to embed in a page without escaping."""
-    from markupsafe import Markup
-
     return Markup(text_of(name))  # noqa: S704 - our own file
 
 
-def embed_json(value: Any) -> Any:
+def embed_json(value: Any) -> Markup:
     """Return JSON for a script element: nothing in it can end the element or begin a comment."""
-    from markupsafe import Markup
-
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped
 
 
-def plotly() -> Any:
+def plotly() -> Markup:
     """Return Plotly's script to embed in a page."""
-    from markupsafe import Markup
-
     text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704 - the library as it is packaged
 

@@ -134,19 +134,25 @@ class Finished(Spec):
     """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
 
 
-class Started(Spec):
-    """The value of ``INIT_END``: versions, device, model and settings as the framework reports them."""
+class StartedBase(Spec):
+    """What the values of ``INIT_END`` have in common: versions, device and settings as the framework reports them."""
 
     framework: str
     framework_version: str
     device_type: str
     device_name: str | None
-    device_index: int | None
-    world_size: int
     hostname: str
     threads: int
-    seed: int
     precision: str
+    library_versions: dict[str, str]
+
+
+class Started(StartedBase):
+    """The value of ``INIT_END`` of training, with the model as the framework reports it."""
+
+    device_index: int | None
+    world_size: int
+    seed: int
     model_class: str
     num_parameters: int
     parameter_hash: str
@@ -192,7 +198,6 @@ class Started(Spec):
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)
     """Overridden vendor hooks -> lines of code."""
-    library_versions: dict[str, str]
 
 
 class Inspected(Spec):
@@ -252,18 +257,10 @@ InferEndReason = Literal[
 ]  # fmt: skip
 
 
-class InferStarted(Spec):
-    """The value of ``INIT_END``: versions, device and settings that actually run."""
+class InferStarted(StartedBase):
+    """The value of ``INIT_END`` of inference."""
 
-    framework: str
-    framework_version: str
-    device_type: str
-    device_name: str | None
-    hostname: str
-    threads: int
-    precision: str
     compiler: str | None
-    library_versions: dict[str, str]
 
 
 class StageBegin(Spec):

@@ -62,10 +62,6 @@ def _value(node: ast.expr, num_signs: int = 0) -> float:
     raise ValueError(f"is not arithmetic on numbers: {ast.unparse(node)[:20]!r} (only numbers and + - * / ( ))")
 
 
-def _count(value: object) -> object:
-    return calculate(value) if isinstance(value, str) else value
-
-
 class InferStep(StrEnum):
     """The seven steps, in their order."""
 
@@ -88,7 +84,9 @@ class InferSettings(Spec):
 
     batch_size: PositiveInt
     """Items per call of the engine."""
-    flops: Annotated[PositiveFloat | None, BeforeValidator(_count)] = None
+    flops: Annotated[
+        PositiveFloat | None, BeforeValidator(lambda given: calculate(given) if isinstance(given, str) else given)
+    ] = None
     """FLOPs of one item's forward pass: a number, or arithmetic on numbers such as ``2*512*0.33e9``."""
     precision: InferPrecision = "fp32"
     """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""

@@ -173,7 +173,7 @@ class JobSpec(Spec):
     @property
     def framework(self) -> str:
         """The framework that starts the ranks: the key's own, or the one that an external trainer runs on."""
-        return framework_of(self.work, self.key)
+        return self.work.trainer.framework if isinstance(self.work, ExternalJob) else self.key.framework
 
     @model_validator(mode="before")
     @classmethod
@@ -186,11 +186,6 @@ class JobSpec(Spec):
         upgraded["work"] = {"kind": kind} | (values.get(kind) or {})
         upgraded["collective_backend"] = upgraded.pop("distributed_backend", "")
         return upgraded | {"schema_version": 2}
-
-
-def framework_of(work: Work, key: CaseKey) -> str:
-    """Return the framework that starts the ranks of ``work``."""
-    return work.trainer.framework if isinstance(work, ExternalJob) else key.framework
 
 
 RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "cancelled", "lost"]

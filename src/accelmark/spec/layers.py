@@ -237,9 +237,11 @@ def resolve_inference(
     merger = _InferenceMerger(case, where, reserved)
     for layer in vendor:
         merger.add(layer, is_vendor=True)
+    by_name: dict[str, dict[str, Any]] = {}
     for layer in over:
-        merger.add(layer)
-    merger.problems.extend(_contradictions(over))
+        by_name.setdefault(layer.name, {}).update(layer.values)
+    for name, values in by_name.items():
+        merger.add(Layer(name, values))
     return merger.resolved()
 
 
@@ -284,7 +286,7 @@ class _InferenceMerger(_Merger[InferSettings]):
             if not isinstance(fp16, bool):
                 self.problems.append(Problem(layer.name, f"{prefix}fp16", f"must be true or false, found {fp16!r}"))
             elif "precision" in values:
-                what = "is given beside precision, which has the same meaning"
+                what = f"is {str(fp16).lower()}, beside precision {values['precision']}, which has the same meaning"
                 self.problems.append(Problem(layer.name, f"{prefix}fp16", what, "keep one of them"))
             else:
                 values["precision"] = _FP16[fp16]
@@ -298,16 +300,3 @@ class _InferenceMerger(_Merger[InferSettings]):
                 self.problems.append(Problem(layer.name, key, what, "rename or remove it"))
             else:
                 yield key, self.typed(layer.name, key, value, f"{prefix}{key}")
-
-
-def _contradictions(over: Sequence[Layer]) -> Iterator[Problem]:
-    """Yield a problem if layers of the same name give two precisions, one as an option and one as a setting."""
-    given: dict[str, dict[str, Any]] = {}
-    for layer in over:
-        if not {"fp16", "precision"} <= layer.values.keys():  # both in one layer is a problem already
-            here = {key: value for key, value in layer.values.items() if key in ("fp16", "precision")}
-            given.setdefault(layer.name, {}).update(here)
-    for name, both in given.items():
-        if isinstance(both.get("fp16"), bool) and "precision" in both and both["precision"] != _FP16[both["fp16"]]:
-            what = f"is {str(both['fp16']).lower()}, beside precision {both['precision']}"
-            yield Problem(name, "fp16", what, "keep one of them")

@@ -76,22 +76,14 @@ class VendorTelemetry(Spec):
 
 
 def read_vendor(folder: Path) -> tuple[VendorSpec, VendorTelemetry]:
-    """Read ``vendor.yaml`` of a folder together with its checked ``telemetry`` section.
-
-    Raises:
-        SpecError: something in the file is wrong; every problem is named.
-    """
+    """Read ``vendor.yaml`` of a folder with its ``telemetry`` section; raises SpecError that names every problem."""
     path = folder / "vendor.yaml"
     spec = parse(VendorSpec, read_yaml(path), str(path))
     return spec, telemetry_of(spec, str(path))
 
 
 def telemetry_of(spec: VendorSpec, where: str) -> VendorTelemetry:
-    """Check the ``telemetry`` section of a vendor.
-
-    Raises:
-        SpecError: something in it is wrong; every problem is named.
-    """
+    """Check the ``telemetry`` section of a vendor; raises SpecError that names every problem."""
     return parse(_Section, {"telemetry": spec.telemetry}, where).telemetry
 
 

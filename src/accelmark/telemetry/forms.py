@@ -53,7 +53,7 @@ _SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
 
 
 class UnreadableError(Exception):
-    """The output does not match the form; the message says where."""
+    """The output does not match the form, or a value has an unknown unit or is out of bounds; the message names it."""
 
 
 def _compiles(value: str) -> str:
@@ -234,11 +234,7 @@ def _json_text(device: object, path: str) -> str:
 
 
 def parse_output(text: str, form: Form) -> tuple[Values, ...]:
-    """Return the values of every device in a tool's output, in the order of its rows.
-
-    Raises:
-        UnreadableError: the output has another form, or a value has an unknown unit or is out of bounds.
-    """
+    """Return the values of every device in a tool's output, in the order of its rows; raises UnreadableError."""
     if form.version is not None and not re.search(form.version, text):
         raise UnreadableError("it is from another version of the tool")
     devices = tuple(map(_values, form.read(text)))
@@ -265,11 +261,7 @@ def _values(row: Row) -> Values:
 
 
 def parse_number(name: str, text: str) -> float | None:
-    """Return the value of a field in the unit of its name; None where the tool reports none.
-
-    Raises:
-        UnreadableError: it is not a number, has an unknown unit, or is out of bounds.
-    """
+    """Return the value of a field in the unit of its name, None where there is none; raises UnreadableError."""
     stripped = text.strip()
     if stripped.lower() in _ABSENT:
         return None
@@ -286,11 +278,11 @@ def parse_number(name: str, text: str) -> float | None:
     return value
 
 
-def device_sample(index: int, values: Values) -> DeviceSample:
-    """Return parsed values as a sample of device ``index``."""
+def device_sample(at: int, values: Values) -> DeviceSample:
+    """Return parsed values as a sample of a device, the one at position ``at`` of the output."""
     known: dict[str, Any] = {name: number(values, name) for name in _SAMPLED}
     errors = known.pop("ecc_errors")
-    return DeviceSample(index, ecc_errors=None if errors is None else int(errors), **known)
+    return DeviceSample(device_index(at, values), ecc_errors=None if errors is None else int(errors), **known)
 
 
 def device_index(at: int, values: Values) -> int:

@@ -11,15 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from accelmark.spec.errors import AccelmarkError, RequestError
-from accelmark.spec.plugins.catalog import (
-    EngineSpec,
-    engine_specs,
-    folders,
-    framework_device,
-    load_framework,
-    load_launch,
-    load_vendor,
-)
+from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.declaration import telemetry_of
@@ -60,7 +52,7 @@ class Inventory:
     """Container engine -> its path, or None."""
     support: tuple[Support, ...]
     problems: tuple[str, ...] = ()
-    """Errors in vendor folders."""
+    """Errors in vendor catalog.folders."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the inventory as JSON values."""
@@ -74,24 +66,24 @@ class Inventory:
 def inventory() -> Inventory:
     """Inspect this machine; imports no framework and starts no device's runtime."""
     found = detect()
-    frameworks = [load_framework(name) for name in folders("frameworks")]
+    frameworks = [catalog.load_framework(name) for name in catalog.folders("frameworks")]
     support = [
-        *(_on_devices(entry, load_vendor(entry.vendor), spec) for entry in found for spec in frameworks),
+        *(_on_devices(entry, catalog.load_vendor(entry.vendor), spec) for entry in found for spec in frameworks),
         *(_readable(entry) for entry in found),
-        *(_known_chip(entry, load_vendor(entry.vendor)) for entry in found if entry.problem is None),
+        *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in found if entry.problem is None),
         *_host_power(),
     ]
     return Inventory(
         found,
         tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks),
-        tuple(Installed(name, spec.module, _version(spec)) for name, spec in engine_specs().items()),
+        tuple(Installed(name, spec.module, _version(spec)) for name, spec in catalog.engine_specs().items()),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
         tuple(_vendor_problems()),
     )
 
 
-def _version(spec: FrameworkSpec | EngineSpec) -> str | None:
+def _version(spec: FrameworkSpec | catalog.EngineSpec) -> str | None:
     """Return the version of the first installed distribution; a search by file would take far longer."""
     if not _is_there(spec.module):
         return None
@@ -110,7 +102,7 @@ def _is_there(module: str) -> bool:
 
 def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkSpec) -> Support:
     try:
-        device = framework_device(vendor, framework.name)
+        device = catalog.framework_device(vendor, framework.name)
     except RequestError as error:
         return Support(f"{framework.name} on {entry.vendor}", False, str(error))
     what = f"{framework.name} on {entry.vendor} ({device.device_type})"
@@ -122,7 +114,7 @@ def _on_devices(entry: DetectedVendor, vendor: VendorSpec, framework: FrameworkS
         there = _is_there(device.module)
         need = f"{device.module}, which registers the device with {framework.title}"
         return Support(what, there, f"{need}, is {'installed' if there else 'not installed'}")
-    support = load_launch(framework.name).device_support(device.device_type, version)
+    support = catalog.load_launch(framework.name).device_support(device.device_type, version)
     return Support(what, support.works, support.reason)
 
 
@@ -157,8 +149,8 @@ def _host_power() -> Iterator[Support]:
 
 
 def _vendor_problems() -> Iterator[str]:
-    for name, folder in folders("vendors").items():
+    for name, folder in catalog.folders("vendors").items():
         try:
-            telemetry_of(load_vendor(name), str(folder.path / "vendor.yaml"))
+            telemetry_of(catalog.load_vendor(name), str(folder.path / "vendor.yaml"))
         except AccelmarkError as error:
             yield str(error)

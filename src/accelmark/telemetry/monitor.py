@@ -33,7 +33,6 @@ class MonitorStatus:
     """Whether a monitor is writing to a directory."""
 
     running: bool
-    log_path: Path
     pid: int | None = None
     vendor: str | None = None
     num_samples: int | None = None
@@ -158,10 +157,10 @@ def status(log_path: Path) -> MonitorStatus:
         entry = json.loads((log_path / PID_FILE).read_text())
         pid, started, vendor = int(entry["pid"]), entry["started"], str(entry["vendor"])
     except (OSError, ValueError, KeyError, TypeError):
-        return MonitorStatus(False, log_path)
+        return MonitorStatus(False)
     # A process id is reused; together with the start time it is unique.
     running = started is not None and _start_time(pid) == started
-    return MonitorStatus(running, log_path, pid if running else None, vendor, _num_samples(log_path))
+    return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path))
 
 
 def _start_time(pid: int) -> str | None:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar, final
 from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.tool import ToolSource
 
 T = TypeVar("T")
 
@@ -37,8 +38,6 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
     if (folder / MODULE_FILE).is_file():
         sources.append(_library_source(folder / MODULE_FILE))
     if telemetry.tool is not None:
-        from accelmark.telemetry.tool import ToolSource
-
         sources.append(ToolSource(telemetry.tool))
     if telemetry.script is not None and log_dir is not None:
         sources.append(pkgutil.resolve_name(_SCRIPT_SOURCE)(folder / telemetry.script.file, log_dir, telemetry.script))
@@ -48,10 +47,9 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
 
 
 def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource], T]) -> tuple[DeviceSource, T]:
-    """Return the first source that ``read`` succeeds with, and its result; those that fail are closed.
+    """Return the first source that ``read`` succeeds with, and its result; closes those that fail.
 
-    Raises:
-        SourceError: none succeeds; the reason of each is given.
+    Raises SourceError with the reason of each if none succeeds.
     """
     problems: list[str] = []
     for source in sources:
@@ -70,11 +68,10 @@ def _library_source(path: Path) -> DeviceSource:
         module = _import(path)
     except Exception as error:
         raise SourceError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    factory = getattr(module, "Source", None)
-    if factory is None:
+    if not hasattr(module, "Source"):
         raise SourceError(f"{path} defines no class Source")
     try:
-        source = factory()
+        source = module.Source()
     except Exception as error:
         raise SourceError(f"Source() in {path} raises {type(error).__name__}: {error}") from error
     if not isinstance(source, DeviceSource):

@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, Literal, final
 
+from accelmark.telemetry import forms
 from accelmark.telemetry.command import CommandError, run_command
 from accelmark.telemetry.declaration import ToolRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-from accelmark.telemetry.forms import (
-    FIELD_NAMES,
-    Form,
-    UnreadableError,
-    Values,
-    device_index,
-    device_sample,
-    parse_output,
-)
+from accelmark.telemetry.forms import FIELD_NAMES, Form, Values
 
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
@@ -45,7 +38,7 @@ class ToolSource:
         devices, _ = self._run(self._rule.command, self._rule.forms)
         if len(devices) != self._num_devices:
             raise SourceError(f"{self._tool} lists {len(devices)} devices; it listed {self._num_devices} when opened")
-        return tuple(device_sample(device_index(at, values), values) for at, values in enumerate(devices))
+        return tuple(forms.device_sample(at, values) for at, values in enumerate(devices))
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
@@ -57,19 +50,19 @@ class ToolSource:
             known, _ = self._run(self._rule.identify.command, self._rule.identify.forms)
         except SourceError:
             return devices  # samples without names are still worth recording
-        by_index = {device_index(at, values): values for at, values in enumerate(known)}
-        return tuple(by_index.get(device_index(at, values), {}) | values for at, values in enumerate(devices))
+        by_index = {forms.device_index(at, values): values for at, values in enumerate(known)}
+        return tuple(by_index.get(forms.device_index(at, values), {}) | values for at, values in enumerate(devices))
 
-    def _run(self, command: Sequence[str], forms: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
+    def _run(self, command: Sequence[str], known: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
         try:
             text = run_command(command, self._rule.timeout_s)
         except CommandError as error:
             raise SourceError(str(error)) from error
         problems: list[str] = []
-        for form in forms:
+        for form in known:
             try:
-                return parse_output(text, form), form
-            except UnreadableError as error:
+                return forms.parse_output(text, form), form
+            except forms.UnreadableError as error:
                 problems.append(str(error))
         raise SourceError(f"the output of {self._tool} is not readable: {'; '.join(dict.fromkeys(problems))}")
 
@@ -82,7 +75,7 @@ class ToolSource:
             if values.get(name) is None
         }
         known: dict[str, Any] = {name: values[name] for name in _PROPERTIES if values.get(name) is not None}
-        return DeviceInfo(device_index(at, values), known.pop("name", "unknown"), reasons=reasons, **known)
+        return DeviceInfo(forms.device_index(at, values), known.pop("name", "unknown"), reasons=reasons, **known)
 
 
 def _share_power(

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accelmark.automl.config import AddressCluster, ClusterConfig, LocalCluster, SshCluster
+from accelmark.run.agent.host import source_address
 from accelmark.run.host import Host, HostError, SubprocessHost
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import deliver, wheel
@@ -84,7 +85,11 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     Raises:
         RunError: a host cannot be reached or Ray does not start there; the host is named.
     """
-    head_ip = cluster.head_address or _route_address(cluster.hosts[0])
+    first = cluster.hosts[0].rpartition("@")[2]
+    try:
+        head_ip = cluster.head_address or source_address(first, cluster.port)
+    except OSError as error:
+        raise RunError(f"{first}: there is no route to this host ({error}); give cluster.head_address") from error
     address = f"{head_ip}:{cluster.port}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="ssh cluster", daemon=True)
@@ -106,17 +111,6 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
-
-
-def _route_address(host: str) -> str:
-    """Return this machine's source address of a route to ``host``."""
-    name = host.rpartition("@")[2]
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((name, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise RunError(f"{name}: there is no route to this host ({error}); give cluster.head_address") from error
 
 
 async def _start(nodes: AsyncExitStack, cluster: SshCluster, host: str | None, request: Mapping[str, object]) -> None:

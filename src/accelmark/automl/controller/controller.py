@@ -16,7 +16,7 @@ from accelmark.automl.controller.directory import SearchDirectory
 from accelmark.automl.controller.journal import SearchState
 from accelmark.automl.controller.proposals import Proposals
 from accelmark.automl.dataset import read_weights
-from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
+from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.pool import WorkerPool
@@ -42,7 +42,6 @@ class _Running:
 
     record: TrialRecord
     last_progress_s: float
-    images: int = 0
     cut_s: float | None = None
 
 
@@ -152,10 +151,9 @@ class SearchController:
             self._cut_all(now)
         for worker, message in self._workers.listen(_LISTEN_S):
             match message:
-                case Progress(images):
-                    if worker in self._running and images > self._running[worker].images:
-                        running = self._running[worker]
-                        running.images, running.last_progress_s = images, self._now()
+                case int(images):
+                    if images and worker in self._running:
+                        self._running[worker].last_progress_s = self._now()
                 case EpochReport():
                     self._record_epoch(worker, message)
                 case TrialEnded():

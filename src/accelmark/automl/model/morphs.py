@@ -54,7 +54,12 @@ def apply_morph(network: Network, morph: Morph) -> Network:
     Raises:
         MorphError: the network does not allow this morph.
     """
-    if morph.model_copy(update={"label": "", "seed": 0}) not in MorphChoices(network, _UNBOUNDED).of(morph.kind):
+    old, plain = network.convolutions.get(morph.at), morph.model_copy(update={"label": "", "seed": 0})
+    if morph.kind == "kernel-grow":  # by any even step: a smaller searched kernel may have been written since
+        is_allowed = old is not None and morph.size > old.kernel and (morph.size - old.kernel) % 2 == 0
+    else:
+        is_allowed = plain in MorphChoices(network, _UNBOUNDED).of(morph.kind)
+    if not is_allowed:
         raise MorphError(f"{network.name!r} does not allow {morph}")
     child = _morphed(network, morph)
     if problems := find_problems(child):

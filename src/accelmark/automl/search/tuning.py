@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    check_distribution_compatibility,
+)
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from accelmark.automl.config import AutomlConfig, TrainingConfig, TuningConfig
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Hyperparameters
 from accelmark.spec.errors import RequestError
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial, Trial
 
 STUDY_FILE: Final = "study.journal"
 _EXPERIMENT: Final = "experiment"
@@ -49,8 +55,6 @@ class Tuner:
     def __init__(
         self, tuning: TuningConfig, training: TrainingConfig, *, run: str, experiment: str, directory: Path, seed: int
     ) -> None:
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._defaults: Final = training.hyperparameters
         self._run: Final = run
@@ -100,10 +104,7 @@ class Tuner:
         independent of the hyperparameters, and TPE ignores them. ``taken``: what was executed where it differs from the
         proposal.
         """
-        from optuna.trial import TrialState, create_trial
-
-        asked = self._open.pop(trial, None)
-        if asked is None:
+        if (asked := self._open.pop(trial, None)) is None:
             return
         state = TrialState.COMPLETE if value is not None else TrialState.PRUNED if diverged else TrialState.FAIL
         params = asked.params if taken is None else {name: getattr(taken, name) for name in asked.params}
@@ -117,8 +118,6 @@ class Tuner:
 
     def abandon_running(self) -> int:
         """Mark trials that this run left open when it was killed as failed; return how many."""
-        from optuna.trial import TrialState
-
         running = (trial for trial in self.trials if trial.state == TrialState.RUNNING)
         left = [trial for trial in running if trial.user_attrs.get(_RUN) == self._run]
         for trial in left:
@@ -127,16 +126,12 @@ class Tuner:
 
     def close(self) -> None:
         """Close connections to a database."""
-        from optuna.storages import RDBStorage
-
         if isinstance(self._storage, RDBStorage):
             self._storage.remove_session()
             self._storage.engine.dispose()
 
     def _check_study(self, experiment: str) -> None:
         """Raise StudyError where the study is of another experiment or searches another space."""
-        from optuna.distributions import check_distribution_compatibility
-
         study = f"study {self._study.study_name!r}"
         owner = self._study.user_attrs.get(_EXPERIMENT)
         if owner is None:
@@ -158,8 +153,6 @@ class Tuner:
 
 def _space(tuning: TuningConfig) -> dict[str, BaseDistribution]:
     """Return the searched space."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
-
     lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
     ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
     space: dict[str, BaseDistribution] = {name: CategoricalDistribution(each) for name, each in lists.items() if each}
@@ -168,9 +161,6 @@ def _space(tuning: TuningConfig) -> dict[str, BaseDistribution]:
 
 
 def _storage(url: str | None, directory: Path) -> BaseStorage:
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
-
     if url is None:
         # The caller has locked the run, so a lock file here is from a killed process; Optuna would wait 30 s for it.
         (directory / f"{STUDY_FILE}.lock").unlink(missing_ok=True)

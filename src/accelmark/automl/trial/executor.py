@@ -20,8 +20,7 @@ from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener,
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import EpochReport, Hyperparameters, TrialStatus
 from accelmark.automl.search.schedule import EarlyStop
-from accelmark.automl.trial.case import TrialCase
-from accelmark.automl.trial.module import load_weights, to_weights
+from accelmark.automl.trial.module import TrialCase, TrialInput, load_weights, to_weights
 from accelmark.datasets.images import ArrayImages
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.errors import DataError
@@ -121,7 +120,7 @@ def run_trial(
     world = place.ranks.world_size
     settings = trial_settings(order, images=len(data.training), world_size=world, threads=place.threads)
     work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
-    return _Trial(data, place, order, weights, listener, work).run()
+    return _Trial(TrialInput(data, order, weights, listener), place, work).run()
 
 
 @final
@@ -132,11 +131,8 @@ class _Trial:
     Everything that it decides on, except a stop that is requested, is equal on all ranks.
     """
 
-    data: Dataset
+    given: TrialInput
     place: RankContext
-    order: TrialOrder
-    weights: TrainedWeights
-    listener: TrialListener
     work: TrainJob
     began: float = field(default_factory=time.monotonic)
     since: float = 0.0
@@ -154,7 +150,7 @@ class _Trial:
 
     def __post_init__(self) -> None:
         self.since = self.began
-        self.early_stop = EarlyStop.for_round(self.order.round) if self.order.early_stop else None
+        self.early_stop = EarlyStop.for_round(self.given.order.round) if self.given.order.early_stop else None
 
     def run(self) -> TrialEnded:
         account = Account(process_start=self.began, job=self.work)
@@ -173,22 +169,23 @@ class _Trial:
         return TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
 
     def _open(self) -> PyTorchBackend:
-        job = _job(self.order, self.work, self.place)
+        job = _job(self.given.order, self.work, self.place)
         in_process = InProcess(self._make_case, self.place.control)
         self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, in_process)
         return self.backend
 
     def _make_case(self, *args: Any) -> TrialCase:
-        self.case = TrialCase(*args, order=self.order, dataset=self.data, weights=self.weights, listener=self.listener)
+        self.case = TrialCase(self.given, *args)
         return self.case
 
     @property
     def requested(self) -> str | None:
         """The reason to stop; polled by the driver after each step."""
-        if self.listener.should_stop():
+        if self.given.listener.should_stop():
             return "the search"
-        limit_s = self.order.limit_s
-        return "the end of its time" if limit_s is not None and time.monotonic() >= self.began + limit_s else None
+        limit_s = self.given.order.limit_s
+        is_over = limit_s is not None and time.monotonic() >= self.began + limit_s
+        return "the end of its time" if is_over else None
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Receive an event of the driver."""
@@ -237,7 +234,7 @@ class _Trial:
         )
         self.images, self.steps = event.num_trained_samples, event.global_steps
         self.epoch, self.losses, self.since = self.epoch + 1, [], now
-        self.listener.epoch(report)
+        self.given.listener.report(report)
 
     def _held_out(self) -> dict[str, Any]:
         """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""

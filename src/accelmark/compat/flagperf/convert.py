@@ -81,63 +81,56 @@ def _list_unread(parsed: Parsed, with_common: bool, left_over: list[Problem]) ->
 def _settings_of(parsed: Parsed, left_over: list[Problem]) -> Values:
     """Return the file's settings; those that AccelMark would reject are added to ``left_over``."""
     taken: dict[str, Given] = {}
-    values: dict[str, Any] = {}
+    unknown = "AccelMark has no such setting; look whether the case's model settings mean it"
     for item in parsed.settings():
-        why = ""
         if item.key in _PRECISIONS:
-            why = _take_precision(item, taken, values)
+            why = _take_precision(item, taken)
         elif item.key in _NUMBERS:
-            why = _take_number(item, taken, values)
+            why = _take_number(item, taken)
         else:
-            unknown = "AccelMark has no such setting; look whether the case's model settings mean it"
             why = TABLES["no_equivalent"].get(item.key, unknown)
         if why:
             left_over.append(item.left(why))
-    for problem in _misfits(parsed.file, values):
-        del values[problem.key]
-        left_over.append(taken[problem.key].left(f"does not fit {problem.key}: {problem.what}"))
+    values = {dotted: _value(item) for dotted, item in taken.items()}
+    try:
+        resolve(_LEAST, [Layer(parsed.file, values)], mutable=(), is_open=True)
+    except SpecError as error:
+        for key, problem in {problem.key: problem for problem in error.problems}.items():
+            del values[key]
+            left_over.append(taken[key].left(f"does not fit {key}: {problem.what}"))
     return nest(values)
 
 
-def _take_number(item: Given, taken: dict[str, Given], values: dict[str, Any]) -> str:
-    dotted, value = _NUMBERS[item.key], item.value
-    if value is None:
+def _value(item: Given) -> Any:
+    return _PRECISIONS.get(item.key, item.value)
+
+
+def _take_number(item: Given, taken: dict[str, Given]) -> str:
+    """Take a number, or return why not."""
+    if item.value is None:
         return "is None: the case's own value stays"
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return f"is no number: {value!r}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"is no finite number: {value!r}"
-    return _take(dotted, item, value, taken, values)
+    if not isinstance(item.value, int | float) or isinstance(item.value, bool):
+        return f"is no number: {item.value!r}"
+    if isinstance(item.value, float) and not math.isfinite(item.value):
+        return f"is no finite number: {item.value!r}"
+    return _take(_NUMBERS[item.key], item, taken)
 
 
-def _take_precision(item: Given, taken: dict[str, Given], values: dict[str, Any]) -> str:
+def _take_precision(item: Given, taken: dict[str, Given]) -> str:
+    """Take a switch that names a precision, or return why not."""
     if item.value is False:
         return "False does not say which precision it is instead: the case's own stays; fp32 and tf32 are the others"
     if item.value is not True:
         return f"is neither True nor False: {item.value!r}; set precision to fp16 or bf16 where it means that"
-    precision = _PRECISIONS[item.key]
     before = taken.get("precision")
     # amp enables a lower precision; another setting may specify which one.
     if before is not None and before.key == "amp":
-        taken["precision"], values["precision"] = item, precision
-        return ""
-    if before is not None and item.key == "amp":
-        return ""
-    return _take("precision", item, precision, taken, values)
-
-
-def _take(dotted: str, item: Given, value: Any, taken: dict[str, Given], values: dict[str, Any]) -> str:
-    if dotted in values and values[dotted] != value:
-        return f"{taken[dotted].key} gives {dotted} already, as {values[dotted]!r}"
-    taken.setdefault(dotted, item)
-    values.setdefault(dotted, value)
+        taken["precision"] = item
+    elif before is None or item.key != "amp":
+        return _take("precision", item, taken)
     return ""
 
 
-def _misfits(file: str, values: Values) -> list[Problem]:
-    """Return one problem for each dotted key whose value is invalid."""
-    try:
-        resolve(_LEAST, [Layer(file, values)], mutable=(), is_open=True)
-    except SpecError as error:
-        return list({problem.key: problem for problem in error.problems}.values())
-    return []
+def _take(dotted: str, item: Given, taken: dict[str, Given]) -> str:
+    before = taken.setdefault(dotted, item)
+    return "" if _value(before) == _value(item) else f"{before.key} gives {dotted} already, as {_value(before)!r}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest, as_list
-from accelmark.infer.torch_engine import TorchEngine, no_warnings
+from accelmark.infer.torch_engine import TorchEngine
 
 
 class Engine(TorchEngine):
@@ -29,7 +30,7 @@ class Engine(TorchEngine):
         example = [torch.cat([each, each]) if each.shape[0] == 1 else each for each in self.request.example]
         batch = torch.export.Dim("batch", min=1)
         shapes = tuple({0: batch} for _ in example)
-        with torch.inference_mode(), no_warnings():
+        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
             program = torch.export.export(self.model_on_device(), tuple(self.to_device(example)), dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         self.keep(path)

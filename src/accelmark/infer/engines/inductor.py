@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest, as_list, text_options
-from accelmark.infer.torch_engine import TorchEngine, no_warnings
+from accelmark.infer.torch_engine import TorchEngine
 
 GraphKey = tuple[tuple[torch.Size, bool], ...]
 """Key of a compiled graph: the shape of each input, and whether it was created in inference mode."""
@@ -24,7 +25,7 @@ class Engine(TorchEngine):
         super().__init__(request)
         self.model = self.model_on_device()
         mode = next(iter(text_options(request.options, "mode")), "default")
-        with no_warnings():
+        with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
             self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
         self.graphs: set[GraphKey] = set()
         with torch.inference_mode():
@@ -40,7 +41,7 @@ class Engine(TorchEngine):
         return self.call(inputs), compiling_s
 
     def _compile(self, inputs: list[Tensor]) -> None:
-        with no_warnings():
+        with warnings.catch_warnings(action="ignore"):  # deprecations inside the compiler
             self.call(inputs)
         self.graphs.add(_graph_key(inputs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -29,25 +29,21 @@ _HEADROOM: Final = 1.2
 
 
 @final
+@dataclass
 class Scenarios:
     """Runs the scenarios of the settings."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        batches: InferBatches,
-        settings: InferSettings,
-        fixed_batch: bool,
-        node_dir: Path,
-        context: Context,
-    ) -> None:
-        self.forward = forward
-        self.settings = settings
-        self.fixed_batch = fixed_batch
-        self.node_dir = node_dir
-        self.context = context
-        self.items = SampleLibrary(batches)
-        self.minimum = LoadGenSettings(settings.scenario_duration_s, settings.scenario_queries)
+    forward: Forward
+    batches: InferBatches
+    settings: InferSettings
+    fixed_batch: bool
+    node_dir: Path
+    context: Context
+
+    def __post_init__(self) -> None:
+        """Load the items."""
+        self.items = SampleLibrary(self.batches)
+        self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
 
     def run(self) -> Iterator[ScenarioResult]:
         """Run them in the order of the settings; yield each result immediately."""
@@ -62,9 +58,8 @@ class Scenarios:
 
     def _offline(self) -> ScenarioResult:
         rate = self.settings.batch_size / self._call_s(self.settings.batch_size)
-        for _ in range(2):
-            # LoadGen advises to expect more than the measured rate, which lasts the minimum duration; the second run is
-            # for an estimate that was too low for it.
+        for _ in range(2):  # again where the estimate was too low for the minimum duration
+            # LoadGen advises to expect more than the measured rate.
             log = self._run("offline", replace(self.minimum, queries_per_s=rate * _HEADROOM), self.log_dir("offline"))
             if log.long_enough:
                 break

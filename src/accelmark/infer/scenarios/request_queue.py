@@ -63,22 +63,11 @@ class RequestQueue:
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        items: SampleLibrary,
-        *,
-        batch_size: int,
-        padded: bool,
-        context: Context,
+        self, forward: Forward, items: SampleLibrary, *, batch_size: int, padded: bool, context: Context
     ) -> None:
         """Create the queue; ``complete`` has to be set before queries are issued.
 
-        Args:
-            forward: the engine's forward.
-            items: the data.
-            batch_size: largest number of items in a call.
-            padded: pad each call to ``batch_size`` by repeating its last item.
-            context: for the message of a failure.
+        A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
         """
         self.forward = forward
         self.items = items

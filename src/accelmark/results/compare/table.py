@@ -49,10 +49,11 @@ _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "npro
 def rows_of(runs: Iterable[LoadedRun]) -> list[Row]:
     """Return one row for each case of ``runs``, oldest run first, with every column of COLUMNS."""
     ordered = sorted(runs, key=lambda run: (run.summary.started_at, str(run.path)))
-    return [_row(case) for run in ordered for case in run.cases]
+    return [row_of(case) for run in ordered for case in run.cases]
 
 
-def _row(loaded: LoadedCase) -> Row:
+def row_of(loaded: LoadedCase) -> Row:
+    """Return the row of a case."""
     case, first, summary = loaded.result, loaded.first, loaded.run.summary
     key = case.key
     row: Row = {
@@ -100,7 +101,7 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
         tests.append((name, frozenset(part.strip().lower() for part in parts)))
     found = []
     for run in runs:
-        rows = [(case.result, _row(case)) for case in run.cases]
+        rows = [(case.result, row_of(case)) for case in run.cases]
         kept = tuple(case for case, row in rows if all(_values(name, row[name]) & accepted for name, accepted in tests))
         if kept:
             found.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.results.read.round_dir import node_dirs, read_job
+from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
-from accelmark.results.store.manifest import update_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import Event
 from accelmark.spec.job import JobSpec, TrainingWork

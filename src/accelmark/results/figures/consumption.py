@@ -107,10 +107,11 @@ def consumption_figures(
     """
     if not hosts:
         return {name: value(None, no_telemetry) for name in _NAMES}, []
+    is_cpu = device_type == "cpu"
     figures: Figures = {
         FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
-        FigureName.CPU_UTILISATION: _mean_over(hosts, _cpu),
-        FigureName.DEVICE_UTILISATION: _mean_over(hosts, _cpu if device_type == "cpu" else _utilisation),
+        FigureName.CPU_UTILISATION: _mean_over(hosts, "cpu", _cpu),
+        FigureName.DEVICE_UTILISATION: _mean_over(hosts, *(("cpu", _cpu) if is_cpu else ("utilisation", _devices))),
         FigureName.TELEMETRY_CPU_TIME: _telemetry_cpu_time(hosts),
     }
     warnings: list[str] = []
@@ -147,32 +148,33 @@ def _peak_host_memory(hosts: HostSamples) -> Figure:
     return value(max((number for number in used if number == number), default=None), "telemetry has no host memory")
 
 
-def _mean_over(hosts: HostSamples, of: Callable[[Samples, Spans], list[Integral]]) -> Figure:
-    """Return the mean over devices of their time-weighted means; null where a device has none."""
+Columns = Sequence[tuple[Column, Column]]
+"""(times, values) of each device."""
+
+
+def _mean_over(hosts: HostSamples, name: str, columns_of: Callable[[Samples], Columns]) -> Figure:
+    """Return the mean over devices of their time-weighted means of ``name``; null where a device has none."""
     means: list[float] = []
     for host, (samples, spans) in hosts.items():
-        for integral in of(samples, spans):
+        columns = columns_of(samples)
+        if not columns:
+            return value(None, _on(host, hosts, samples.reason("devices")))
+        for times, column in columns:
+            integral = _none(samples, name)
+            if any(number == number for number in column):
+                integral = integrate(times, column, spans, max_gap_s(samples.interval_s))
             if integral.mean is None:
                 return value(None, _on(host, hosts, integral.reason))
             means.append(integral.mean)
-    return value(sum(means) / len(means) if means else None, "telemetry has no devices")
+    return Figure(value=sum(means) / len(means))
 
 
-def _cpu(samples: Samples, spans: Spans) -> list[Integral]:
-    column = samples.host.get("cpu", ())
-    return [integrate(samples.t, column, spans, max_gap_s(samples.interval_s)) if column else _none(samples, "cpu")]
+def _cpu(samples: Samples) -> Columns:
+    return [(samples.t, samples.host.get("cpu", ()))]
 
 
-def _utilisation(samples: Samples, spans: Spans) -> list[Integral]:
-    if not samples.devices:
-        return [_none(samples, "devices")]
-    gap_s = max_gap_s(samples.interval_s)
-    return [
-        integrate(samples.times(columns), columns["utilisation"], spans, gap_s)
-        if any(number == number for number in columns.get("utilisation", ()))
-        else _none(samples, "utilisation")
-        for columns in samples.devices.values()
-    ]
+def _devices(samples: Samples) -> Columns:
+    return [(samples.times(columns), columns.get("utilisation", ())) for columns in samples.devices.values()]
 
 
 def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str]) -> Integral:

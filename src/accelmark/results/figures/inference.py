@@ -74,8 +74,7 @@ def percentile(ordered: Sequence[float], share: float) -> Figure:
     """Return the nearest-rank percentile; null where there are too few values for one to exceed it."""
     needed = math.ceil(1 / (1 - share) - 1e-9)
     if len(ordered) < needed:
-        reason = f"needs {needed} full batches, {len(ordered)} were measured"
-        return Figure(value=None, reason=reason)
+        return Figure(value=None, reason=f"needs {needed} full batches, {len(ordered)} were measured")
     return Figure(value=ordered[math.ceil(share * len(ordered) - 1e-9) - 1])
 
 
@@ -83,10 +82,9 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
     """Return the model's FLOP/s over the chip's dense peak for the precision used."""
     if items_per_s.value is None:
         return items_per_s
-    if flops_per_item is None:
-        return Figure(value=None, reason="the case states no flops")
-    if peak_tflops is None:
-        return Figure(value=None, reason="the chip's peak at this precision is unknown")
+    if flops_per_item is None or peak_tflops is None:
+        why = "the case states no flops" if flops_per_item is None else "the chip's peak at this precision is unknown"
+        return Figure(value=None, reason=why)
     return Figure(value=items_per_s.value * flops_per_item / (peak_tflops * 1e12))
 
 

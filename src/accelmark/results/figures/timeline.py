@@ -194,17 +194,14 @@ def merged_inspection(ends: Sequence[RankEnd]) -> Inspected | None:
     seen = [end.inspected for end in ends if end.inspected is not None]
     if not seen:
         return None
-    counts = [one.samples_seen for one in seen if one.samples_seen is not None]
     reasons = [one.samples_reason for one in seen if one.samples_reason is not None]
     reasons += [f"rank {end.rank} did not report its steps" for end in ends if end.inspected is None]
-    types = sorted({name for one in seen for name in one.compute_types or ()})
-    without = [one.compute_reason for one in seen if one.compute_reason is not None]
     return Inspected(
         replaced_functions=tuple(dict.fromkeys(name for one in seen for name in one.replaced_functions)),
         probed_steps=seen[0].probed_steps,
         samples_credited=seen[0].samples_credited,
-        samples_seen=min(counts, default=None),
+        samples_seen=min((one.samples_seen for one in seen if one.samples_seen is not None), default=None),
         samples_reason=next(iter(reasons), None),
-        compute_types=tuple(types) or None,
-        compute_reason=next(iter(without), None),
+        compute_types=tuple(sorted({name for one in seen for name in one.compute_types or ()})) or None,
+        compute_reason=next((one.compute_reason for one in seen if one.compute_reason is not None), None),
     )

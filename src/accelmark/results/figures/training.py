@@ -10,14 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from accelmark.results.figure_names import FigureName
 from accelmark.results.figure_names import FigureName as F
 from accelmark.results.figures.timeline import Timeline
 from accelmark.results.schema import Figure
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.trainer import TrainerSpec
 
-Figures = dict[FigureName, Figure]
+Figures = dict[F, Figure]
 
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
@@ -96,22 +95,18 @@ def outcome_figures(timeline: Timeline, train: TrainingWork) -> Figures:
 
 def first_hit(timeline: Timeline, train: TrainingWork) -> float | None:
     """Return the raw training time at the end of the first evaluation that reached the target, or None."""
-    if train.target is None:
+    target = train.target
+    if target is None:
         return None
-    for timed in timeline.evaluations:
-        metric = timed.evaluation.metrics.get(train.target.metric)
-        if metric is not None and train.target.reached(metric):
-            return timed.time_s
-    return None
+    metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
+    return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
 
 def converged(timeline: Timeline | None, train: TrainingWork) -> bool | None:
     """Return whether target and reference loss were reached; None without either, or for synthetic data."""
     if train.settings.loader.synthetic or (train.target is None and train.reference_loss is None):
         return None
-    if timeline is None:
-        return False
-    if train.target is not None and first_hit(timeline, train) is None:
+    if timeline is None or (train.target is not None and first_hit(timeline, train) is None):
         return False
     error = reference_error(timeline, train)
     return train.reference_loss is None or (error is not None and error <= train.reference_loss.max_mean_relative_error)
@@ -196,24 +191,16 @@ def memory_figure(timeline: Timeline, device_type: str) -> Figure:
     return value(max(peaks, default=None), why)
 
 
-_NEEDS_STEP_TIME: Final = (
-    F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90,
-    F.STEP_P99,
-)  # fmt: skip
-_NEEDS_EVALUATION_TIME: Final = (
-    F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_PER_DEVICE,
-)  # fmt: skip
+_NEEDS_STEP_TIME: Final = (F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90, F.STEP_P99)
+_NEEDS_EVALUATION_TIME: Final = (F.TRAIN_NO_EVAL_TIME, F.THROUGHPUT_TRAIN, F.THROUGHPUT_PER_DEVICE)
 _NOT_IN_LOGS: Final = {
+    **dict.fromkeys((F.FLOPS_PER_SAMPLE, F.ACHIEVED_TFLOPS, F.MFU, F.MFU_MEASURED), "the FLOPs of its model"),
     F.DATA_WAIT_SHARE: "waiting for data",
-    F.FLOPS_PER_SAMPLE: "the FLOPs of its model",
-    F.ACHIEVED_TFLOPS: "the FLOPs of its model",
-    F.MFU: "the FLOPs of its model",
-    F.MFU_MEASURED: "the FLOPs of its model",
     F.PEAK_DEVICE_MEMORY: "its peak allocation",
 }
 
 
-def limited_to_log(figures: Mapping[FigureName, Figure], trainer: TrainerSpec) -> dict[FigureName, Figure]:
+def limited_to_log(figures: Mapping[F, Figure], trainer: TrainerSpec) -> dict[F, Figure]:
     """Return ``figures`` with null and the reason for each that cannot be computed from the trainer's log."""
     log, whose = trainer.log, f"the log of trainer {trainer.name}"
     missing = {name: f"{whose} does not give {what}" for name, what in _NOT_IN_LOGS.items()}

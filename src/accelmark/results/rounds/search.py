@@ -11,24 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.figures.aggregate import spread
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
-from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFiles, load_file
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.model import first_error
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
 _JOURNAL: Final = "journal.jsonl"
 _RECORD: Final = "telemetry.jsonl"
-_VERSION: Final = 1
 _ROUND: Final = "search"
 _STATES: Final[dict[str, JobState]] = {
     "over": "succeeded", "stopped": "cancelled", "interrupted": "lost", "running": "running",
@@ -95,7 +93,7 @@ class SearchConsumption(_Part):
 class SearchSummary(_Part):
     """All figures of a search: ``report.json``."""
 
-    schema_version: Literal[1] = _VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run: str
     status: Literal["running", "over", "stopped", "interrupted"] = Field(
         validation_alias=AliasChoices("status", "standing"), serialization_alias="standing"
@@ -162,7 +160,12 @@ def load_search(path: Path) -> LoadedRun:
     Raises:
         RunError: its report is missing, of another version, or cannot be read.
     """
-    report, config = _report(path), _object(path / CONFIG_FILE)
+    files = RunFiles(path)
+    if not files.has(SEARCH_REPORT):
+        raise RunError(f"{path}: this search has no report: resume it, or run 'accelmark automl report'")
+    report, config = load_file(SearchSummary, files, SEARCH_REPORT), files.json(CONFIG_FILE)
+    if not config:
+        raise RunError(f"{path / CONFIG_FILE}: cannot be read as a JSON object")
     session = next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
     headers = (line.get("header") for line in _lines(*sorted(path.glob(f"telemetry/session*/{_RECORD}"))))
     header: dict[str, Any] = next((header for header in headers if isinstance(header, dict)), {})
@@ -216,21 +219,6 @@ def load_search(path: Path) -> LoadedRun:
     return LoadedRun(path, summary, {_ROUND: result})
 
 
-def _report(path: Path) -> SearchSummary:
-    file = path / SEARCH_REPORT
-    if not file.is_file():
-        raise RunError(f"{path}: this search has no report: resume it, or run 'accelmark automl report'")
-    loaded = _object(file)
-    version = loaded.get("schema_version")
-    if version != _VERSION:
-        found = "has no schema version" if version is None else f"has schema version {version}"
-        raise RunError(f"{file}: {found}; this AccelMark reads version {_VERSION} of search reports")
-    try:
-        return SearchSummary.model_validate(loaded)
-    except ValidationError as error:
-        raise RunError(f"{file}: does not match schema version {version}: {first_error(error)}") from error
-
-
 def _hardware(vendor: str, device: str | None) -> str:
     """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
     from accelmark.spec.plugins.catalog import load_vendor
@@ -274,18 +262,6 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{path}.")
         elif path not in _NOT_COMPARED:
             yield path, value
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        loaded = from_json(path.read_bytes(), allow_inf_nan=False)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RunError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise RunError(f"{path}: is not a JSON object")
-    return loaded
 
 
 def _lines(*paths: Path) -> Iterator[dict[str, Any]]:

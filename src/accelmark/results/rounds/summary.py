@@ -16,9 +16,9 @@ import accelmark
 from accelmark.results.figures.aggregate import aggregate, finding_warnings, spread_warnings
 from accelmark.results.read.round_dir import ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import CaseResult, CaseVerdict, JobState, RoundResult, Summary, Task
+from accelmark.results.store.bundle import write_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
-from accelmark.results.store.manifest import write_manifest
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import InferJob, TrainingWork
 from accelmark.spec.key import CaseKey

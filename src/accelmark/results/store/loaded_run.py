@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import CaseResult, RoundResult, Summary
@@ -21,7 +21,7 @@ SCHEMA_VERSION: Final = 1
 _CHART_FIELDS: Final = ("curves", "telemetry", "step_ms_histogram")
 """Fields of a round's result for charts only; they are most of its size."""
 
-R = TypeVar("R", RoundResult, Summary)
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ class LoadedCase(NamedTuple):
 
 def load_round(path: Path) -> RoundResult:
     """Read a ``result.json``. Raises RunError naming the file where it is unreadable or has another version."""
-    return _load(RoundResult, RunFiles(path.parent), path.name)
+    return load_file(RoundResult, RunFiles(path.parent), path.name)
 
 
 def load_summary(path: Path) -> Summary:
     """Read a ``summary.json``. Raises RunError naming the file where it is unreadable or has another version."""
-    return _load(Summary, RunFiles(path.parent), path.name)
+    return load_file(Summary, RunFiles(path.parent), path.name)
 
 
 def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
@@ -142,18 +142,19 @@ def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> 
     Raises RunError if there is no readable summary.
     """
     files = packed or RunFiles(path)
-    summary = _load(Summary, files, SUMMARY_FILE)
+    summary = load_file(Summary, files, SUMMARY_FILE)
     rounds: dict[str, RoundResult] = {}
     problems: list[str] = []
     for name in (name for case in summary.cases for name in case.rounds):
         try:
-            rounds[name] = _load(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _CHART_FIELDS)
+            rounds[name] = load_file(RoundResult, files, f"{name}/{RESULT_FILE}", () if curves else _CHART_FIELDS)
         except RunError as error:
             problems.append(str(error))
     return LoadedRun(path, summary, rounds, tuple(problems), packed)
 
 
-def _load(model: type[R], files: RunFiles, name: str, omitted: Iterable[str] = ()) -> R:
+def load_file(model: type[M], files: RunFiles, name: str, omitted: Iterable[str] = ()) -> M:
+    """Read a file with a schema version, without the fields ``omitted``; raises RunError where that fails."""
     path = files.where(name)
     try:
         loaded = from_json(files.read(name), allow_inf_nan=False)

@@ -14,15 +14,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import accelmark
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.error_lines import error_lines
+from accelmark.run.agent.rank_exit import error_lines
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
 from accelmark.spec.records import ADAPTATION_FILE, AdaptationRecord
@@ -47,17 +46,6 @@ _INDEX_OPTION: Final = re.compile(
 """Options of a requirements file that select package sources."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class SourcedEnvironment:
-    """The environment after a script, and the differences."""
-
-    environment: dict[str, str]
-    changed: dict[str, str]
-    removed: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-
 def apply_adaptation(
     folder: Path | None,
     requirements: Path | None,
@@ -79,33 +67,26 @@ def apply_adaptation(
             the first errors.
     """
     began = time.monotonic()
-    sourced = SourcedEnvironment(dict(environment), {}, (), ())
-    site = node_dir / SITE_DIRECTORY
+    site, record, ready = node_dir / SITE_DIRECTORY, AdaptationRecord(), dict(environment)
     if folder is not None and (folder / _ENVIRONMENT_FILE).is_file():
-        sourced = source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
+        ready, record = _source(folder / _ENVIRONMENT_FILE, node_dir, environment, framework.reserved_variables)
     if requirements is not None and not requirements.is_file():
         raise RunError(f"{requirements}: not found on this host")
     if requirements is not None and requirements.read_text(encoding="utf-8").strip():
-        _install(requirements, site, node_dir, sourced.environment)
+        _install(requirements, site, node_dir, ready)
         _refuse_shadows(requirements, site, _RESERVED, _modules(site))
     if folder is not None and (folder / "csrc").is_dir():
         before = set(_entries(site))
-        _build(folder / "csrc", site, node_dir, sourced.environment)
+        _build(folder / "csrc", site, node_dir, ready)
         added = set(_entries(site)) - before
         reserved = _RESERVED | {framework.module, *framework.companion_modules}
         _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
-    ready = dict(sourced.environment)
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
-    installed = {f"{found.name}=={found.version}" for found in distributions(path=[str(site)])}
-    record = AdaptationRecord(
-        environment={name: displayed_value(name, value) for name, value in sorted(sourced.changed.items())},
-        removed=sourced.removed,
-        ignored=sourced.ignored,
-        installed=tuple(sorted(installed)),
-        duration_s=round(time.monotonic() - began, 3),
-    )
+    installed = sorted({f"{found.name}=={found.version}" for found in distributions(path=[str(site)])})
+    duration_s = round(time.monotonic() - began, 3)
+    record = record.model_copy(update={"installed": tuple(installed), "duration_s": duration_s})
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
     return ready
 
@@ -154,10 +135,10 @@ def _refuse_shadows(
         )
 
 
-def source(
-    script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str] = ()
-) -> SourcedEnvironment:
-    """Source ``script`` in a shell without start-up files, and return the resulting environment."""
+def _source(
+    script: Path, node_dir: Path, environment: Mapping[str, str], reserved: Sequence[str]
+) -> tuple[dict[str, str], AdaptationRecord]:
+    """Source ``script`` in a shell without start-up files; returns the resulting environment and the differences."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
     what = f"{script}: cannot be sourced"
     output = _run(command, what, node_dir, environment, cwd=node_dir, timeout_s=_SHELL_TIMEOUT_S, capture=True)
@@ -170,7 +151,9 @@ def source(
     unset = sorted(set(environment) - set(after) - _NOISE)
     removed = tuple(name for name in unset if name not in ours and not name.startswith("ACCELMARK_"))
     kept = {name: value for name, value in environment.items() if name not in removed}
-    return SourcedEnvironment(kept | changed, changed, removed, ignored)
+    displayed = {name: displayed_value(name, value) for name, value in sorted(changed.items())}
+    record = AdaptationRecord(environment=displayed, removed=removed, ignored=ignored)
+    return kept | changed, record
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str]) -> None:
@@ -218,8 +201,7 @@ def _run(
 ) -> bytes:
     """Run a command with its output in the log; with ``capture`` return standard output instead.
 
-    Raises:
-        RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
+    Raises RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
     """
     with (node_dir / LOG_FILE).open("ab") as log:
         begin = log.tell()

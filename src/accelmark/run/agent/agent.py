@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
@@ -28,7 +29,7 @@ from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.host import BackgroundLoad, HostInUseError, clear_caches, host_lock, route, system_information
 from accelmark.run.agent.limits import LimitChecker
-from accelmark.run.agent.rank_exit import LogEnd, Termination, classify_node, classify_ranks, read_log_end
+from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, read_log_end
 from accelmark.run.agent.recorder import RECORDER_MODULE, Recorder
 from accelmark.run.agent.task import (
     EXIT_FILE,
@@ -232,12 +233,8 @@ class Agent:
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by that of the launch."""
         logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
-        if any(log.cause is None and not log.lines for log in logs.values()):
-            launch = read_log_end(self._dir / self._task.launcher_log)
-            logs = {
-                rank: LogEnd(launch.lines, None, launch.cause) if log.cause is None and not log.lines else log
-                for rank, log in logs.items()
-            }
+        launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
+        logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         return classify_ranks(logs, exit_code, self._launch_record(), self._ending)
 
     def _launch_record(self) -> LaunchRecord | None:

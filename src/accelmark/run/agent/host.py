@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -38,11 +38,7 @@ class HostInUseError(AccelmarkError):
 
 @contextmanager
 def host_lock(lock: Path | None, run: str) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent.
-
-    Raises:
-        HostInUseError: another run has locked it.
-    """
+    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it."""
     if lock is None:
         yield
         return
@@ -75,19 +71,19 @@ def route(task: AgentTask) -> AgentTask:
 
     The address is the source address of packets to host 0; on host 0 it is the master address.
     """
-    address = task.local_address or _source_address(task.master_address, task.master_port)
+    address = task.local_address
+    with suppress(OSError):
+        address = address or source_address(task.master_address, task.master_port)
     own = (name for name, entries in psutil.net_if_addrs().items() if any(one.address == address for one in entries))
     return task.model_copy(update={"local_address": address, "interface": task.interface or next(own, None)})
 
 
-def _source_address(address: str, port: int) -> str | None:
-    try:
-        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
+def source_address(address: str, port: int) -> str:
+    """Return the address of this host from which it sends packets to another; raises OSError without a route."""
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
 
 
 def system_information(

@@ -77,27 +77,19 @@ class LimitChecker:
         silent = [rank for rank in self.ranks if now - self._activities[rank].since > limit_s]
         if not silent:
             return None
-        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).finished is None]
+        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).state is None]
         if not unfinished:
-            return self._hanging(silent)
+            who = f"rank {silent[0]}" if len(silent) == 1 else f"all of this host's {len(silent)} ranks"
+            what = f"{who} finished, but a process did not end within {limit_s:g} s"
+            return Termination("stalled", "timed_out", what) if len(silent) == len(self.ranks) else None
         first = min(unfinished, key=lambda rank: self._activities[rank].since)
         num_more = len(unfinished) - 1
         others = "" if not num_more else f", nor did {num_more} more of this host's {len(self.ranks)} ranks"
         what = "no event" if self._activities[first].has_events else "nothing"
         return Termination("stalled", "timed_out", f"rank {first} wrote {what} for {limit_s:g} s{others}")
 
-    def _hanging(self, finished: list[int]) -> Termination | None:
-        if len(finished) < len(self.ranks):
-            return None
-        who = f"rank {finished[0]}" if len(finished) == 1 else f"all of this host's {len(finished)} ranks"
-        limit_s = self.limits.stall_timeout_s
-        return Termination("stalled", "timed_out", f"{who} finished, but a process did not end within {limit_s:g} s")
-
     def _update(self, rank: int, launcher: int, now: float) -> None:
-        """Record activity of a rank: events, or any output before its first event.
-
-        Until a rank has a log, output of the launch counts.
-        """
+        """Record activity of a rank: events; any output before its first event; the launch's, until it has a log."""
         log = _log_of(self.node_dir, rank)
         known = self._activities.setdefault(rank, _Activity(now))
         num_bytes = size_of(log) or -launcher

@@ -1,4 +1,4 @@
-"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of the ranks' logs."""
+"""Classify how ranks, nodes and jobs ended, from exit codes and the ends of logs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from accelmark.spec.events import Event
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.perflog import PERFLOG_PREFIX, decode_line
 from accelmark.spec.plugins.framework import LaunchRecord
+from accelmark.spec.secret import without_userinfo
 
 NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
 
@@ -26,6 +27,15 @@ _CAUSE: Final = re.compile(
     r"|(?:.*/)?python[\w.]*: (?:Error while finding module specification for |No module named |can't open file )."
 )
 """An exception, a fatal error, or Python's message where the script or module does not exist."""
+_COMPILER_ERROR: Final = re.compile(r"^\S+:\d+(:\d+)?: (fatal )?error:|^CMake Error")
+_ERROR: Final = re.compile(r"\berror\b|\bE:|cannot|not found|no such file", re.IGNORECASE)
+_GENERIC: Final = re.compile(
+    r"subprocess-exited-with-error|exited with (error|status|code)|note: This (error|is an issue)|metadata-generation"
+    r"|Failed to build|command .* failed with exit",
+    re.IGNORECASE,
+)
+_NUM_ERROR_LINES: Final = 3
+_MAX_ERROR_LENGTH: Final = 300
 _SIGNAL_HINTS: Final = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
     signal.SIGSEGV: "a fault in native code: see the last lines for its stack",
@@ -38,8 +48,6 @@ _CONNECTION_ERRORS: Final = (
     "ncclremoteerror", "distnetworkerror", "distbackenderror", "rendezvousconnectionerror",
 )  # fmt: skip
 """Errors that ranks raise after another rank has died."""
-
-
 _CAUSES: Final[tuple[RankState, ...]] = (
     "signaled", "failed", "lost", "stalled", "timed_out", "cancelled", "succeeded",
 )  # fmt: skip
@@ -53,20 +61,10 @@ class LogEnd:
     """The end of a rank's log."""
 
     lines: tuple[str, ...]
-    finished: Mapping[str, Any] | None
-    """The value of ``FINISHED``, where that is the last event."""
+    state: str | None
+    """The state in ``FINISHED``, where that is the last event."""
     cause: str | None
     """One line: the message of the last event, the exception, or None."""
-
-    @property
-    def completed(self) -> bool:
-        """Whether the rank reported that it completed."""
-        return self.finished is not None and self.finished.get("state", "completed") == "completed"
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the rank reported that it was cancelled."""
-        return self.finished is not None and self.finished.get("state") == "cancelled"
 
 
 @final
@@ -109,10 +107,20 @@ def read_log_end(path: Path) -> LogEnd:
         if event.event == Event.ERROR:
             error = _message(event.value) or error
     other = [line for line in lines if line.strip() and PERFLOG_PREFIX not in line]
-    own = _message(finished) if finished is not None and finished.get("state", "completed") != "completed" else None
+    state = str(finished.get("state", "completed")) if finished is not None else None
+    own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
     shown = [line for line in lines if line.strip()][-LAST_LINES:]
-    return LogEnd(tuple(map(printable, shown)), finished, printable(cause) if cause else None)
+    return LogEnd(tuple(map(printable, shown)), state, printable(cause) if cause else None)
+
+
+def error_lines(text: str) -> str:
+    """Return the first lines of ``text`` that name an error, preferably a compiler's; else its last line."""
+    lines = [line.strip(" \t│╰─>×") for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _COMPILER_ERROR.search(line)]
+    named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
+    named = named or lines[-1:]
+    return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:_NUM_ERROR_LINES]))
 
 
 def _message(value: Mapping[str, Any]) -> str | None:
@@ -160,18 +168,18 @@ def classify_rank(
     name = signal_name(exit_code) if exit_code is not None else None
     state: RankState
     reason: str | None
-    if log.completed and exit_code in (0, None):
+    if log.state == "completed" and exit_code in (0, None):
         state, reason = "succeeded", None
     elif termination is not None:
         state, reason = termination.rank_state, termination.reason
-    elif log.cancelled:
+    elif log.state == "cancelled":
         state, reason = "cancelled", log.cause or "was cancelled"
-    elif name is not None and log.finished is None:
+    elif name is not None and log.state is None:
         hint = log.cause or _SIGNAL_HINTS.get(signal.Signals[name])
         state, reason = "signaled", f"killed by {name}" + (f" ({hint})" if hint else "")
-    elif exit_code == 0 and log.finished is None:
+    elif exit_code == 0 and log.state is None:
         state, reason = "failed", log.cause or "exited with code 0 without a FINISHED event"
-    elif exit_code is None and log.finished is None:
+    elif exit_code is None and log.state is None:
         state, reason = "lost", log.cause or "ended without an exit code or a FINISHED event"
     else:
         code = "an unknown code" if exit_code is None else f"code {exit_code}"

@@ -109,11 +109,6 @@ class AgentTask(Spec):
         return self.ranks_per_host or self.nproc
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks over all hosts."""
-        return self.nnodes * self.num_ranks
-
-    @property
     def launcher_log(self) -> str:
         """FlagPerf's name for the output of the command that starts the ranks."""
         return f"start_{self.framework}_task.log"

@@ -14,9 +14,9 @@ from typing import Any, Final, final
 from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.schema import JobState, Summary
+from accelmark.results.store.bundle import MANIFEST_FILE
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE
-from accelmark.results.store.manifest import MANIFEST_FILE
 from accelmark.run.agent.task import AgentTask, Limits, NodeJob, TelemetryTask, VisibleDevices
 from accelmark.run.controller.waiting import Cancellation, run_in_daemon_thread, wait_for_agents
 from accelmark.run.display.displays import RunObserver, display
@@ -156,8 +156,7 @@ class Coordinator:
     async def run(self) -> Summary:
         """Carry out every job that has not ended, and summarise.
 
-        Raises:
-            AccelmarkError: hosts are not ready; nothing was started.
+        Raises AccelmarkError: hosts are not ready; nothing was started.
         """
         try:
             await self._check_hosts(self.directory.plan.jobs)
@@ -170,9 +169,7 @@ class Coordinator:
     async def resume(self, *, redo_failed: bool = False, from_scratch: bool = False) -> Summary:
         """Resume a run: attach to running jobs, redo lost and cancelled ones, skip the rest.
 
-        Args:
-            redo_failed: redo jobs that failed or timed out, too.
-            from_scratch: do not resume from checkpoints.
+        ``redo_failed``: redo jobs that failed or timed out, too. ``from_scratch``: do not resume from checkpoints.
 
         Raises:
             AccelmarkError: hosts are not ready for the jobs to redo; running jobs were followed to their end.
@@ -246,7 +243,7 @@ class Coordinator:
         return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
     async def _start(self, job: PlannedJob, *, go_on: bool) -> list[AgentHandle] | None:
-        """Deliver data and files to the hosts and start the agents; None where a stop was requested meanwhile."""
+        """Deliver files to the hosts and start the node agents (``run/agent/agent.py``); None on a stop request."""
         nodes = write_job(self.directory, job, self._launcher, go_on=go_on)
         agents = [self._launcher.agent(node) for node in nodes]
         loop = asyncio.get_running_loop()
@@ -336,11 +333,7 @@ def write_job(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, g
 def node_jobs(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, go_on: bool = False) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
-    Args:
-        directory: the run.
-        job: the planned job.
-        launcher: how agents are started.
-        go_on: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    ``go_on``: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
     plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, go_on=go_on)
     hosts = {host.name: host for host in plan.cluster.hosts}

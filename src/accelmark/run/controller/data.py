@@ -26,8 +26,7 @@ from accelmark.spec.records import DataRecord
 def data_dirs(case: CaseSpec, given: Path | None) -> dict[str, Path]:
     """Return the directory of each data set of a case, in the one that the user gave or to be fetched.
 
-    Raises:
-        DataError: the user has to give a directory.
+    Raises DataError: the user has to give a directory.
     """
     return {spec.name: locate(spec, given) for spec in dataset_specs(case.data, f"cases/{case.name}/case.yaml")}
 
@@ -46,8 +45,7 @@ class DataFetcher:
     def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
         """Fetch and verify the data of ``job``, reporting progress; returns a record of each data set.
 
-        Raises:
-            DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
+        Raises DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """
         case = load_case(job.case.name)
         found: dict[str, DataRecord] = {}

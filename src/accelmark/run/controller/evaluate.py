@@ -13,6 +13,7 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.results.read.round_dir import REEVALUATION_PREFIX, reevaluation_dir, saved_checkpoints
 from accelmark.run.agent.rank_exit import classify_job
 from accelmark.run.controller.coordinator import FetchData, write_job
+from accelmark.run.controller.waiting import run_agents
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
@@ -104,9 +105,6 @@ async def _run(
     if launcher.spec.shares_filesystem:
         await asyncio.to_thread(fetch, nodes[0].job, report)
     report(f"{job.directory}: running")
-    agents = [launcher.agent(node) for node in nodes]
-    await asyncio.gather(*(agent.prepare() for agent in agents))
-    await asyncio.gather(*(agent.start() for agent in agents))
-    state, reason = classify_job(await asyncio.gather(*(agent.wait() for agent in agents)))
+    state, reason = classify_job(await run_agents([launcher.agent(node) for node in nodes]))
     num_steps = job.job.work.num_steps if isinstance(job.job.work, EvaluateJob) else 0
     return RoundEvaluation(place.with_name(place.name.removeprefix(REEVALUATION_PREFIX)), state, reason, num_steps)

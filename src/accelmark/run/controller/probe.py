@@ -17,6 +17,7 @@ from accelmark.datasets.ensure import cache_directory
 from accelmark.results.read.round_dir import read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.task import AgentTask, NodeJob, VisibleDevices
+from accelmark.run.controller.waiting import run_agents
 from accelmark.run.launchers.local.launcher import local_agent
 from accelmark.run.record.directory import safe_name
 from accelmark.spec.cluster import HostSpec
@@ -42,21 +43,12 @@ def probe(vendor: VendorSpec, hardware: str, nproc: int, items: Sequence[ProbeIt
         node = _node_job(vendor, hardware, nproc, node_dir, ProbeJob(items=items, budget_s=budget_s))
         make_directory(node_dir)
         write_atomic(node.task.job_file, node.job.model_dump_json(indent=2))
-        agent = local_agent(node)
-
-        async def body() -> NodeExit:
-            await agent.prepare()
-            await agent.start()
-            ended = await agent.wait()
-            if ended.state != "succeeded":
-                raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
-            return ended
-
-        ended = asyncio.run(body())
-        try:
-            found = Ceilings.model_validate_json((node_dir / CEILINGS_FILE).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise RunError("the probe wrote no result") from error
+        (ended,) = asyncio.run(run_agents([local_agent(node)]))
+        if ended.state != "succeeded":
+            raise RunError(f"the probe {ended.state.replace('_', ' ')}: {ended.reason}")
+        found = _read(node_dir / CEILINGS_FILE)
+        if found is None:
+            raise RunError("the probe wrote no result")
         found = found.model_copy(update={"disturbed": tuple(_disturbances(node_dir, ended))})
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
     earlier = _read(path)

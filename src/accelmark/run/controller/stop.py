@@ -20,8 +20,7 @@ _STOP_TIMEOUT_S: Final = 90.0
 def stop(path: Path, *, at_once: bool) -> bool:
     """Stop the run at ``path`` and wait for its end; returns False if it had ended already.
 
-    Raises:
-        RunError: its coordinator does not end, or a host with stale agents cannot be reached.
+    Raises RunError: its coordinator does not end, or a host with stale agents cannot be reached.
     """
     directory = RunDirectory.open(path)
     holder = directory.holder()
@@ -60,11 +59,7 @@ async def _end_orphaned_jobs(directory: RunDirectory, *, at_once: bool) -> None:
 
 
 async def _end_lost_jobs(directory: RunDirectory) -> None:
-    """End agents of lost jobs.
-
-    Raises:
-        RunError: some of their hosts cannot be reached.
-    """
+    """End agents of lost jobs. Raises RunError: some of their hosts cannot be reached."""
     statuses = directory.statuses()
     lost = {node.host for job in directory.plan.jobs if statuses[job.directory].state == "lost" for node in job.nodes}
     if not lost:

@@ -73,6 +73,13 @@ class Cancellation:
         return False
 
 
+async def run_agents(agents: Sequence[AgentHandle]) -> list[NodeExit]:
+    """Prepare and start the agents of a job that nobody follows, and wait for their ends."""
+    await asyncio.gather(*(agent.prepare() for agent in agents))
+    await asyncio.gather(*(agent.start() for agent in agents))
+    return await asyncio.gather(*(agent.wait() for agent in agents))
+
+
 async def wait_for_agents(
     agents: Sequence[AgentHandle], stop: Cancellation, tick: Callable[[], None], interval_s: float = 1.0
 ) -> tuple[NodeState, str | None]:

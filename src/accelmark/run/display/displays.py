@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, Self, final
 
@@ -55,19 +54,13 @@ class RunObserver:
         """Report anything else that the user has to know."""
 
 
-@contextmanager
-def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> Iterator[RunObserver]:
-    """Show a run on standard output."""
-    console = Console(highlight=False, soft_wrap=True)
-    shown: RunObserver
+def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> RunObserver:
+    """Return the display of a run on standard output."""
     if as_json:
-        shown = JsonDisplay(run)
-    elif console.is_terminal and not console.is_dumb_terminal:
-        shown = LiveDisplay(plan, dict(statuses))
-    else:
-        shown = PlainDisplay(console)
-    with shown:
-        yield shown
+        return JsonDisplay(run)
+    console = Console(highlight=False, soft_wrap=True)
+    on_terminal = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(plan, dict(statuses)) if on_terminal else PlainDisplay(console)
 
 
 def headline(result: RoundResult) -> str:
@@ -165,17 +158,11 @@ class PlainDisplay(RunObserver):
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Print the step, at most every ten seconds."""
-        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
-            self._last = time.monotonic()
-            self._print(f"  {job_name(job)}  {what}")
+        self._print_rarely(job, what)
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
         """Print the job's progress, at most every ten seconds."""
-        now = time.monotonic()
-        if now - self._last < _PLAIN_EVERY_S:
-            return
-        self._last = now
-        self._print(f"  {job_name(job)}  {plain_progress(progress, job)}")
+        self._print_rarely(job, plain_progress(progress, job))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
         """Print the round's result."""
@@ -184,6 +171,11 @@ class PlainDisplay(RunObserver):
     def note(self, text: str) -> None:
         """Print the note."""
         self._print(f"  {text}")
+
+    def _print_rarely(self, job: PlannedJob, text: str) -> None:
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {job_name(job)}  {text}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)
@@ -219,34 +211,33 @@ class JsonDisplay(RunObserver):
         self._printed = float("-inf")
 
     def __enter__(self) -> Self:
-        self._emit({"event": "run", "directory": self._run})
+        self._emit("run", directory=self._run)
         return self
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Print the job's new state."""
-        value = {"state": status.state, "reason": status.reason, "attempt": status.attempt}
-        self._emit({"event": "state", "job": job.directory, **value})
+        self._emit("state", job=job.directory, state=status.state, reason=status.reason, attempt=status.attempt)
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Print the step, about once a second."""
         if time.monotonic() - self._printed >= 1:
             self._printed = time.monotonic()
-            self._emit({"event": "preparing", "job": job.directory, "text": what})
+            self._emit("preparing", job=job.directory, text=what)
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
         """Print the job's progress where it has changed."""
         if progress != self._last:
             self._last = progress
-            self._emit({"event": "progress", "job": job.directory, **asdict(progress)})
+            self._emit("progress", job=job.directory, **asdict(progress))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
         """Print the round's figures."""
         figures = {name.value: figure.value for name, figure in result.figures.items()}
-        self._emit({"event": "result", "job": job.directory, "converged": result.converged, "figures": figures})
+        self._emit("result", job=job.directory, converged=result.converged, figures=figures)
 
     def note(self, text: str) -> None:
         """Print the note."""
-        self._emit({"event": "note", "text": text})
+        self._emit("note", text=text)
 
-    def _emit(self, value: dict[str, Any]) -> None:
-        print(json.dumps({"at": utc_now(), **value}), flush=True)
+    def _emit(self, event: str, **value: Any) -> None:
+        print(json.dumps({"at": utc_now(), "event": event, **value}), flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, final
@@ -156,18 +156,15 @@ def _measured(board: Board, job: PlannedJob, width: int) -> Text:
 
 def _devices(progress: JobProgress) -> Text:
     devices = progress.devices
-    parts = []
-    if devices.utilisation is not None:
-        parts.append(f"device {percent(devices.utilisation)}")
-    if devices.memory_used_mib is not None:
-        parts.append(quantity(devices.memory_used_mib, "MiB", 3))
-    if devices.power_w is not None:
-        parts.append(quantity(devices.power_w, "W", 3))
-    if devices.cpu is not None:
-        parts.append(f"cpu {percent(devices.cpu)}")
-    if devices.host_memory_used_mib is not None:
-        parts.append(f"host {quantity(devices.host_memory_used_mib, 'MiB', 3)}")
-    return Text("  " + "  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
+    shown: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
+        ("device ", devices.utilisation, percent),
+        ("", devices.memory_used_mib, lambda size: quantity(size, "MiB", 3)),
+        ("", devices.power_w, lambda power: quantity(power, "W", 3)),
+        ("cpu ", devices.cpu, percent),
+        ("host ", devices.host_memory_used_mib, lambda size: quantity(size, "MiB", 3)),
+    )
+    parts = [f"  {name}{written(value)}" for name, value, written in shown if value is not None]
+    return Text("".join(parts), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def spark(values: Sequence[float], width: int) -> str:

@@ -19,7 +19,7 @@ from accelmark.spec.job import NodeExit
 
 START_TIMEOUT_S: Final = 120.0
 """Longest time from starting an agent (a container may have to be set up) to its lock."""
-NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
+_NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE} (was it killed?)"
 
 
 @dataclass(eq=False)
@@ -63,17 +63,19 @@ class AgentHandle(ABC):
     async def stop(self, *, at_once: bool) -> None:
         """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
 
-    def read_exit(self) -> NodeExit | str:
-        """Return what the agent recorded of its end, or why there is no record."""
-        try:
-            return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
-        except FileNotFoundError:
-            return NO_EXIT_FILE
-        except (OSError, ValueError) as error:
-            return f"{EXIT_FILE} of the node agent cannot be read: {error}"
+    async def ended(self, *, has_exit: bool = True) -> NodeExit:
+        """Return what the agent recorded of its end; without a record, end what it left behind, and record that.
 
-    async def without_exit(self, why: str) -> NodeExit:
-        """End what an agent without ``exit.json`` left behind, and record its end: failed where it never ran."""
+        An agent that never ran failed, any other is lost.
+        """
+        why = _NO_EXIT_FILE
+        try:
+            if has_exit:
+                return NodeExit.model_validate_json((self.node.node_dir / EXIT_FILE).read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            why = f"{EXIT_FILE} of the node agent cannot be read: {error}"
         num_ended = await self.end_processes()
         last = _last_error(self.node.node_dir / AGENT_LOG)
         if not (self.node.node_dir / IDENTITY_FILE).exists():

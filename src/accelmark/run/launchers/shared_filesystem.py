@@ -144,8 +144,7 @@ class CommandAgent(AgentHandle):
             if is_locked(lock):
                 settled_by = time.monotonic() + _SETTLE_S  # the agent outlives the command that started it
             await asyncio.sleep(_POLL_S)
-        found = self.read_exit()
-        return found if isinstance(found, NodeExit) else await self.without_exit(found)
+        return await self.ended()
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind, if its host still runs commands."""

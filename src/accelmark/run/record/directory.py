@@ -90,11 +90,6 @@ class RunDirectory:
         """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    @property
-    def name(self) -> str:
-        """The directory's name."""
-        return self.path.name
-
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""
         return self.path / job.directory
@@ -134,8 +129,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search for one process; the lock ends with it.
 
-    Raises:
-        RequestError: another process has locked it.
+    Raises RequestError: another process has locked it.
     """
     path = directory / HOLDER_FILE
     with write_errors(path):

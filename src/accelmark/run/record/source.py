@@ -49,19 +49,17 @@ def _installed(package: Path) -> Distribution | None:
 
 def _differing(found: Distribution, package: Path) -> tuple[str, ...]:
     """Return files that were changed, removed or added since the wheel's RECORD."""
-    recorded = {str(file): file for file in found.files or () if str(file).startswith("accelmark/")}
-    differing = []
-    for name, file in recorded.items():
-        if name.endswith(_SKIPPED):
-            continue
-        path = Path(str(file.locate()))
-        if not path.is_file() or (file.hash is not None and _digest(path, file.hash.mode) != file.hash.value):
-            differing.append(name)
-    for path in package.rglob("*"):
-        name = f"accelmark/{path.relative_to(package).as_posix()}"
-        if path.is_file() and not name.endswith(_SKIPPED) and name not in recorded:
-            differing.append(name)
-    return tuple(sorted(differing))
+    files = {str(file): file.hash for file in found.files or ()}
+    recorded = {name: digest for name, digest in files.items() if name.startswith("accelmark/")}
+    present = {
+        f"accelmark/{path.relative_to(package).as_posix()}": path for path in package.rglob("*") if path.is_file()
+    }
+    differing = recorded.keys() ^ present.keys()
+    for name in recorded.keys() & present.keys():
+        digest = recorded[name]
+        if digest is not None and _digest(present[name], digest.mode) != digest.value:
+            differing.add(name)
+    return tuple(sorted(name for name in differing if not name.endswith(_SKIPPED)))
 
 
 def _digest(path: Path, mode: str) -> str:
@@ -82,25 +80,25 @@ def _git(directory: Path, *arguments: str) -> str | None:
 def require_unchanged(plan: Plan, where: str) -> None:
     """Check that cases, vendor and AccelMark are those that the run was planned with.
 
-    Raises:
-        SpecError: with everything that has changed, since a resumed run must not mix results of different code.
+    Raises SpecError: with everything that has changed, since a resumed run must not mix results of different code.
     """
     hint = "start a new run"
     problems: list[Problem] = []
-    folders = {ref.path: ref.sha256 for job in plan.jobs for ref in (job.job.case, job.job.extern) if ref is not None}
-    for path, sha256 in folders.items():
-        if not path.is_dir():
-            problems.append(Problem(where, str(path), "was removed since the run was planned", hint))
-        elif tree_hash(path) != sha256:
-            problems.append(Problem(where, str(path), "has changed since the run was planned", hint))
+    folders = {
+        str(ref.path): (ref.path, ref.sha256)
+        for job in plan.jobs
+        for ref in (job.job.case, job.job.extern)
+        if ref is not None
+    }
     try:
         vendor = find("vendors", plan.vendor).path
+        folders[str(vendor)] = vendor, plan.vendor_sha256
     except AccelmarkError as error:
         problems.append(Problem(where, plan.vendor, str(error)))
-    else:
-        if tree_hash(vendor) != plan.vendor_sha256:
-            problems.append(Problem(where, str(vendor), "has changed since the run was planned", hint))
-    if tree_hash(Path(accelmark.__file__).parent) != plan.source_sha256:
-        problems.append(Problem(where, "AccelMark", "has changed since the run was planned", hint))
+    folders["AccelMark"] = Path(accelmark.__file__).parent, plan.source_sha256
+    for name, (path, sha256) in folders.items():
+        if not path.is_dir() or tree_hash(path) != sha256:
+            what = "has changed" if path.is_dir() else "was removed"
+            problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:
         raise SpecError(problems)

@@ -65,8 +65,7 @@ def utc_now() -> str:
 def read_events(path: Path) -> list[RunEvent]:
     """Read an event log; an incomplete last line of a killed writer is ignored.
 
-    Raises:
-        RunError: the file cannot be read, or a line other than the last is damaged.
+    Raises RunError: the file cannot be read, or a line other than the last is damaged.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -106,11 +105,7 @@ class RunEventLog:
             self._end_incomplete_line()
 
     def move(self, job: str, state: JobState, reason: str | None = None) -> None:
-        """Change the state of ``job``.
-
-        Raises:
-            RunError: the log cannot be written.
-        """
+        """Change the state of ``job``. Raises RunError: the log cannot be written."""
         before = self.jobs[job]
         if state not in _FOLLOWS[before.state]:
             raise AssertionError(f"{job}: {before.state} -> {state} is not allowed")
@@ -134,9 +129,6 @@ class RunEventLog:
             os.fsync(self._descriptor)
 
     def _end_incomplete_line(self) -> None:
-        with self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                os.write(self._descriptor, b"\n")
+        written = self._path.read_bytes()
+        if written and not written.endswith(b"\n"):
+            os.write(self._descriptor, b"\n")

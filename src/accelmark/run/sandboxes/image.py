@@ -11,7 +11,7 @@ from typing import Final, Literal, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_errors
-from accelmark.run.agent.error_lines import error_lines
+from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.host import Host
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.errors import RequestError, RunError

@@ -125,12 +125,10 @@ def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
     found: dict[str, Folder] = {}
     problems: list[Problem] = []
     for folder in _search(kind, plugins):
-        other = found.get(folder.name)
-        if other is not None and other.path != folder.path:
+        other = found.setdefault(folder.name, folder)
+        if other.path != folder.path:
             what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
             problems.append(Problem(str(folder.path), "", what, "rename or uninstall one"))
-            continue
-        found[folder.name] = folder
     if problems:
         raise SpecError(problems)
     return dict(sorted(found.items()))
@@ -160,7 +158,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
-        if (path / _file_name(kind)).is_file():
+        if (path / f"{kind[:-1]}.yaml").is_file():
             yield Folder(path.name, path, f"{package}.{path.name}" if package else None, origin)
         elif kind == "trainers" and path.suffix == ".yaml":
             yield Folder(path.stem, path, None, origin)
@@ -181,7 +179,7 @@ def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line"
     Raises RequestError if there is no such plug-in, SpecError with all problems of the file.
     """
     path = find(kind, name, where).path
-    return cast("M", _load(path if path.is_file() else path / _file_name(kind), name, model))
+    return cast("M", _load(path if path.is_file() else path / f"{kind[:-1]}.yaml", name, model))
 
 
 @cache
@@ -192,10 +190,6 @@ def _load(path: Path, name: str, model: type[M]) -> M:
         folder = "file" if path.stem == name else "folder"
         raise SpecError([Problem(str(path), "name", f"is {values['name']!r}, but the {folder} is {name!r}")])
     return spec
-
-
-def _file_name(kind: Kind) -> str:
-    return f"{kind.removesuffix('s')}.yaml"
 
 
 def load_case(name: str) -> CaseSpec:

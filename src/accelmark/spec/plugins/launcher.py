@@ -10,9 +10,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, nearest
@@ -35,7 +35,9 @@ class LauncherSpec(Spec):
 
 
 class LauncherOptions(Spec):
-    """Base class of the settings that a launcher adds to a cluster file."""
+    """Base class of the settings that a launcher adds to a cluster file; settings of other launchers are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     def host_problems(self, hosts: Sequence[HostSpec]) -> Iterator[str]:
         """Yield what is wrong with ``hosts`` under these settings."""
@@ -52,7 +54,7 @@ def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
 
 def options_of(model: type[O], cluster: ClusterSpec) -> O:
     """Return a launcher's settings from a cluster that :func:`parse_cluster` returned."""
-    return model.model_validate(_of(model, cluster.options))
+    return model.model_validate(cluster.options)
 
 
 def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
@@ -77,7 +79,7 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
         return [*problems, Problem(where, f"{prefix}launcher", f"unknown launcher {launcher!r}", hint)]
     model = options_model(launcher)
     try:
-        model.model_validate(_of(model, given))
+        model.model_validate(given)
     except ValidationError as error:
         found = problems_of(error, model, where)
         problems += [Problem(where, prefix + each.key, each.what, each.hint) for each in found]
@@ -134,9 +136,4 @@ def options_model(launcher: str) -> type[LauncherOptions]:
     folder = find("launchers", launcher)
     if not (folder.path / "options.py").is_file():
         return LauncherOptions
-    model: type[LauncherOptions] = folder_module(folder, "options").Options
-    return model
-
-
-def _of(model: type[LauncherOptions], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in model.model_fields}
+    return cast("type[LauncherOptions]", folder_module(folder, "options").Options)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints, model_validator
 
-from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings import Precision
 
@@ -148,11 +147,6 @@ class VendorSpec(Spec):
     def uses_host_cpu(self) -> bool:
         """Whether the devices are the host's CPUs."""
         return bool(self.frameworks) and all(one.device_type.lower() == "cpu" for one in self.frameworks.values())
-
-    def require_runnable(self) -> None:
-        """Raise RequestError with the reason if no case can run on this vendor's chips."""
-        if self.cannot_run is not None:
-            raise RequestError(f"vendor {self.name}: nothing can run on it yet: {self.cannot_run}")
 
     def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
         """Return the chip that matches, or None if none or several do."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Final, final
 
@@ -47,7 +47,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     finished = FinishedEvent(log, account)
     counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
     translator = LogTranslator(work, job.key.world_size, log, account) if counted else None
-    trainer = _Trainer(command, work.trainer.environment, translator, log)
+    trainer = _Trainer(command, {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}, translator, log)
 
     def overdue(signal_name: str) -> None:
         trainer.signal(signal.SIGKILL)
@@ -56,7 +56,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
 
     if threading.current_thread() is threading.main_thread() and stop.wanted:
         stop.install(overdue)
-    end = _run(trainer, translator, log)
+    end = trainer.run()
     stop.finish()
     finished.write(end)
     return EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else EXIT_FAILED
@@ -96,55 +96,78 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
 
 @final
 class _Trainer:
-    """The trainer's process, and the thread that reads its output."""
+    """The trainer's process, and the thread that reads its output.
+
+    Ranks whose output does not count have no translator; they write TRAIN_START, HEARTBEAT and TRAIN_END.
+    """
 
     def __init__(
         self, command: list[str], environment: Mapping[str, str], translator: LogTranslator | None, log: EventLog
     ) -> None:
-        self.command: Final = command
-        self.last_lines: Final[deque[str]] = deque(maxlen=_LAST_LINES)
+        self._command: Final = command
         self._environment: Final = environment
         self._translator: Final = translator
         self._log: Final = log
+        self._last_lines: Final[deque[str]] = deque(maxlen=_LAST_LINES)
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the process. Raises OSError where its program cannot be started."""
+    def run(self) -> End:
+        """Run the trainer to its end, and return how it ended."""
+        try:
+            code = self._exit_code()
+        except OSError as error:
+            what = "was not found" if isinstance(error, FileNotFoundError) else f"cannot be started: {error.strerror}"
+            return self._failed(f"the trainer's program {self._command[0]!r} {what}; check its requirements")
+        except Cancelled as cancelled:
+            self.signal(signal.SIGTERM)
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_TERMINATE_S)
+            self._close()
+            return End("cancelled", f"ended by {cancelled}")
+        self._close()
+        if code:
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            last = self._last_lines[-1].strip() if self._last_lines else "it printed nothing"
+            return self._failed(f"the trainer {how}: {last[:500]}")
+        end = self._translator.end() if self._translator is not None else End("max_steps")
+        return end if end.completed else self._failed(end.message or end.reason)
+
+    def _exit_code(self) -> int:
+        """Start the process, and return its exit code, negative for a signal. Raises OSError where it cannot start."""
         started_ns = time.monotonic_ns()
         # in its own session, so that every process that the trainer starts can be ended
-        self._process = subprocess.Popen(
-            self.command,
+        process = self._process = subprocess.Popen(
+            self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"PYTHONUNBUFFERED": "1", **os.environ, **self._environment},
+            env=self._environment,
             start_new_session=True,
         )
         if self._translator is not None:
             self._translator.start_at(started_ns)
-        self._reader = threading.Thread(target=self._read, name="trainer output", daemon=True)
-        self._reader.start()
-
-    def wait(self) -> int:
-        """Return the exit code, negative for a signal; ranks whose output does not count write HEARTBEAT meanwhile."""
-        if self._process is None:
-            raise RuntimeError("the trainer has not been started")
+        else:
+            self._log.event(Event.TRAIN_START)
+        reader = threading.Thread(target=self._read, args=(process,), name="trainer output", daemon=True)
+        reader.start()
         while True:
             try:
-                return self._process.wait(_HEARTBEAT_S)
+                code = process.wait(_HEARTBEAT_S)
             except subprocess.TimeoutExpired:
                 if self._translator is None:
                     self._log.event(Event.HEARTBEAT)
+            else:
+                reader.join(_DRAIN_S)
+                return code
 
-    def stop(self) -> None:
-        """End the process and everything that it started: SIGTERM, then SIGKILL."""
-        if self._process is None:
-            return
-        self.signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_TERMINATE_S)
+    def _close(self) -> None:
+        """End what the trainer left running, and write the end of training."""
         self.signal(signal.SIGKILL)
+        if self._translator is not None:
+            self._translator.close()
+        else:
+            self._log.event(Event.TRAIN_END)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the trainer's session."""
@@ -152,64 +175,22 @@ class _Trainer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
-    def drain(self) -> None:
-        """Wait for the rest of the output."""
-        if self._reader is not None:
-            self._reader.join(_DRAIN_S)
-
-    def _read(self) -> None:
-        for line in self._lines():
-            read_ns = time.monotonic_ns()
-            self.last_lines.append(line)
-            # A trainer must not write PerfLog events itself.
-            os.write(1, line.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
-            if self._translator is not None:
-                self._translator.line(line, read_ns)
-
-    def _lines(self) -> Iterator[str]:
-        if self._process is None or self._process.stdout is None:
-            return
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdout is None:
+            raise RuntimeError("the trainer's output is not a pipe")
         # Universal newlines: progress bars end lines with a carriage return.
-        output = TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace", newline=None)
+        output = TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline=None)
         while line := output.readline(_MAX_LINE_CHARACTERS):
-            if text := line.rstrip("\n"):
-                yield text
+            if not (text := line.rstrip("\n")):
+                continue
+            read_ns = time.monotonic_ns()
+            self._last_lines.append(text)
+            # A trainer must not write PerfLog events itself.
+            os.write(1, text.replace(PERFLOG_PREFIX, "[PerfLog of the trainer] ").encode(errors="replace") + b"\n")
+            if self._translator is not None:
+                self._translator.line(text, read_ns)
 
-
-def _run(trainer: _Trainer, translator: LogTranslator | None, log: EventLog) -> End:
-    """Run the trainer to its end, and return how it ended."""
-    try:
-        try:
-            trainer.start()
-        except OSError as error:
-            program = trainer.command[0]
-            what = "was not found" if isinstance(error, FileNotFoundError) else f"cannot be started: {error.strerror}"
-            return _failed(log, f"the trainer's program {program!r} {what}; check its requirements")
-        if translator is None:
-            log.event(Event.TRAIN_START)
-        code = trainer.wait()
-        trainer.drain()
-    except Cancelled as cancelled:
-        trainer.stop()
-        _close(translator, log)
-        return End("cancelled", f"ended by {cancelled}")
-    trainer.signal(signal.SIGKILL)
-    _close(translator, log)
-    if code:
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        last = trainer.last_lines[-1].strip() if trainer.last_lines else "it printed nothing"
-        return _failed(log, f"the trainer {how}: {last[:500]}", trainer.last_lines)
-    end = translator.end() if translator is not None else End("max_steps")
-    return end if end.completed else _failed(log, end.message or end.reason, trainer.last_lines)
-
-
-def _close(translator: LogTranslator | None, log: EventLog) -> None:
-    if translator is not None:
-        translator.close()
-    else:
-        log.event(Event.TRAIN_END)
-
-
-def _failed(log: EventLog, message: str, last_lines: deque[str] | None = None) -> End:
-    log.event(Event.ERROR, {"type": "TrainerError", "message": message, "last_lines": list(last_lines or ())})
-    return End("error", message)
+    def _failed(self, message: str) -> End:
+        fields = {"type": "TrainerError", "message": message, "last_lines": list(self._last_lines)}
+        self._log.event(Event.ERROR, fields)
+        return End("error", message)

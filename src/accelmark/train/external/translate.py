@@ -47,7 +47,8 @@ class LogTranslator:
         self._began_ns: int | None = None
         self._evaluation_ns = 0
         self._largest_gap = 1
-        self._unreadable: list[str] = []
+        self._unreadable: str | None = None
+        """The first line that matches and could not be read."""
         self._num_unreadable = 0
         self._rates: list[tuple[float, float, float]] = []
         """Units per second that the trainer printed, units, and seconds of each window."""
@@ -62,7 +63,7 @@ class LogTranslator:
                 self._take(text, at_ns)
             except _UnreadableError as error:
                 self._num_unreadable += 1
-                self._unreadable = self._unreadable or [f"{text.strip()[:200]!r} ({error})"]
+                self._unreadable = self._unreadable or f"{text.strip()[:200]!r} ({error})"
 
     def start_at(self, at_ns: int) -> None:
         """Set the start of the process, where training begins if the log does not show a later beginning."""
@@ -72,19 +73,17 @@ class LogTranslator:
         if self._began_ns is None and self._training_started is not None and self._training_started.search(text):
             self._begin(at_ns)
         if match := self._step.search(text):
-            self._take_step({name: value for name, value in match.groupdict().items() if value is not None}, at_ns)
+            self._take_step(_numbers(match), at_ns)
         elif self._evaluation is not None and (match := self._evaluation.search(text)):
-            groups = {name: value for name, value in match.groupdict().items() if value is not None}
-            self._take_evaluation(groups, at_ns)
+            self._take_evaluation(_numbers(match), at_ns)
 
     def _begin(self, at_ns: int) -> None:
         self._began_ns = self._opened_ns = at_ns
         self._account.train_start = at_ns / 1e9
         self._log.event(Event.TRAIN_START, at_ns=at_ns)
 
-    def _take_step(self, groups: dict[str, str], at_ns: int) -> None:
+    def _take_step(self, numbers: dict[str, float], at_ns: int) -> None:
         progress, units = self._account.progress, self._work.trainer.units
-        numbers = {name: _number(name, value) for name, value in groups.items()}
         step = round(numbers["step"])
         count = step - progress.global_steps
         if count <= 0:
@@ -133,8 +132,7 @@ class LogTranslator:
             return round(numbers["tokens"] * scale / self._work.units_per_sample)
         return step * settings.batch_size * settings.gradient_accumulation_steps * self._world_size
 
-    def _take_evaluation(self, groups: dict[str, str], at_ns: int) -> None:
-        numbers = {name: _number(name, value) for name, value in groups.items()}
+    def _take_evaluation(self, numbers: dict[str, float], at_ns: int) -> None:
         duration_s = numbers.pop("duration", 0.0)
         numbers.pop("step", None)
         metrics = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -167,7 +165,7 @@ class LogTranslator:
             self._log.event(Event.TRAIN_END, at_ns=self._last_ns)
         if self._num_unreadable:
             message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
-            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable[0]}"})
+            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable}"})
         self._compare_rates()
 
     def _compare_rates(self) -> None:
@@ -188,7 +186,7 @@ class LogTranslator:
         if not steps:
             what = "no line of its output matched log.step"
             if self._num_unreadable:
-                what = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable[0]}"
+                what = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
             return End("error", f"the trainer exited with code 0, but {what}")
         if bounds.at_target and self._account.progress.reached:
             return End("target")
@@ -203,8 +201,13 @@ class LogTranslator:
         return End(next(reason for reason, bound in named.items() if bound is not None))
 
 
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError as error:
-        raise _UnreadableError(f"{name} is not a number") from error
+def _numbers(match: re.Match[str]) -> dict[str, float]:
+    """Return the groups of a match that took part in it, as numbers."""
+    numbers: dict[str, float] = {}
+    for name, text in match.groupdict().items():
+        if text is not None:
+            try:
+                numbers[name] = float(text.replace(",", ""))
+            except ValueError as error:
+                raise _UnreadableError(f"{name} is not a number") from error
+    return numbers

@@ -21,11 +21,7 @@ _SYS: Final = Path("/sys")
 
 @final
 class Source:
-    """All CPU packages of the host as device 0; its memory is the host's, its clock that of core 0.
-
-    Args:
-        sys_root: where sysfs is mounted.
-    """
+    """All CPU packages of the host as device 0; its memory is the host's, its clock that of core 0."""
 
     def __init__(self, sys_root: Path = _SYS) -> None:
         self._sys = sys_root

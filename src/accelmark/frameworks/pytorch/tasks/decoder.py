@@ -33,14 +33,7 @@ def causal_attention(
 
     transformers' own ``sdpa`` tests the position ids with ``.all()``, which synchronizes on an accelerator and fails on
     the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
-
-    Args:
-        module: the attention layer; unused.
-        query: shape (batch, heads, length, width).
-        key: shape (batch, key-value heads, length, width).
-        value: of the shape of ``key``.
-        attention_mask: has to be None.
-        scaling: factor of the scores.
+    Queries have the shape (batch, heads, length, width), keys and values (batch, key-value heads, length, width).
     """
     if attention_mask is not None:
         raise ValueError("causal_attention takes no attention mask: samples are not padded")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from accelmark.run.host import HostError, UnreachableError
-from accelmark.run.launchers.agent import NO_EXIT_FILE, AgentHandle
-from accelmark.run.launchers.ssh.stream import AgentEnd, NodeStream
+from accelmark.run.launchers.agent import AgentHandle
+from accelmark.run.launchers.ssh.stream import NodeStream
 from accelmark.run.onhost import start_command
 from accelmark.spec.job import NodeExit
 
@@ -63,7 +63,10 @@ class SshAgent(AgentHandle):
         while True:
             begun = time.monotonic()
             try:
-                return await self._end(await self.stream.follow())
+                end = await self.stream.follow()
+                if end == "never":
+                    return self.record("lost", "its node agent was never started")
+                return await self.ended(has_exit=end == "exit")
             except UnreachableError as error:
                 now = time.monotonic()
                 if lost_since is None or now - begun > 2 * self.reconnect_s:
@@ -76,12 +79,6 @@ class SshAgent(AgentHandle):
                 return self.record("lost", error.what)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    async def _end(self, end: AgentEnd) -> NodeExit:
-        if end == "never":
-            return self.record("lost", "its node agent was never started")
-        found = self.read_exit() if end == "exit" else NO_EXIT_FILE
-        return found if isinstance(found, NodeExit) else await self.without_exit(found)
 
     async def end_processes(self) -> int:
         """End what a dead agent left behind, and copy its last files."""

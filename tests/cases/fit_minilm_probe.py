@@ -1,6 +1,6 @@
 """Fit the linear probe on embeddings of passages that inference does not use, and save it to a file.
 
-Run ``python -m accelmark.cases.minilm._probe PLAYS_DIR MINILM_DIR``.
+Run ``python -m tests.cases.fit_minilm_probe PLAYS_DIR MINILM_DIR``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save_file
 from torch import Tensor
 
-from accelmark.cases.minilm.infer_pytorch import PROBE, SentenceEncoder, read_text
-from accelmark.cases.minilm_finetune._passages import KINDS
+from accelmark.cases.minilm.infer_pytorch import PROBE, SentenceEncoder
+from accelmark.cases.minilm_finetune._passages import KINDS, read_text
 
-RECORD: Final = Path(__file__).with_name("probe.json")
+RECORD: Final = PROBE.with_suffix(".json")
 _NUM_PASSAGES: Final = 3000
 _L2: Final = 1e-3
 _SEQ_LENGTH: Final = 64
@@ -45,12 +45,12 @@ def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def main(arguments: list[str]) -> None:
     """Fit the probe and write it with its record."""
-    dirs = {"shakespeare": Path(arguments[0]), "minilm": Path(arguments[1])}
+    plays, encoder = map(Path, arguments)
     tokens, mask, labels = read_text(
-        dirs, held_out=False, limit=_NUM_PASSAGES, seq_length=_SEQ_LENGTH, passage_chars=_PASSAGE_CHARS
+        plays, encoder, held_out=False, limit=_NUM_PASSAGES, seq_length=_SEQ_LENGTH, passage_chars=_PASSAGE_CHARS
     )
     model = SentenceEncoder().eval()
-    model.encoder.load(dirs["minilm"] / "model.safetensors")
+    model.encoder.load(encoder / "model.safetensors")
     with torch.inference_mode():
         batches = zip(torch.split(tokens, 100), torch.split(mask, 100), strict=True)
         parts = [model(*batch) for batch in batches]
