@@ -140,7 +140,7 @@ def test_an_engine_compiled_from_another_file_than_was_exported_is_found(run: Pa
 
 
 @pytest.mark.parametrize("details", [{"engine_given_sha256": "ab" * 32}, {"onnx_sha256": "ab" * 32}])
-def test_a_given_file_is_told_with_its_hash(run: Path, details: dict[str, str]) -> None:
+def test_a_given_file_is_recorded_with_its_hash(run: Path, details: dict[str, str]) -> None:
     def without_export(event: str, value: dict[str, Any]) -> None:
         if event == "STAGE_END" and value["step"] == "export":
             value["details"] = {}
@@ -159,14 +159,14 @@ def test_an_engine_that_computes_in_another_type_is_found(run: Path, told: str, 
 
 
 @pytest.mark.parametrize("told", ["<Type: 'float32'>", "torch.float32"])
-def test_an_engine_that_computes_as_declared_is_not(run: Path, told: str) -> None:
+def test_an_engine_with_the_declared_precision_passes(run: Path, told: str) -> None:
     change_step(run, "compile", dtype=told)
     case = judged(run)
     assert rules(case, "error") == set()
     assert "precision" not in rules(case, "info")
 
 
-def test_an_engine_whose_accuracy_nothing_was_held_against_is_invalid(run: Path) -> None:
+def test_an_engine_whose_accuracy_was_not_compared_is_invalid(run: Path) -> None:
     def without(event: str, value: dict[str, Any]) -> None:
         if event == "EVALUATE" and value["phase"] == "validation":
             value["metrics"] = {}
@@ -186,7 +186,7 @@ def test_an_engine_whose_accuracy_was_not_measured_is_invalid(run: Path) -> None
     assert "accuracy-gate" in rules(judged(run), "error")
 
 
-def test_a_short_pass_and_a_cache_that_was_not_looked_for_are_told(run: Path) -> None:
+def test_a_short_pass_and_a_skipped_cache_check_are_reported(run: Path) -> None:
     assert "enough-duration" in rules(judged(run), "warning")
     change_infer(run, settings={"repeat_check": False})
     assert "cache-check" in rules(judged(run), "open")
@@ -201,7 +201,7 @@ def test_a_short_pass_and_a_cache_that_was_not_looked_for_are_told(run: Path) ->
         ({}, None, None),
     ],
 )
-def test_what_loadgen_says_of_a_scenario_counts(
+def test_loadgens_result_of_a_scenario_counts(
     run: Path, scenario: dict[str, Any], severity: str | None, rule: str | None
 ) -> None:
     change_infer(run, settings={"scenarios": ["offline"]})
@@ -245,7 +245,7 @@ def test_rounds_with_different_models_are_found(run: Path) -> None:
     assert any("the model's weights have hash" in reason for reason in case.reasons)
 
 
-def test_what_the_case_fixes_may_not_differ(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_fixed_by_the_case_may_not_differ(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "plugins" / "cases" / "tiny"
     folder.mkdir(parents=True)
     (folder / "infer_pytorch.py").write_bytes((TINY / "infer_pytorch.py").read_bytes())
@@ -260,7 +260,7 @@ def test_what_the_case_fixes_may_not_differ(run: Path, tmp_path: Path, monkeypat
     assert rules(judged(run), "error") == {"target", "settings-fixed"}
 
 
-def test_a_vendors_own_engine_is_told_and_counted_as_a_cost(run: Path) -> None:
+def test_a_vendors_own_engine_is_recorded_and_counted_as_adaptation_cost(run: Path) -> None:
     change_step(run, "compile", engine_code="engines/fast.py", engine_code_lines=40, engine_code_sha256="cd" * 32)
     case = judged(run)
     assert rules(case, "error") == set()

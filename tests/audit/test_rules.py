@@ -76,7 +76,7 @@ def test_a_run_by_the_rules_is_valid(run: Path) -> None:
         ({"seed": 2000}, "seeds"),
     ],
 )
-def test_what_the_hooks_changed_makes_a_run_invalid(run: Path, told: dict[str, Any], rule: str) -> None:
+def test_changes_by_hooks_make_a_run_invalid(run: Path, told: dict[str, Any], rule: str) -> None:
     change_started(run, 1, **told)
     case = judged(run)
     assert case.verdict == "INVALID"
@@ -119,7 +119,7 @@ def test_optimizers_are_distinguished_by_algorithm(name: str, kind: str) -> None
     assert optimizer_kind(name) == kind
 
 
-def test_a_round_that_repeats_another_is_found_though_it_tells_another_seed(run: Path) -> None:
+def test_a_copied_round_is_found_even_with_another_seed(run: Path) -> None:
     change_started(run, 2, checkpoint_hash="01" * 32)
     assert any("initial weights and all losses equal those of round 1" in reason for reason in judged(run).reasons)
 
@@ -154,16 +154,14 @@ def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plug
     assert any("[target]" in reason for reason in judged(run).reasons)
 
 
-def test_a_case_that_is_not_here_is_told_and_not_guessed(run: Path) -> None:
+def test_a_missing_case_is_an_error_and_not_guessed(run: Path) -> None:
     assert any("no case 'toy' of version 1" in warning for warning in judged(run).warnings)
 
 
 @pytest.mark.parametrize(
     ("factor", "verdict"), [(1.0, "VALID"), (1.01, "VALID"), (1.05, "INVALID")], ids=["on it", "within", "beyond"]
 )
-def test_a_loss_beyond_the_band_of_its_reference_has_a_rule_of_its_own(
-    tmp_path: Path, factor: float, verdict: str
-) -> None:
+def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(tmp_path: Path, factor: float, verdict: str) -> None:
     steps = (10, 50, 90)
     losses = tuple(4 * math.exp(-step / 100 * 3) * factor for step in steps)
     reference = ReferenceLoss(steps=steps, loss=losses, max_mean_relative_error=0.02, source="made up for tests")
@@ -180,7 +178,7 @@ def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) ->
     assert any("no finite loss at step 500" in reason for reason in case.reasons)
 
 
-def test_a_target_and_a_band_are_judged_apart(tmp_path: Path) -> None:
+def test_target_and_band_are_judged_separately(tmp_path: Path) -> None:
     reference = ReferenceLoss(steps=(10,), loss=(1.0,), source="made up for tests")
     case = judged(make_run(tmp_path / "run", Made(reference_loss=reference)))
     assert {finding.rule for finding in case.findings if finding.severity == "error"} == {"reference-loss"}
@@ -238,18 +236,18 @@ def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
     return case.verdict, [str(finding) for finding in case.findings if finding.rule == "source-tree"]
 
 
-def test_the_very_source_that_verifies_gives_nothing_to_tell(run: Path) -> None:
+def test_the_verifying_source_itself_gives_no_finding(run: Path) -> None:
     for kind in ("wheel", "checkout", "folder"):
         assert source_findings(run, kind=kind, sha256=provenance.own_hash()) == ("VALID", [])
 
 
-def test_a_source_of_this_version_with_other_files_is_out_of_comparison(run: Path) -> None:
+def test_a_source_of_this_version_with_other_files_is_not_comparable(run: Path) -> None:
     verdict, (found,) = source_findings(run, kind="folder")
     assert verdict == "OPEN"
     assert "000000000000" in found
 
 
-def test_a_checkout_is_held_against_the_commit_that_it_names(run: Path) -> None:
+def test_a_checkout_is_compared_with_the_commit_it_names(run: Path) -> None:
     commit = head()
     known = provenance.hash_at(commit)
     assert known is not None
@@ -336,7 +334,7 @@ def add_event(run: Path, number: int, event: str, value: dict[str, Any]) -> None
     log.write_text("\n".join([*lines, PERFLOG_PREFIX + json.dumps(record), last]) + "\n")
 
 
-def test_what_was_replaced_while_training_makes_a_run_invalid(run: Path) -> None:
+def test_a_replacement_during_training_makes_a_run_invalid(run: Path) -> None:
     told = {"replaced_functions": ["accelmark.train.loop.account.follows_reference -> acme/extern/__init__.py:9"]}
     add_event(run, 2, "INSPECTED", told)
     case = judged(run)
@@ -361,7 +359,7 @@ COUNTED = {"samples_credited": 8, "samples_seen": 8, "compute_types": ["bfloat16
         ({"compute_types": None, "compute_reason": "no layer was passed"}, "OPEN", "samples-trained"),
     ],
 )
-def test_a_train_step_of_the_vendors_is_judged_by_what_passed_the_model(
+def test_a_vendors_train_step_is_judged_by_the_samples_that_pass_the_model(
     tmp_path: Path, told: dict[str, Any], verdict: str, rule: str | None
 ) -> None:
     run = make_run(tmp_path / "run", Made())
@@ -372,7 +370,7 @@ def test_a_train_step_of_the_vendors_is_judged_by_what_passed_the_model(
     assert [f.rule for f in case.findings if f.severity in ("error", "open")] == ([rule] if rule else [])
 
 
-def test_a_train_step_of_the_vendors_of_which_nothing_was_told_is_open(run: Path) -> None:
+def test_a_vendors_train_step_without_records_is_open(run: Path) -> None:
     change_started(run, 1, hooks={"backward": "/v/acme/extern/__init__.py:12"})
     case = judged(run)
     assert case.verdict == "OPEN"
@@ -393,7 +391,7 @@ def test_a_shipped_framework_module_is_an_info(run: Path) -> None:
     assert case.adaptation.framework_module is None
 
 
-def test_a_vendors_own_variables_and_module_are_counted_as_its_cost(run: Path) -> None:
+def test_a_vendors_variables_and_module_are_counted_as_adaptation_cost(run: Path) -> None:
     change_job(run, 1, lambda job: job.update(framework_module="evil_fm", vendor_environment={"FAST": "1"}))
     cost = judged(run).adaptation
     assert cost is not None

@@ -152,7 +152,7 @@ def summary_of(bench: Path, out: str) -> dict[str, Any]:
     return dict(summary["cases"][0])
 
 
-def test_the_adaptation_of_an_installed_vendor_is_carried_out_and_counted(bench: Path) -> None:
+def test_the_adaptation_of_an_installed_vendor_is_applied_and_counted(bench: Path) -> None:
     accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "good")
     case = summary_of(bench, "good")
     assert (case["verdict"], case["state"]) == ("VALID", "succeeded")
@@ -194,7 +194,7 @@ def test_an_extern_that_replaces_what_is_no_hook_is_refused_by_name(bench: Path)
     assert "may replace convert_model" in said
 
 
-def test_a_script_that_fails_fails_the_round_with_its_last_words(bench: Path) -> None:
+def test_a_failing_script_fails_the_round_with_its_last_lines(bench: Path) -> None:
     script = extern_of(bench).parents[1] / "environment_variables.sh"
     kept = script.read_text()
     script.write_text("echo no driver of ours here >&2\nreturn 3\n")
@@ -219,7 +219,9 @@ echo '0 31C 57W'
     [("rm -f {tool}; exit 1", "brittle-smi"), ("sleep 60", "did not finish"), ("echo garbage; exit 0", "readable")],
     ids=["disappears", "hangs", "prints garbage"],
 )
-def test_a_monitor_tool_that_fails_mid_run_costs_no_run(bench: Path, tmp_path: Path, then: str, told: str) -> None:
+def test_a_monitor_tool_that_fails_mid_run_does_not_fail_the_run(
+    bench: Path, tmp_path: Path, then: str, told: str
+) -> None:
     tool = tmp_path / "brittle-smi"
     tool.write_text(BRITTLE.format(count=tmp_path / "count", then=then.format(tool=tool)))
     tool.chmod(0o755)

@@ -39,14 +39,14 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
-def test_a_run_as_it_was_measured_is_intact(run: Path) -> None:
+def test_an_unmodified_run_is_intact(run: Path) -> None:
     seen = verify_run(run)
     assert (seen.changed, seen.differences, seen.summary.cases[0].verdict) == ((), (), "VALID")
     assert seen.num_figures > 50
 
 
 @pytest.mark.parametrize("file", ["toy-pytorch-X1x1x1/round1/result.json", "summary.json"])
-def test_a_figure_that_was_improved_is_found_though_the_manifest_was_made_anew(run: Path, file: str) -> None:
+def test_an_edited_figure_is_found_with_a_regenerated_manifest(run: Path, file: str) -> None:
     values = json.loads((run / file).read_text())
     figures = values["figures"] if "figures" in values else values["cases"][0]["figures"]
     name = next(name for name in figures if name.startswith("throughput_train"))
@@ -59,7 +59,7 @@ def test_a_figure_that_was_improved_is_found_though_the_manifest_was_made_anew(r
     assert name in seen.differences[0]
 
 
-def test_a_verdict_that_was_improved_is_found(run: Path) -> None:
+def test_an_edited_verdict_is_found(run: Path) -> None:
     (run / "toy-pytorch-X1x1x1/round1/node00_noderank0/telemetry.jsonl").unlink()
     write_manifest(run)
     assert any("recomputed INVALID" in what for what in verify_run(run).differences)
@@ -170,7 +170,7 @@ def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "bad.tar", tmp_path / "there")
 
 
-def test_what_is_not_a_bundle_or_run_is_an_error(tmp_path: Path) -> None:
+def test_neither_bundle_nor_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(b"\x00\x01" * 5000)
     with pytest.raises(RequestError, match="is not a bundle"):
         unpack(tmp_path / "noise", tmp_path / "there")

@@ -61,7 +61,7 @@ def test_two_ranks_learn_together_and_count_every_image_once(group: RankGroup) -
     assert (carried.status, carried.weights) == ("finished", "carried")
 
 
-def test_a_cut_ends_all_ranks_and_reports_the_part_that_was_trained(group: RankGroup) -> None:
+def test_stopping_a_trial_early_ends_all_ranks_and_reports_the_trained_part(group: RankGroup) -> None:
     notes = Notes(stop_after=300)
     result, _ = group.run(order(epochs=100_000), None, notes)
     assert result.status == "cut"

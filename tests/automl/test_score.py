@@ -86,7 +86,7 @@ def test_the_score_is_operations_over_the_time_from_first_start_to_last_epoch() 
     assert final.score == pytest.approx(3 * FULL / 40)
 
 
-def test_an_epoch_under_way_counts_by_its_share() -> None:
+def test_an_unfinished_epoch_counts_by_its_fraction() -> None:
     assert BOARD.operations_until(115.0) == pytest.approx(1.5 * FULL)
     assert BOARD.operations_until(130.0) == pytest.approx(2.5 * FULL)
 

@@ -89,7 +89,7 @@ def test_a_trial_repeats_itself(data: Dataset) -> None:
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
-def test_a_cut_trial_reports_the_part_that_it_trained(data: Dataset) -> None:
+def test_a_trial_stopped_early_reports_the_trained_part(data: Dataset) -> None:
     result, _, notes = run(data, order(), stop_after=256 + 64 + 96)
     assert result.status == "cut"
     last = notes.epochs[-1]

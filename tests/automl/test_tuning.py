@@ -72,7 +72,7 @@ def test_tpe_avoids_where_trials_diverged_and_ignores_crashed_ones(tmp_path: Pat
     assert {trial.state.name for trial in one.trials} == {"COMPLETE", "PRUNED", "FAIL"}
 
 
-def test_what_is_not_searched_stays_as_configured(tmp_path: Path) -> None:
+def test_unsearched_settings_stay_as_configured(tmp_path: Path) -> None:
     point = tuner(tmp_path, TuningConfig(kernel=(3, 5))).ask(0)
     assert (point.batch_size, point.learning_rate, point.dropout) == (448, 0.1, None)
 

@@ -49,7 +49,7 @@ def test_a_call_measures_and_keeps_few_flat_files(number: int, tmp_path: Path) -
 
 
 @pytest.mark.timeout(600)
-def test_what_was_measured_is_not_measured_again_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+def test_finished_items_are_skipped_and_items_over_budget_left_out(tmp_path: Path) -> None:
     output = tmp_path / "out"
     ended, first = call(CALL_OF["llama_7b"], output, "--tiny", "--budget-s", "300", "--only", "llama_7b")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -90,7 +90,7 @@ def test_wheels_are_installed_beside_the_interpreters_packages(tmp_path: Path) -
 
 
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="there is an accelerator here")
-def test_without_an_accelerator_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_accelerator_is_reported(tmp_path: Path) -> None:
     ended, _ = call(1, tmp_path / "out")
     assert ended.returncode == 2
     assert "No accelerator was found here" in ended.stdout

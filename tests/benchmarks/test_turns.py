@@ -26,7 +26,7 @@ def test_loops_take_turns_and_do_nothing_in_between() -> None:
     assert seen == ["a!", "a!", "b!", "a!"]
 
 
-def test_a_loop_that_ends_by_itself_is_told() -> None:
+def test_a_loop_that_ends_by_itself_is_recorded() -> None:
     turns = Turns({"once": lambda batches: next(batches)}, 0)
     with pytest.raises(RuntimeError, match="'once' ended"):
         turns.run("once", 2)

@@ -69,7 +69,7 @@ def test_the_targets_metric_is_one_that_the_evaluation_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_make_up_different_batches_of_one_kind(name: str) -> None:
+def test_two_ranks_generate_different_batches_of_one_distribution(name: str) -> None:
     case = case_of(name, SMALL[name])
     first, again = case.synthetic_batch(2), case.synthetic_batch(2)
     case.place = Place(1, 2, torch.device("cpu"), seed=2, shared_seed=1)
@@ -100,7 +100,7 @@ def test_llama_takes_about_six_operations_a_weight_and_token() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_case_folder_tells_all_about_itself(name: str) -> None:
+def test_a_case_folder_is_loaded_completely(name: str) -> None:
     folder = folders("cases")[name].path
     text = (folder / "README.md").read_text(encoding="utf-8")
     for heading in ("## Model", "## Data", "## Target, and why", "## Run", "## Results", "## Licence"):

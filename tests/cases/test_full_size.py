@@ -157,7 +157,7 @@ def test_a_small_model_that_reads_values_is_counted_on_real_tensors() -> None:
     assert count_flops(case, model) == (published_flops("llama_mini", case.settings.model), None)
 
 
-def test_a_large_model_that_reads_values_is_not_counted_and_the_reason_is_given(
+def test_a_large_model_that_reads_values_is_not_counted_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, model, _ = reading()

@@ -173,7 +173,7 @@ def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("resnet50", {}), ("bert_large", BERT)])
-def test_without_data_a_case_says_what_to_name(tmp_path: Path, name: str, parameters: dict[str, int]) -> None:
+def test_a_case_without_data_says_what_to_name(tmp_path: Path, name: str, parameters: dict[str, int]) -> None:
     ran = infer(name, tmp_path, {}, parameters=parameters, compiler=None, precision="fp32")
     assert (ran.finished.end_reason, ran.finished.failed_step) == ("bad_data", "create")
     assert "--synthetic" in str(ran.finished.message)

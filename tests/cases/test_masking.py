@@ -18,7 +18,7 @@ def shards(tmp_path: Path) -> TokenShards:
     return TokenShards(tmp_path, "train", 510, 510, 2000)
 
 
-def test_labels_are_the_tokens_that_stood_at_the_positions(shards: TokenShards) -> None:
+def test_labels_are_the_original_tokens_at_masked_positions(shards: TokenShards) -> None:
     windows = MaskedWindows(shards, 76, 2000)
     for index in range(len(windows)):
         sample = windows.read(index, generator_for(index))
@@ -31,7 +31,7 @@ def test_labels_are_the_tokens_that_stood_at_the_positions(shards: TokenShards) 
         assert len(set(sample["positions"].tolist())) == 76
 
 
-def test_eighty_ten_ten(shards: TokenShards) -> None:
+def test_masking_follows_80_10_10(shards: TokenShards) -> None:
     windows = MaskedWindows(shards, 76, 2000)
     masked = kept = total = 0
     for index in range(len(windows)):

@@ -50,7 +50,7 @@ def fashion(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def test_idx_files_are_read_packed_or_not(fashion: Path) -> None:
+def test_idx_files_are_read_compressed_or_not(fashion: Path) -> None:
     images, labels = read_split(fashion, "test")
     assert images.shape == (50, 1, 28, 28)
     assert images.dtype == torch.uint8

@@ -156,7 +156,7 @@ def test_bert_goes_on_from_its_checkpoint(tmp_path: Path, wordpieces: Path) -> N
     assert [value["global_steps"] for name, value in events if name == Event.EVALUATE] == [3, 6]
 
 
-def test_made_up_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -> None:
+def test_synthetic_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -> None:
     short = {**BERT, "loader.synthetic": True, "end.max_samples": None, "end.max_steps": 2}
     events = run(job_of("bert", tmp_path / "run", {}, short))
     finished = value_of(events, Event.FINISHED)
@@ -164,7 +164,7 @@ def test_made_up_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -> 
     assert Event.EVALUATE not in {event for event, _ in events}
 
 
-def test_bert_without_its_checkpoint_says_where_it_belongs(tmp_path: Path, wordpieces: Path) -> None:
+def test_bert_without_its_checkpoint_says_where_to_put_it(tmp_path: Path, wordpieces: Path) -> None:
     job = JobSpec.model_validate_json(job_of("bert", tmp_path / "run", {"bert_tokens": wordpieces}, BERT).read_bytes())
     assert isinstance(job.work, TrainJob)
     case = BertCase(job.work.settings, job.data_dirs, Place(0, 1, torch.device("cpu"), 1, 1))

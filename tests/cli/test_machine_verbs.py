@@ -78,7 +78,7 @@ def test_a_monitor_outlives_the_command_that_started_it(tmp_path: Path, monkeypa
         assert "stopped" in _call("monitor", "stop", "-l", str(tmp_path)).output
 
 
-def test_a_monitor_that_was_killed_is_not_running_though_its_number_may_be_anothers(tmp_path: Path) -> None:
+def test_a_killed_monitor_is_not_running_even_if_its_pid_is_reused(tmp_path: Path) -> None:
     (tmp_path / "monitor.json").write_text(json.dumps({"pid": os.getpid(), "started": "1", "vendor": "cpu"}))
     assert not status(tmp_path).running
     _call("monitor", "stop", "-l", str(tmp_path))
@@ -98,7 +98,7 @@ def test_an_unknown_vendor_gets_the_nearest_name(tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists()
 
 
-def test_vendors_tells_whose_chips_there_are_and_which_are_here() -> None:
+def test_vendors_lists_all_chips_and_those_of_this_machine() -> None:
     rows = {row["name"]: row for row in json.loads(_call("vendors", "--json").output)}
     assert rows["cpu"]["here"]
     assert rows["cpu"]["hardware"] == "CPU"
@@ -116,7 +116,7 @@ def test_a_broken_vendor_folder_is_shown_with_its_problem(tmp_path: Path, monkey
     assert "acme" in _call("doctor").output
 
 
-def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_by_doctor_and_plans(
+def test_a_vendor_with_a_typo_is_refused_by_monitor_and_reported_by_doctor_and_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = make_vendor(tmp_path / "vendors")
@@ -139,7 +139,7 @@ def test_a_vendor_that_cannot_be_read_for_a_typo_is_refused_by_monitor_and_told_
     ]
 
 
-def test_doctor_tells_what_would_run_and_why_not() -> None:
+def test_doctor_reports_what_would_run_and_why_not() -> None:
     seen = json.loads(_call("doctor", "--json").output)
     support = {entry["what"]: entry for entry in seen["support"]}
     assert support["pytorch on cpu (cpu)"]["works"]
@@ -163,7 +163,7 @@ def test_a_build_of_pytorch_without_the_device_would_not_run_on_it(monkeypatch: 
     assert "npu-smi is not installed" in support["telemetry of ascend"].why
 
 
-def test_the_host_side_imports_no_framework_to_look_around() -> None:
+def test_the_host_side_imports_no_framework_to_inspect_the_host() -> None:
     program = (
         "import sys\nfrom accelmark.telemetry.inventory import inventory\ninventory()\n"
         "print([name for name in ('torch', 'onnxruntime', 'openvino', 'numpy') if name in sys.modules])"

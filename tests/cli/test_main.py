@@ -68,7 +68,7 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
         (["report", "missing"], "missing"),
     ],
 )
-def test_a_wrong_request_ends_with_2_and_says_what_was_meant(arguments: list[str], expected: str) -> None:
+def test_a_wrong_request_exits_with_2_and_suggests_the_right_one(arguments: list[str], expected: str) -> None:
     done = accelmark(*arguments, *(["--dry-run"] if arguments[0] in ("train", "run") else []))
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert arguments[0] in ("status", "report") or done.returncode == 2
@@ -84,7 +84,7 @@ def test_a_program_gets_the_same_error_as_json() -> None:
     assert "resnet_mimi" in told["problems"][0]
 
 
-def test_cases_are_listed_for_a_program_too() -> None:
+def test_cases_are_listed_as_json() -> None:
     done = accelmark("cases", "--json")
     names = {case["name"] for case in json.loads(done.stdout)}
     assert {"resnet_mini", "llama_mini", "minilm_finetune", "resnet50", "bert", "llama2_7b"} <= names
@@ -97,7 +97,7 @@ def test_completion_can_be_had_for_a_shell() -> None:
     assert "complete" in done.stdout + shown.stdout
 
 
-def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -> None:
+def test_flagperfs_files_are_imported_and_the_rest_is_listed(tmp_path: Path) -> None:
     (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nSSH_PORT = "2022"\n')
     (tmp_path / "test_conf.py").write_text('import os\nFLAGPERF_PATH = os.getcwd()\nCASES = {"a:b": "/data"}\n')
     files = [str(tmp_path / name) for name in ("cluster_conf.py", "test_conf.py")]
@@ -111,7 +111,7 @@ def test_flagperfs_files_come_over_and_what_does_not_is_listed(tmp_path: Path) -
     assert "use --force to overwrite" in again.stderr
 
 
-def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> None:
+def test_an_imported_flagperf_run_uses_several_hosts(tmp_path: Path) -> None:
     (tmp_path / "cluster_conf.py").write_text('HOSTS = ["10.1.2.3", "10.1.2.4"]\nHOSTS_PORTS = ["2222"]\n')
     (tmp_path / "test_conf.py").write_text(
         'VENDOR = "nvidia"\nACCE_CONTAINER_OPT = " --gpus all"\nSHM_SIZE = None\nFLAGPERF_LOG_LEVEL = "warn"\n'
@@ -128,7 +128,7 @@ def test_what_comes_over_from_flagperf_runs_on_several_hosts(tmp_path: Path) -> 
     assert all(line.count("--gpus") == 1 for line in agents)
 
 
-def test_files_of_which_nothing_comes_over_leave_nothing(tmp_path: Path) -> None:
+def test_files_that_give_nothing_to_import_write_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_conf.py").write_text('FLAGPERF_LOG_LEVEL = "info"\nCASES = {}\n')
     done = accelmark("import", "flagperf", str(tmp_path / "test_conf.py"), "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr

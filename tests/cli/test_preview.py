@@ -130,7 +130,7 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     ]
 
 
-def test_names_with_metacharacters_are_shown_as_a_shell_would_need_them(plugins: Path, tmp_path: Path) -> None:
+def test_names_with_metacharacters_are_shell_quoted(plugins: Path, tmp_path: Path) -> None:
     evil = "a b;$(touch x) 'q'"
     request = {"vendor": "acme", "cluster": {"environment": {"EVIL": evil}}, "cases": [{"key": "toy:pytorch:X1:1:1"}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
@@ -150,7 +150,7 @@ def without_assignments(command: list[str]) -> list[str]:
     return command[next(at for at, word in enumerate(command[1:], start=1) if "=" not in word) :]
 
 
-def test_what_runs_is_what_was_shown(plugins: Path, tmp_path: Path) -> None:
+def test_the_executed_commands_are_those_of_the_dry_run(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan(("steps=100000",))
     directory = RunDirectory((tmp_path / "run").resolve(), plan)
     launcher = create_launcher(plan, directory.path)

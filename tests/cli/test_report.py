@@ -25,7 +25,7 @@ def test_a_killed_run_is_summarised_and_reported(tmp_path: Path) -> None:
     assert (run / "summary.json").is_file()
 
 
-def test_the_page_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_the_page_is_written_to_the_given_path(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     page = tmp_path / "page.html"
     runner.invoke(app, [str(run), "-o", str(page), "--markdown"], catch_exceptions=False)
@@ -33,7 +33,7 @@ def test_the_page_goes_where_it_is_told(tmp_path: Path) -> None:
     assert not (run / "report.html").exists()
 
 
-def test_json_tells_the_page_and_the_summary(tmp_path: Path) -> None:
+def test_json_reports_the_page_and_the_summary(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     told = json.loads(runner.invoke(app, [str(run), "--json"], catch_exceptions=False).stdout)
     assert told["page"].endswith("report.html")
@@ -50,7 +50,7 @@ def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     assert result.read_text() == before
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_non_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no such run directory"):
         runner.invoke(app, [str(tmp_path / "gone")], catch_exceptions=False)
     with pytest.raises(RunError, match="is not a run"):

@@ -48,7 +48,7 @@ def ask(*arguments: object) -> str:
     return runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False).stdout
 
 
-def test_bad_runs_are_named_and_the_others_show(runs: Path) -> None:
+def test_bad_runs_are_named_and_the_others_are_shown(runs: Path) -> None:
     told = json.loads(ask("results", runs, "--json").splitlines()[-1])
     assert {row["run"] for row in told["results"]} == {"base", "fast", "two"}
     assert len(told["problems"]) == 2
@@ -97,12 +97,12 @@ def test_marks_are_found_one_by_one_and_texts_with_commas_whole(
     assert sorted(row["run"] for row in rows_of(matching(many, pairs)) if isinstance(row["run"], str)) == found
 
 
-def test_a_column_that_is_wanted_twice_is_refused(runs: Path) -> None:
+def test_a_duplicate_column_is_refused(runs: Path) -> None:
     with pytest.raises(RequestError, match="write chip=A,B to match either"):
         ask("results", runs, "--where", "chip=CPU", "--where", "hardware=H100")
 
 
-def test_sql_is_answered(runs: Path) -> None:
+def test_sql_queries_are_answered(runs: Path) -> None:
     told = ask("results", runs, "--json", "--sql", "SELECT scale, count(*) AS n FROM results GROUP BY 1 ORDER BY 1")
     assert json.loads(told.splitlines()[-1])["results"] == [{"scale": "1x1", "n": 2}, {"scale": "1x2", "n": 1}]
 
@@ -143,7 +143,7 @@ def test_an_answer_as_json_keeps_every_column_and_holds_only_numbers(runs: Path)
     assert row == {"a": 1, "a_3": 2, "a_2": 3, "a_4": 4, "b": None, "c": [None, 1.5], "d": {"x": None}}
 
 
-def test_sql_that_takes_too_much_memory_is_told_and_leaves_no_file(
+def test_sql_that_takes_too_much_memory_is_reported_and_leaves_no_file(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -228,7 +228,7 @@ def test_a_readme_is_written_with_what_is_wanted_and_no_html(runs: Path, tmp_pat
         (["--group-by", "colour", "--where", "run=nothing"], "unknown column 'colour'"),
     ],
 )
-def test_flags_that_would_do_nothing_are_refused(runs: Path, flags: list[str], said: str) -> None:
+def test_flags_without_effect_are_refused(runs: Path, flags: list[str], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         ask("results", runs, *flags)
 
@@ -244,7 +244,7 @@ def test_compare_prints_a_table_and_writes_a_page_that_stands_alone(runs: Path, 
     assert 'href="/' not in html
 
 
-def test_a_bundle_is_compared_as_its_run(runs: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_compared_like_its_run(runs: Path, tmp_path: Path) -> None:
     bundle = tmp_path / f"fast{SUFFIX}"
     write_bundle(runs / "fast", bundle)
     told = json.loads(ask("compare", runs / "fast", bundle, "--json"))
@@ -259,7 +259,7 @@ def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:
     assert told["pairs"][0]["not_comparable"] == ["1 hosts x 2, baseline 1 hosts x 1"]
 
 
-def test_a_comparison_fits_into_eighty_columns_with_nothing_cut(runs: Path) -> None:
+def test_a_comparison_fits_into_80_columns_without_truncation(runs: Path) -> None:
     opened, _ = open_sources([runs / "base", runs / "fast"])
     [pair] = comparing.compare(opened).pairs
     console = Console(width=80, file=io.StringIO(), record=True)
@@ -269,7 +269,7 @@ def test_a_comparison_fits_into_eighty_columns_with_nothing_cut(runs: Path) -> N
     assert re.search(r"tokens/s +\+[\d.,]+ ± [\d.,]+\s% +better", text)
 
 
-def test_rows_too_wide_for_a_terminal_stand_in_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_too_wide_for_a_terminal_take_two_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(open_sources([runs / "base"])[0])
     show_rows(rows, [], console=Console(width=80, highlight=False))
     first, second, *_ = capsys.readouterr().out.splitlines()
@@ -277,7 +277,7 @@ def test_rows_too_wide_for_a_terminal_stand_in_two_lines(runs: Path, capsys: pyt
     assert "Throughput" in second
 
 
-def test_a_terminal_is_told_names_and_obeys_none(runs: Path, tmp_path: Path) -> None:
+def test_terminal_control_sequences_in_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     for name in ("base", "fast"):
         shutil.copytree(runs / name, tmp_path / name)
         for file in tmp_path.glob(f"{name}/**/*.json"):

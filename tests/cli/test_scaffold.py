@@ -46,7 +46,7 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     ]
 
 
-def test_what_is_wrong_with_a_vendors_folder_is_told_with_what_to_do(bench: Path) -> None:
+def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:
     folder = new_folder("vendors", "acme2", bench)
     adaptation = folder / "cases" / "resnet_mini-pytorch"
     (adaptation / "config.yaml").write_text("log_every_step: 5\noptimizer: {name: adamw}\n")
@@ -69,14 +69,14 @@ def test_a_typo_in_vendor_yaml_is_named(bench: Path) -> None:
     assert "device_typ" in missing(vendor_checks("acme3"))
 
 
-def test_a_case_that_lacks_methods_is_told_which(bench: Path) -> None:
+def test_a_case_without_required_methods_names_them(bench: Path) -> None:
     folder = new_folder("cases", "line2", bench)
     code = (folder / "pytorch.py").read_text()
     (folder / "pytorch.py").write_text(code.replace("def eval_sums", "def eval_sum"))
     assert "no eval_sums()" in missing(case_checks("line2", run=False))
 
 
-def test_a_case_that_fails_in_training_or_evaluation_is_told_why(bench: Path) -> None:
+def test_a_case_that_fails_in_training_or_evaluation_reports_why(bench: Path) -> None:
     code = new_folder("cases", "line3", bench) / "pytorch.py"
     good = code.read_text()
     told = good.replace('"label"])\n\n    def eval_sums', '"label"]) * float("nan")\n\n    def eval_sums')
@@ -91,7 +91,7 @@ def test_a_case_that_fails_in_training_or_evaluation_is_told_why(bench: Path) ->
     assert "KeyError: 'number'" in missing(case_checks("line3", run=True))
 
 
-def test_a_target_that_evaluation_does_not_give_and_a_setting_that_is_none_are_named(bench: Path) -> None:
+def test_an_unknown_target_metric_and_an_unknown_setting_are_named(bench: Path) -> None:
     file = new_folder("cases", "line4", bench) / "case.yaml"
     text = file.read_text()
     file.write_text(text.replace("metric: accuracy", "metric: acuracy"))
@@ -117,7 +117,7 @@ def test_another_network_or_optimizer_of_a_vendor_is_found_by_its_trial(bench: P
     assert "[optimizer-type]" in told
 
 
-def test_a_trial_that_takes_too_long_is_ended_and_told(bench: Path) -> None:
+def test_a_trial_over_its_time_limit_is_ended_and_reported(bench: Path) -> None:
     new_folder("cases", "line7", bench)
     assert "did not train three steps on cpu within 0.2 s" in missing([*trial("line7", "cpu", timeout_s=0.2)])
 
@@ -129,9 +129,7 @@ def test_a_name_that_is_taken_or_impossible_is_refused(bench: Path) -> None:
         new_folder("cases", "../evil", bench)
 
 
-def test_a_vendors_device_that_cannot_be_read_is_told_when_the_folder_is_tried(
-    bench: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_device_is_reported_by_the_vendor_check(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "accelmark.cli.conformance.trial", lambda model, vendor: [Check("good", f"{model} on {vendor}")]
     )

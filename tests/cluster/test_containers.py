@@ -103,7 +103,7 @@ def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp
     assert [log.parent.name for log in logs] == ["n1_noderank0", "n2_noderank1"]
 
 
-def test_a_case_is_trained_in_podman_containers_with_all_that_its_vendor_adds(
+def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -128,7 +128,7 @@ def test_a_case_is_trained_in_podman_containers_with_all_that_its_vendor_adds(
     assert left.stdout == b""
 
 
-def test_a_case_is_trained_natively_with_all_that_its_vendor_adds(
+def test_a_case_is_trained_natively_with_its_vendors_adaptation(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:
     run, address = tmp_path / "run", f"{bed.net}.254"

@@ -41,7 +41,7 @@ def look(plan: Plan, *given: Path) -> list[HostProblem]:
     return [problem for problem in asyncio.run(body()) if "is busy: load" not in problem.what]
 
 
-def test_good_hosts_have_no_problem(plan: MakePlan) -> None:
+def test_healthy_hosts_have_no_problem(plan: MakePlan) -> None:
     assert look(plan((), num_hosts=4)) == []
 
 

@@ -85,7 +85,7 @@ def test_a_missing_member_is_named(kind: ArchiveKind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "deb"])
-def test_a_broken_archive_is_an_error_that_names_it(kind: ArchiveKind, tmp_path: Path) -> None:
+def test_a_broken_archive_is_an_error_naming_the_file(kind: ArchiveKind, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"this is no archive at all" * 100)
     with pytest.raises(FetchError, match="archive is not a readable"):
         extract(kind, tmp_path / "archive", {"a": tmp_path / "out"}, {"a": 1})

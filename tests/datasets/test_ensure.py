@@ -122,7 +122,7 @@ def test_a_redirect_within_https_is_followed(web: Web) -> None:
     assert (ensure(dataset(web.source())) / "b.txt").read_bytes() == CONTENT["b.txt"]
 
 
-def test_a_damaged_cache_is_fetched_anew(web: Web, cache: Path) -> None:
+def test_a_damaged_cache_is_fetched_again(web: Web, cache: Path) -> None:
     spec = dataset(web.source())
     place = ensure(spec)
     (place / "b.txt").write_bytes(b"damaged")
@@ -181,7 +181,7 @@ def test_a_named_directory_can_hold_several_data_sets_by_name(tmp_path: Path) ->
     assert ensure(dataset(), data_dir=tmp_path / "all") == tmp_path / "all" / "toy"
 
 
-def test_data_without_a_source_is_an_error_with_its_layout() -> None:
+def test_missing_data_without_a_source_is_an_error_with_its_layout() -> None:
     spec = dataset(files=[], tree=[{"path": "train", "classes": 1000}], how_to_get="Register at its site.")
     with pytest.raises(DataError, match=r"cannot be fetched; give the directory.*1,000 classes.*Register at its site"):
         ensure(spec)

@@ -87,7 +87,7 @@ def test_a_tree_that_lies_one_directory_deeper_is_refused_with_the_expected_layo
     assert "expected train/<class>/*(.jpeg, .jpg, .png) (1,000 classes); found imagenet/" in str(problem)
 
 
-def test_images_that_lie_in_no_class_directory_are_refused(tmp_path: Path) -> None:
+def test_images_outside_class_directories_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"train/0.jpeg": b"", "train/1.jpeg": b""})
     (problem,) = verify(tree({"path": "train"}), tmp_path)
     assert "found 0.jpeg, 1.jpeg, no such file" in problem.what

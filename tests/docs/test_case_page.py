@@ -54,7 +54,7 @@ def result_of(bench: Path, out: str) -> dict[str, Any]:
     return result
 
 
-def test_what_is_still_to_be_written_is_told(bench: Path) -> None:
+def test_unwritten_parts_are_listed(bench: Path) -> None:
     told = accelmark(bench, "check", "case", "spirals", "--no-run")
     assert told.returncode == 0
     assert "case.yaml describes Three spirals, version 1" in told.stdout
@@ -67,7 +67,7 @@ def test_the_case_is_listed(bench: Path) -> None:
     assert rows["spirals"]["frameworks"] == ["pytorch"]
 
 
-def test_it_trains_to_its_target(bench: Path) -> None:
+def test_training_reaches_the_target(bench: Path) -> None:
     ended = accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "real")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = result_of(bench, "real")
@@ -76,7 +76,7 @@ def test_it_trains_to_its_target(bench: Path) -> None:
     assert not [finding for finding in result["findings"] if "flops" in finding["rule"]]
 
 
-def test_it_runs_on_made_up_data_and_on_two_ranks(bench: Path) -> None:
+def test_synthetic_data_trains_on_two_ranks(bench: Path) -> None:
     synthetic = ["train", "spirals", "--synthetic", "--open", "--set", "end.max_steps=20", "--out", "fast"]
     accelmark(bench, *synthetic)
     result = result_of(bench, "fast")
@@ -94,7 +94,7 @@ def test_a_directory_of_another_layout_is_refused_with_what_was_expected(bench: 
     assert not list(bench.glob("wrong/*/round1/result.json")) or result_of(bench, "wrong")["state"] == "failed"
 
 
-def test_every_setting_and_file_that_the_page_names_exists() -> None:
+def test_every_documented_setting_and_file_exists() -> None:
     from accelmark.spec.layers import setting_defaults
     from accelmark.spec.settings import TrainSettings
 

@@ -69,7 +69,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_every_command_of_the_page_does_what_it_says(bench: Bench) -> None:
+def test_every_documented_command_works(bench: Bench) -> None:
     unexpected = [
         (line, bench.said[line])
         for line, code in bench.codes
@@ -80,7 +80,7 @@ def test_every_command_of_the_page_does_what_it_says(bench: Bench) -> None:
     assert len(bench.codes) >= 15
 
 
-def test_the_made_up_chip_is_seen_and_read(bench: Bench) -> None:
+def test_the_test_chip_is_detected_and_read(bench: Bench) -> None:
     assert re.search(r"acme\s+cpu\s+AcmeX1\s+acme-smi", bench.said["accelmark vendors"])
     assert "acme 0: AcmeX1" in bench.said["accelmark doctor"]
     assert "41C 120W 512MiB 16384MiB 7%" in (bench.root / "logs" / "acme_monitor.log").read_text()
@@ -97,7 +97,7 @@ def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(bench: Be
     assert losses == pytest.approx(plain_losses, rel=1e-3)
 
 
-def test_verify_shows_the_cost_of_the_adaptation_and_only_made_up_data_against_the_run(bench: Bench) -> None:
+def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(bench: Bench) -> None:
     said = bench.said["accelmark verify adapted"]
     for shown in ("log_every_steps", "create_optimizer", "momentum.cpp", "ACME_MODE", "__init__.py"):
         assert shown in said
@@ -107,7 +107,7 @@ def test_verify_shows_the_cost_of_the_adaptation_and_only_made_up_data_against_t
     assert "no file was changed" in bench.said["accelmark verify adapted.bundle"]
 
 
-def test_the_engine_of_the_page_infers_and_is_told(bench: Bench) -> None:
+def test_the_documented_engine_infers_and_is_recorded(bench: Bench) -> None:
     result = bench.result("engine")
     assert result["state"] == "succeeded"
     summary = json.loads((bench.root / "engine" / "summary.json").read_text())

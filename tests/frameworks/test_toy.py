@@ -54,7 +54,7 @@ def test_figures_of_single_steps_are_null_with_the_reason(run: Path) -> None:
     assert figures["throughput_train"]["value"] > 0
 
 
-def test_the_audit_finds_nothing_against_the_framework(run: Path) -> None:
+def test_the_audit_has_no_findings_on_the_framework(run: Path) -> None:
     (case,) = json.loads((run / "summary.json").read_text())["cases"]
     errors = {finding["rule"] for finding in case["findings"] if finding["severity"] == "error"}
     assert errors <= {"enough-duration"}, "the toy case trains for less than a second"
@@ -69,7 +69,7 @@ def test_final_weights_are_evaluated_again_and_steps_replayed(run: Path) -> None
     (run / "points-toy-CPUx1x2" / "evaluation-round1").rename(run / "points-toy-CPUx1x2" / "evaluation-honest")
 
 
-def test_other_weights_than_those_reported_are_a_finding(run: Path) -> None:
+def test_other_weights_than_the_reported_ones_are_a_finding(run: Path) -> None:
     checkpoints = run / "points-toy-CPUx1x2" / "round1" / "checkpoints"
     weights = sorted(checkpoints.iterdir())[-1] / "weights.npy"
     trained = np.load(weights)

@@ -230,13 +230,13 @@ def test_a_vendors_engine_takes_the_steps_like_any_other(take: Any, acme_job: An
     assert compiled.details["dtype"] == "torch.float32"
 
 
-def test_a_device_without_a_known_provider_says_where_to_name_one(take: Any, make_job: Any, tiny_onnx: Path) -> None:
+def test_a_device_without_a_known_provider_says_where_to_set_one(take: Any, make_job: Any, tiny_onnx: Path) -> None:
     job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx))
     ran = take(job.model_copy(update={"device_type": "gcu"}))
     assert "engine_options.providers" in _failed(ran, InferStep.COMPILE, "engine_missing")
 
 
-def test_a_provider_may_be_named_for_any_device(take: Any, make_job: Any, tiny_onnx: Path) -> None:
+def test_a_provider_can_be_set_for_any_device(take: Any, make_job: Any, tiny_onnx: Path) -> None:
     options = {"providers": ["CPUExecutionProvider"]}
     job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx), engine_options=options)
     assert take(job.model_copy(update={"device_type": "gcu"})).finished.infer_average_acc > 0.9
@@ -247,7 +247,7 @@ def test_an_engine_that_is_not_installed_is_an_error(take: Any, tiny_onnx: Path)
     assert "tensorrt is not available" in _failed(ran, InferStep.COMPILE, "engine_missing")
 
 
-def test_a_provider_that_is_not_there_never_falls_back_to_the_cpu(take: Any, tiny_onnx: Path) -> None:
+def test_a_missing_provider_never_falls_back_to_the_cpu(take: Any, tiny_onnx: Path) -> None:
     options = {"providers": ["CUDAExecutionProvider"]}
     ran = take(compiler="onnxruntime", exist_onnx_path=str(tiny_onnx), engine_options=options)
     assert "CUDAExecutionProvider" in _failed(ran, InferStep.COMPILE, "engine_missing")

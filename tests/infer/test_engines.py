@@ -116,7 +116,7 @@ def test_fp32_on_cuda_is_not_tf32(
     assert _GpuSession.given == [("CUDAExecutionProvider", options)]
 
 
-def test_a_provider_that_cannot_compute_in_fp32_is_refused_unless_the_environment_makes_it(
+def test_a_provider_without_fp32_is_refused_unless_the_environment_enables_it(
     make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {"providers": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}

@@ -97,7 +97,7 @@ def test_a_cache_that_keeps_what_came_once_or_twice_is_found(
 
 
 @pytest.mark.parametrize("slow", [2, 10])
-def test_a_busy_machine_hides_no_cache(takes: Callable[[float], None], slow: int) -> None:
+def test_a_result_cache_is_found_on_a_busy_machine(takes: Callable[[float], None], slow: int) -> None:
     found = 0
     for seed in range(200):
         disturbance = random.Random(seed)
@@ -144,7 +144,7 @@ def test_a_cache_that_answers_at_once_is_found(takes: Callable[[float], None]) -
     assert repeat_check(forward, *_batches(4)).suspicious
 
 
-def test_one_call_that_was_disturbed_is_no_cache_and_does_not_hide_one(takes: Callable[[float], None]) -> None:
+def test_one_disturbed_call_is_not_a_cache_and_hides_none(takes: Callable[[float], None]) -> None:
     calls = [0]
 
     def disturbed(engine: Callable[[list[Tensor]], Answer]) -> Callable[[list[Tensor]], Answer]:
@@ -196,7 +196,7 @@ def test_an_impossible_time_is_refused(takes: Callable[[float], None], declared:
         repeat_check(forward, *_batches(12), "acme")
 
 
-def test_preparing_for_a_new_shape_is_no_cache(takes: Callable[[float], None]) -> None:
+def test_preparation_for_a_new_shape_is_not_a_cache(takes: Callable[[float], None]) -> None:
     met: set[torch.Size] = set()
 
     def forward(inputs: list[Tensor]) -> Answer:

@@ -49,7 +49,7 @@ def run_dir(tmp_path: Path, in_a_process: Any, make_job: Any) -> Any:
     return made
 
 
-def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
+def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     path = run_dir(compiler="eager", batch_size=4, flops="2*1000")
     result = round_result(path / "tiny" / "round1")
     assert result.state == "succeeded"
@@ -73,7 +73,7 @@ def test_a_run_comes_to_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     assert latency_chart([("eager", ((0.5, 0.0), (1.0, -0.1)))]) is None
 
 
-def test_what_a_vendor_set_is_told_and_only_an_unknown_name_warns(run_dir: Any) -> None:
+def test_a_vendors_settings_are_reported_and_only_unknown_names_warn(run_dir: Any) -> None:
     changed = Note(severity="info", where="infer.yaml", key="batch_size", what="8 instead of 100")
     unknown = Note(severity="warning", where="infer.yaml", key="ways", what="is no setting of the case")
     path = run_dir(notes=(changed, unknown), compiler=None)

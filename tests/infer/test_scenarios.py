@@ -38,7 +38,7 @@ def test_all_four_scenarios_run_through_loadgen_and_keep_its_logs(take: Any) -> 
     assert results["server"].figure == max(held)
 
 
-def test_loadgens_own_reason_is_told(take: Any) -> None:
+def test_loadgens_own_reason_is_reported(take: Any) -> None:
     ran = take(
         compiler="eager",
         scenarios=("multi_stream",),

@@ -73,7 +73,7 @@ def test_a_window_closes_every_log_freq_batches(take: Any) -> None:
     assert [len(window.items) for window in windows] == [3, 3, 1]
 
 
-def test_warming_up_is_shown_and_counts_for_nothing(take: Any) -> None:
+def test_warm_up_is_shown_and_does_not_count(take: Any) -> None:
     ran = take(compiler=None, warmup_batches=4)
     (warmed,) = ran.of(Event.WARMUP)
     assert len(warmed.calls_ms) == 4
@@ -96,7 +96,7 @@ def test_an_option_that_the_engine_does_not_know_is_warned_of(take: Any, tiny_on
     assert ran.finished.state == "completed"
 
 
-def test_made_up_data_measures_speed_only(take: Any) -> None:
+def test_synthetic_data_measures_speed_only(take: Any) -> None:
     ran = take(compiler="eager", synthetic=True)
     assert ran.finished.infer_average_acc is None
     assert ran.finished.p_inference_core > 0
@@ -162,7 +162,7 @@ def test_a_failed_process_keeps_the_earlier_results(in_a_process: Any, make_job:
     assert finished["val_average_acc"] > 0.9
 
 
-def test_a_cancelled_process_says_so_and_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:
+def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:
     node_dir = tmp_path / "node"
     node_dir.mkdir()
     job_file = tmp_path / "job.json"

@@ -84,7 +84,7 @@ def test_the_vendors_layers_lie_between_case_and_run_file(plugins: Path) -> None
     assert job.provenance["precision"].layer == "run.yaml"
 
 
-def test_everything_wrong_with_every_key_comes_at_once(plugins: Path) -> None:
+def test_all_problems_of_every_key_are_reported_at_once(plugins: Path) -> None:
     run = {
         "cases": [
             {"key": "tou"},
@@ -110,12 +110,12 @@ def test_everything_wrong_with_every_key_comes_at_once(plugins: Path) -> None:
     assert len(caught.value.problems) == 6
 
 
-def test_one_scale_of_a_case_may_stand_only_once(plugins: Path) -> None:
+def test_one_scale_of_a_case_may_be_listed_only_once(plugins: Path) -> None:
     with pytest.raises(SpecError, match="is requested twice"):
         plan({"cases": [{"key": "toy"}, {"key": "toy:pytorch:X1:1:1:2"}]})
 
 
-def test_a_chip_that_this_machine_does_not_have_is_not_taken_for_the_one_it_has(plugins: Path) -> None:
+def test_an_absent_chip_is_not_mistaken_for_the_present_one(plugins: Path) -> None:
     planned = plan({"cases": [{"key": "toy:pytorch:X9"}, {"key": "toy:pytorch:X1-Card"}, {"key": "toy"}]})
     chips = [job.job.chip for job in planned.jobs]
     assert [chip.variant if chip else None for chip in chips] == [None, "Card", "Pod"]
@@ -155,7 +155,7 @@ def test_this_machine_is_known_by_its_names_and_addresses(address: str, here: bo
     assert is_localhost(address) is here
 
 
-def test_data_that_is_missing_hides_no_other_problem(plugins: Path) -> None:
+def test_missing_data_does_not_hide_other_problems(plugins: Path) -> None:
     def lacking(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
         raise DataError("ImageNet cannot be fetched: name the directory that holds it")
 

@@ -69,7 +69,7 @@ def write(directory: Path, **files: str) -> list[Path]:
     return paths
 
 
-def test_every_setting_of_a_cluster_has_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_of_a_cluster_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
     assert converted.cluster == {
@@ -101,7 +101,7 @@ def test_every_setting_of_a_cluster_has_a_home(tmp_path: Path, monkeypatch: pyte
     }
 
 
-def test_nothing_is_executed_and_what_is_no_data_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_executed_and_non_data_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     left = {problem.key: problem.what for problem in convert(write(tmp_path, test_conf__py=TEST)).left_over}
     assert not (tmp_path / "pwned").exists()
@@ -164,7 +164,7 @@ FOUR = 'HOSTS = ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]\n'
     ],
 )
 @pytest.mark.parametrize("hosts_first", [True, False])
-def test_one_port_is_every_hosts_and_as_many_as_hosts_are_one_each(
+def test_one_port_is_shared_and_as_many_ports_as_hosts_are_one_each(
     tmp_path: Path, ports: str, dealt: list[list[int] | None], hosts_first: bool
 ) -> None:
     texts = [FOUR, f"HOSTS_PORTS = {ports}\n"]
@@ -193,14 +193,14 @@ def engine_command(converted: Converted) -> list[str]:
 
 
 @pytest.mark.parametrize("written", ["--gpus all", "--gpus=all", "--gpus all --gpus all", "--gpus '\"device=0,1\"'"])
-def test_what_the_vendor_asks_the_engine_for_is_not_asked_twice(tmp_path: Path, written: str) -> None:
+def test_settings_from_the_vendor_are_not_requested_twice(tmp_path: Path, written: str) -> None:
     converted = site(tmp_path, f'ACCE_CONTAINER_OPT = """ {written} """\nVENDOR = "nvidia"\n')
     command = engine_command(converted)
     assert [word for word in command if word.startswith("--gpus")] == ["--gpus"]
     assert "vendor.yaml" in left_in(converted)["ACCE_CONTAINER_OPT"]
 
 
-def test_a_place_in_the_container_is_mounted_once_and_privileges_are_given_once(tmp_path: Path) -> None:
+def test_container_mounts_and_privileges_are_given_once(tmp_path: Path) -> None:
     options = "--privileged --device=/dev/davinci0 -v /usr/local/dcmi -v /data:/data -v/a:/b"
     converted = site(tmp_path, f'VENDOR = "ascend"\nACCE_CONTAINER_OPT = "{options}"\n')
     container = converted.cluster["container"]
@@ -224,7 +224,7 @@ def test_a_place_in_the_container_is_mounted_once_and_privileges_are_given_once(
         ),
     ],
 )
-def test_container_options_of_one_word_and_of_two_come_over_alike(
+def test_container_options_in_one_or_two_words_are_imported_alike(
     tmp_path: Path, written: str, container: dict[str, object]
 ) -> None:
     converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
@@ -243,7 +243,7 @@ def test_container_options_of_one_word_and_of_two_come_over_alike(
         ("--shm-size=1g --shm-size=2g", "the size is 1g already"),
     ],
 )
-def test_container_options_that_cannot_be_are_listed(tmp_path: Path, written: str, what: str) -> None:
+def test_impossible_container_options_are_listed(tmp_path: Path, written: str, what: str) -> None:
     converted = site(tmp_path, f'ACCE_CONTAINER_OPT = "{written}"\n')
     assert what in left_in(converted)["ACCE_CONTAINER_OPT"]
     assert not {"options", "mounts"} & set(converted.cluster["container"])
@@ -270,7 +270,7 @@ def test_no_run_file_is_made_without_a_case(tmp_path: Path, cases: str) -> None:
     assert set(left_in(converted)) == {"FLAGPERF_LOG_LEVEL", "CASES"}
 
 
-def test_a_case_that_stands_twice_is_listed_with_both(tmp_path: Path) -> None:
+def test_a_case_name_found_twice_lists_both_folders(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:1": "/a"}\nSHM_SIZE = "1G"\n')
     (tmp_path / "b.py").write_text('CASES = {"resnet_mini:pytorch:A100:1:8:2": "/b"}\nSHM_SIZE = "2G"\n')
     converted = convert([tmp_path / "a.py", tmp_path / "b.py"])
@@ -330,7 +330,7 @@ def test_the_configuration_of_every_scale_becomes_the_vendors(tmp_path: Path) ->
     assert "takes everything from config_common: import that file too" in left_in(alone)["line 1"]
 
 
-def test_a_configuration_of_no_scale_is_listed_whole(tmp_path: Path) -> None:
+def test_a_configuration_for_no_scale_is_listed_with_all_its_settings(tmp_path: Path) -> None:
     converted = site(tmp_path, "train_batch_size = 12\n", "config_A100.py")
     assert not converted.configs
     assert not converted.cluster
@@ -394,7 +394,7 @@ def test_a_file_of_bytes_and_a_deep_yaml_file_are_one_error_with_the_name(
             convert([tmp_path / name])
 
 
-def test_what_is_written_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_written_values_read_back_unchanged(tmp_path: Path) -> None:
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
     for model, values in ((ClusterSpec, converted.cluster), (RunSpec, converted.run)):
         model.model_validate(yaml.safe_load(yaml.safe_dump(values)))

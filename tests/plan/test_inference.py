@@ -61,7 +61,7 @@ def _plan(
     )
 
 
-def test_an_inference_job_runs_one_process_of_the_inference_room(toy: Path) -> None:
+def test_an_inference_job_runs_one_process_of_the_infer_package(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}).jobs
     assert planned.nodes[0].command == ("python", "-m", "accelmark.infer", "job.json")
     assert isinstance(planned.job.work, InferJob)
@@ -70,7 +70,7 @@ def test_an_inference_job_runs_one_process_of_the_inference_room(toy: Path) -> N
     assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
 
 
-def test_engines_precisions_and_batches_of_one_key_lie_side_by_side(toy: Path) -> None:
+def test_engines_precisions_and_batches_of_one_key_are_shown_together(toy: Path) -> None:
     plan = _plan({"key": "toy"}, {"key": "toy", "settings": {"compiler": "openvino", "precision": "bf16"}})
     assert [job.directory for job in plan.jobs] == [
         "toy-pytorch-X1x1x1-infer-eager-fp32-b4/round1",
@@ -78,7 +78,7 @@ def test_engines_precisions_and_batches_of_one_key_lie_side_by_side(toy: Path) -
     ]
 
 
-def test_entries_that_differ_in_engine_options_only_lie_side_by_side(toy: Path) -> None:
+def test_entries_that_differ_in_engine_options_are_shown_together(toy: Path) -> None:
     entries = [{"key": "toy", "settings": {"engine_options.mode": mode}} for mode in ("a", "b")]
     first, second = [job.directory for job in _plan({"key": "toy"}, *entries).jobs[1:]]
     assert first != second
@@ -128,11 +128,11 @@ def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_the
     assert not plan.warnings
 
 
-def test_going_without_weights_is_warned_of(toy: Path) -> None:
+def test_missing_weights_are_warned_of(toy: Path) -> None:
     assert any("the figures are of speed only" in warning for warning in _plan({"key": "toy"}).warnings)
 
 
-def test_made_up_data_on_the_command_line_reaches_inference(toy: Path) -> None:
+def test_synthetic_data_on_the_command_line_reaches_inference(toy: Path) -> None:
     (planned,) = _plan({"key": "toy"}, command_line={"loader.synthetic": True}).jobs
     assert isinstance(planned.job.work, InferJob)
     assert planned.job.work.settings.synthetic

@@ -42,13 +42,13 @@ def test_inference_has_files_of_capabilities_too(folder: Path) -> None:
     assert [dict(layer.values) for layer in layers] == [{"batch_size": 7}]
 
 
-def test_what_cannot_be_known_of_other_machines_is_part_of_the_reason(folder: Path) -> None:
+def test_unknown_facts_of_other_machines_are_part_of_the_reason(folder: Path) -> None:
     _, files = vendor_layers(folder, "acme", KEY, Capabilities(unknown="not detected there"), "config")
     (reason,) = (file.reason for file in files if file.file.endswith("config_fp8.yaml"))
     assert reason == "the device is not known to have fp8 (known: none); not detected there"
 
 
-def test_a_host_shows_its_capabilities_in_its_files(tmp_path: Path) -> None:
+def test_capabilities_of_a_host_are_read_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx512f amx_bf16 amx_tile\n")
     tests = {
         "amx_bf16": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_bf16\b"),

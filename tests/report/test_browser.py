@@ -69,7 +69,7 @@ def test_the_plots_are_there_and_nothing_complains(browser: Browser, report: Pat
     seen.page.context.close()
 
 
-def test_nothing_is_asked_of_a_network(browser: Browser, report: Path) -> None:
+def test_the_page_makes_no_network_requests(browser: Browser, report: Path) -> None:
     seen = see(browser, report)
     assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
     seen.page.context.close()

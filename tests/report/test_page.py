@@ -61,12 +61,12 @@ def test_null_figures_are_shown_with_their_reasons(tmp_path: Path) -> None:
     assert "vendor acme does not describe this chip" in text
 
 
-def test_settings_stand_with_their_provenance(tmp_path: Path) -> None:
+def test_settings_are_shown_with_their_provenance(tmp_path: Path) -> None:
     text = visible(page_of(make_run(tmp_path / "run")))
     assert re.search(r"batch_size 8 command line 4 \(case\.yaml\)", text)
 
 
-def test_reasons_warnings_and_findings_are_told(tmp_path: Path) -> None:
+def test_reasons_warnings_and_findings_are_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2, telemetry=False))
     write_round(run / "toy-pytorch-X1x1x1" / "round2", state="lost", reason="host node00 went away")
     text = visible(page_of(run))
@@ -75,7 +75,7 @@ def test_reasons_warnings_and_findings_are_told(tmp_path: Path) -> None:
     assert "INVALID" in text
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     log = run / "toy-pytorch-X1x1x1" / "round1" / "node00_noderank0" / "rank0.out.log"
     log.write_text(log.read_text().replace('"accuracy"', json.dumps(HOSTILE)))
@@ -95,7 +95,7 @@ def test_json_in_a_script_cannot_end_it() -> None:
         embed_json(float("nan"))
 
 
-def test_the_page_stands_alone_and_stays_small(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_small(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", Made(rounds=3, nproc=4, windows=300, jitter=1.0)))
     assert len(page.encode()) < 7_000_000
     own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
@@ -111,7 +111,7 @@ def test_the_page_is_written_into_the_run_and_covered_by_its_manifest(tmp_path: 
     assert check_manifest(run) == []
 
 
-def test_a_round_that_cannot_be_read_is_named_and_the_page_still_comes(tmp_path: Path) -> None:
+def test_an_unreadable_round_is_named_and_the_page_is_still_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     measure_run(run)
     (run / "toy-pytorch-X1x1x1" / "round2" / "result.json").write_text("{")

@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> LoadedRun:
     return load_run(path)
 
 
-def test_a_table_has_a_row_a_case_with_verdict_and_marks(run: LoadedRun) -> None:
+def test_the_table_has_one_row_per_case_with_verdict_and_marks(run: LoadedRun) -> None:
     head, rule, row = results_table([run]).splitlines()
     assert head.count("|") == rule.count("|") == row.count("|")
     assert "12,800" in row
@@ -26,7 +26,7 @@ def test_a_table_has_a_row_a_case_with_verdict_and_marks(run: LoadedRun) -> None
     assert "2026-11-21" in row
 
 
-def test_other_models_are_left_out(run: LoadedRun) -> None:
+def test_foreign_models_are_left_out(run: LoadedRun) -> None:
     assert results_table([run], "other") == ""
 
 

@@ -101,7 +101,7 @@ def test_scaling_trend_and_the_table_for_programs(port: int) -> None:
     ["/run/../outside", "/run/%2e%2e/outside", "/run/link", "/run//etc/passwd", "/static/../page.html", "/run/",
      "/static/page.html", "/nothing", "/run/base/../../outside", "/run/torn"],
 )  # fmt: skip
-def test_nothing_outside_the_runs_can_be_had(port: int, path: str) -> None:
+def test_files_outside_the_runs_are_not_served(port: int, path: str) -> None:
     assert Asked(port, path).status == 404
 
 
@@ -151,7 +151,7 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
 @pytest.mark.parametrize(
     "other", ["a=1", 'prefs={"theme":"dark"}', "x y=1", "_xsrf=2|a|b", "a[b]=1", "n=café", "accelmark_token_old=x", ""]
 )
-def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
+def test_cookies_of_other_servers_on_the_host_do_not_interfere(runs: Path, other: str) -> None:
     with serving(runs, TOKEN) as guarded:
         assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}; z=1").status == 200
         assert Asked(guarded, "/live", Cookie=f"{other}; accelmark_token={TOKEN}x").status == 401
@@ -165,7 +165,7 @@ def test_cookies_of_neighbours_do_not_hide_ours(runs: Path, other: str) -> None:
         ("HEAD http://[", b"0", 401),
     ],
 )  # fmt: skip
-def test_odd_requests_are_answered_before_anything_fails(
+def test_malformed_requests_get_an_error_response(
     runs: Path, capfd: pytest.CaptureFixture[str], request_line: str, length: bytes, status: int
 ) -> None:
     with serving(runs, TOKEN) as guarded, socket.create_connection(("127.0.0.1", guarded), timeout=30) as connection:
@@ -229,7 +229,7 @@ def running(root: Path) -> Path:
     return run
 
 
-def test_a_run_in_progress_shows_how_far_it_is(tmp_path: Path) -> None:
+def test_a_run_in_progress_shows_its_progress(tmp_path: Path) -> None:
     running(tmp_path / "runs")
     with serving(tmp_path / "runs") as found:
         page = Asked(found, "/live")
@@ -274,7 +274,7 @@ def test_a_damaged_run_in_progress_does_not_hide_the_others(tmp_path: Path) -> N
     assert str(tmp_path) not in text
 
 
-def test_one_corrupt_run_among_many_is_named_and_the_others_show(tmp_path: Path) -> None:
+def test_one_corrupt_run_among_many_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
     first = made(tmp_path / "runs" / "0000", rounds=1, windows=2, eval_windows=(), metrics=(), telemetry=False)
     for number in range(1, 1000):
         run = tmp_path / "runs" / f"{number:04d}"
@@ -292,9 +292,7 @@ def test_one_corrupt_run_among_many_is_named_and_the_others_show(tmp_path: Path)
     assert told["problems"][0].startswith("0500/summary.json: is not JSON")
 
 
-def test_what_cannot_be_entered_or_named_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_directories_do_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path / "runs" / "good", rounds=1)
     (tmp_path / "runs" / "locked").mkdir()
     (tmp_path / "runs" / os.fsdecode(b"bad\xff")).mkdir()

@@ -92,7 +92,7 @@ def test_scaling_is_drawn(page: Page) -> None:
     assert stroke != "none"
 
 
-def test_a_run_in_progress_goes_on_before_the_eyes(page: Page, runs: Path) -> None:
+def test_the_page_of_a_run_in_progress_updates_itself(page: Page, runs: Path) -> None:
     page.goto("/")
     assert "1.250" in (page.locator("#live").text_content() or "")
     log = next((runs / "running").glob("*/round*/*/rank0.out.log"))
@@ -111,7 +111,7 @@ def test_a_phone_needs_no_sideways_scrolling_and_text_has_contrast(page: Page) -
         assert page.locator("table:not(:has(caption))").count() == 0
 
 
-def test_dark_follows_the_button(page: Page) -> None:
+def test_dark_mode_follows_the_button(page: Page) -> None:
     page.goto("/")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.get_by_role("button", name="Switch between light and dark").click()

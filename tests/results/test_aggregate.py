@@ -26,7 +26,7 @@ def test_an_interval_is_the_one_worked_out_by_hand() -> None:
     assert found.ci95 == pytest.approx((100 - half, 100 + half), rel=1e-5)
 
 
-def test_how_many_rounds_it_takes_is_the_least_that_do() -> None:
+def test_the_recommended_number_of_rounds_is_the_least_sufficient() -> None:
     needed = rounds_needed(100, 2)
     assert needed == 18  # t(17) x 2 / sqrt(18) = 0.9946, t(16) x 2 / sqrt(17) = 1.0283
     assert student_t(17) * 2 / math.sqrt(18) <= 1 < student_t(16) * 2 / math.sqrt(17)
@@ -62,7 +62,7 @@ def test_equal_rounds_need_no_more_than_two() -> None:
     assert rounds_needed(0.0, 1.0) is None
 
 
-def test_a_warning_of_several_rounds_is_told_once() -> None:
+def test_a_warning_of_several_rounds_is_shown_once() -> None:
     one = Finding(severity="warning", rule="r", expected="e", actual="a")
     changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
     told = [one.model_copy(update=change) for change in changes]

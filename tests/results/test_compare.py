@@ -85,7 +85,7 @@ def test_one_round_cannot_be_judged(tmp_path: Path) -> None:
         ({"nproc": 2}, "1 hosts x 2, baseline 1 hosts x 1"),
     ],
 )
-def test_what_is_not_comparable_is_refused_and_marked_when_forced(
+def test_incomparable_runs_are_refused_and_marked_when_forced(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", **changes)]
@@ -109,7 +109,7 @@ def test_scales_are_compared_when_asked(tmp_path: Path) -> None:
     assert ("hardware", "scale") in {(fact.area, fact.name) for fact in pair.differing}
 
 
-def test_what_differs_stands_beside_the_figures(tmp_path: Path) -> None:
+def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     other = made(tmp_path / "b", batch_size=16, precision="fp32")
     for result in other.glob("*/round*/result.json"):
         loaded_result = json.loads(result.read_text())
@@ -135,12 +135,12 @@ def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:
         compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", model="other")])
 
 
-def test_a_figure_of_one_side_only_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_figure_of_one_side_only_is_shown_with_its_reason(tmp_path: Path) -> None:
     [pair] = compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", telemetry=False)]).pairs
     assert any(line.startswith("Energy") or "power" in line.lower() for line in pair.one_sided)
 
 
-def test_a_directory_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
+def test_a_directory_of_runs_expands_to_its_runs(tmp_path: Path) -> None:
     made(tmp_path / "many" / "a", rounds=1)
     made(tmp_path / "many" / "b", rounds=1)
     (tmp_path / "many" / "half").mkdir()
@@ -178,7 +178,7 @@ def inferred(path: Path, engine: str, batch_size: int, precision: str = "fp32") 
     )
 
 
-def test_a_case_stands_beside_the_one_most_alike_whatever_comes_first(tmp_path: Path) -> None:
+def test_cases_are_paired_by_similarity_independent_of_order(tmp_path: Path) -> None:
     one, two = loaded(tmp_path / "one", rounds=2), loaded(tmp_path / "two", rounds=2, nproc=2)
     many = together(one, two)
     for baseline, other in ((many, two), (two, many), (together(two, one), two)):

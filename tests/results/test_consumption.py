@@ -9,7 +9,7 @@ from accelmark.results.figures.consumption import integrate
 NAN = math.nan
 
 
-def test_a_constant_integrates_to_its_area_with_interpolated_ends() -> None:
+def test_the_integral_of_a_constant_is_exact_with_interpolated_ends() -> None:
     found = integrate([0, 1, 2, 3], [10, 10, 10, 10], [(0.5, 2.5)], 5)
     assert (found.value, found.mean) == (20, 10)
 
@@ -33,7 +33,7 @@ def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
     assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
 
 
-def test_samples_that_end_early_leave_it_open() -> None:
+def test_samples_that_end_early_leave_energy_null() -> None:
     assert integrate([0, 1, 2], [1, 1, 1], [(0, 10)], 5).value is None
 
 

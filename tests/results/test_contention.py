@@ -62,7 +62,7 @@ def test_short_and_unknown_waits_give_no_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
-def test_other_work_on_the_same_core_is_measured_as_waiting() -> None:
+def test_cpu_contention_on_the_same_core_is_measured_as_waiting() -> None:
     """A process that shares its core with two others waits for two thirds of the time."""
     core = min(os.sched_getaffinity(0))
     busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

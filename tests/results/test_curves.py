@@ -34,7 +34,7 @@ def test_equal_steps_make_one_bin() -> None:
     assert histogram(np.zeros(0, dtype=np.float32)) == ()
 
 
-def test_a_stretch_without_numbers_stays_a_gap() -> None:
+def test_a_gap_in_the_data_stays_a_gap() -> None:
     values = np.concatenate([np.ones(500), np.full(1000, np.nan), np.ones(500)])
     shown = values[thin(values, 100)]
     assert np.isnan(shown).any()

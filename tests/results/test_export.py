@@ -92,7 +92,7 @@ def test_the_command_says_where_it_wrote(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["tensorboard"][0].endswith("run/toy-pytorch-X1x1x1/round1")
 
 
-def test_a_bundle_and_a_search_are_exported_as_runs_are(tmp_path: Path) -> None:
+def test_a_bundle_and_a_search_are_exported_like_runs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     tracking = pytest.importorskip("mlflow.tracking")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

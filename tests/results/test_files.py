@@ -10,7 +10,7 @@ import pytest
 from accelmark.results.store.files import write_atomic
 
 
-def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     write_atomic(tmp_path / "private", "x", private=True)
     write_atomic(tmp_path / "open", "x")
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
@@ -18,7 +18,7 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_private_file_that_root_writes_for_another_is_the_others(tmp_path: Path) -> None:
+def test_a_private_file_written_by_root_belongs_to_its_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 1234, 1234)
     write_atomic(tmp_path / "private", "x", private=True)
     found = (tmp_path / "private").stat()

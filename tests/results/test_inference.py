@@ -32,7 +32,7 @@ def test_core_is_computation_and_whole_is_everything_but_compilation() -> None:
     assert figures.whole.value == pytest.approx(28 / 0.400)
 
 
-def test_what_the_engine_declares_as_not_inference_is_told_as_a_share() -> None:
+def test_time_declared_as_not_inference_is_reported_as_a_share() -> None:
     figures = phase_figures([_window((8, 8), (10, 30), 100, other_ms=10), _window((8,), (0,), 50)], 8, "")
     assert figures.declared.value == pytest.approx(10 / 50)
 
@@ -49,7 +49,7 @@ def test_latency_is_that_of_full_batches() -> None:
     assert figures.latency_ms["p50"].value == 10
 
 
-def test_what_was_skipped_is_null_with_its_reason() -> None:
+def test_skipped_figures_are_null_with_their_reason() -> None:
     figures = phase_figures([], 8, "compiler is null")
     assert figures.core == Figure(value=None, reason="compiler is null")
     assert figures.latency_ms["p99"].reason == "compiler is null"
@@ -91,7 +91,7 @@ def _reasons(**changed: object) -> tuple[str, ...]:
     return invalid_reasons(**(given | changed))  # type: ignore[arg-type]
 
 
-def test_nothing_speaks_against_an_accuracy_within_the_tolerance() -> None:
+def test_an_accuracy_within_the_tolerance_gives_no_finding() -> None:
     assert _reasons() == ()
     assert _reasons(validation=None) == ()
 

@@ -90,7 +90,7 @@ def test_figures_agree_with_what_a_real_rank_counted_itself() -> None:
     assert (result.num_steps, result.num_samples, result.converged) == (12, 192, True)
 
 
-def test_two_real_ranks_are_one_round() -> None:
+def test_two_ranks_make_one_round() -> None:
     result = round_result(RECORDED / "2ranks")
     assert result.num_devices == 2
     assert result.figures[F.STEP_P50].value is not None
@@ -115,7 +115,7 @@ def test_flops_that_could_not_be_counted_leave_mfu_open(tmp_path: Path) -> None:
     assert "could not be counted" in reason(result, F.FLOPS_PER_SAMPLE)
 
 
-def test_a_target_never_reached_has_no_time_to_it(tmp_path: Path) -> None:
+def test_a_target_never_reached_has_no_time_to_target(tmp_path: Path) -> None:
     result = result_of(tmp_path, Made(metrics=(0.5, 0.6)))
     assert result.converged is False
     assert reason(result, F.TIME_TO_TARGET) == "no evaluation reached accuracy ≥ 0.9"
@@ -136,7 +136,7 @@ def test_synthetic_data_has_no_accuracy(tmp_path: Path) -> None:
     assert reason(result, F.FINAL_METRIC) == "synthetic data has no accuracy"
 
 
-def test_a_metric_may_have_to_be_small(tmp_path: Path) -> None:
+def test_a_metric_may_be_minimised(tmp_path: Path) -> None:
     target = Target(metric="accuracy", direction="at_most", value=0.96, why="made up")
     assert result_of(tmp_path, Made(target=target)).figures[F.TIME_TO_TARGET].value == pytest.approx(1.0)
 
@@ -158,7 +158,7 @@ def test_a_cpu_without_an_energy_counter_says_why(tmp_path: Path) -> None:
     assert reason(result_of(tmp_path, Made(device_type="cpu")), F.ENERGY) == "there is no powercap interface"
 
 
-def test_a_silence_of_telemetry_leaves_energy_open(tmp_path: Path) -> None:
+def test_a_gap_in_telemetry_leaves_energy_null(tmp_path: Path) -> None:
     made = Made(windows=200, steps_per_window=10, eval_windows=(), metrics=())
     run = make_run(tmp_path / "run", made)
     path = run / made.key.slug / "round1" / "node00_noderank0" / "telemetry.jsonl"

@@ -66,7 +66,7 @@ def test_a_host_without_an_exit_is_lost(round_dir: Path) -> None:
     assert "node00" in (result.reason or "")
 
 
-def test_a_host_that_left_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_host_without_files_is_lost(tmp_path: Path) -> None:
     made = Made(nnodes=2)
     round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
     forget(round_dir)
@@ -76,12 +76,12 @@ def test_a_host_that_left_nothing_is_lost(tmp_path: Path) -> None:
     assert round_result(round_dir).state == "lost"
 
 
-def test_what_the_coordinator_saw_wins(round_dir: Path) -> None:
+def test_the_coordinators_record_takes_precedence(round_dir: Path) -> None:
     result = round_result(round_dir, state="timed_out", reason="no end after 10 s")
     assert (result.state, result.reason) == ("timed_out", "no end after 10 s")
 
 
-def test_the_coordinators_log_is_read_when_nobody_tells(round_dir: Path) -> None:
+def test_the_coordinators_log_decides_without_a_round_state(round_dir: Path) -> None:
     name = f"{round_dir.parent.name}/{round_dir.name}"
     with (round_dir.parents[1] / "events.jsonl").open("a") as log:
         log.write(
@@ -90,7 +90,7 @@ def test_the_coordinators_log_is_read_when_nobody_tells(round_dir: Path) -> None
     assert round_result(round_dir).state == "cancelled"
 
 
-def test_a_rank_that_says_it_failed_fails_a_round_that_looks_well(round_dir: Path) -> None:
+def test_a_rank_that_reports_failure_fails_an_otherwise_good_round(round_dir: Path) -> None:
     log = node(round_dir) / "rank1.out.log"
     log.write_text(log.read_text().replace('"state": "completed"', '"state": "failed"'))
     assert round_result(round_dir).state == "failed"
@@ -138,7 +138,7 @@ def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
     assert ("ranks-present", "error") in {(f.rule, f.severity) for f in round_result(round_dir).findings}
 
 
-def test_bad_lines_are_told_and_the_rest_counts(round_dir: Path) -> None:
+def test_bad_lines_are_reported_and_the_rest_counts(round_dir: Path) -> None:
     log = node(round_dir) / "rank0.out.log"
     text = log.read_text()
     log.write_text('[PerfLog] {"event": oops\n\x00\x01noise\n' + text)
@@ -178,7 +178,7 @@ def test_the_start_of_the_process_is_used_where_it_is_reported(round_dir: Path) 
     assert round_result(round_dir).figures[F.E2E_TIME].value == pytest.approx(4.6)
 
 
-def test_a_machine_that_was_busy_before_is_marked_and_found(round_dir: Path) -> None:
+def test_a_machine_that_was_busy_before_the_run_is_marked(round_dir: Path) -> None:
     path = node(round_dir) / "sys_info.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
     result = round_result(round_dir)

@@ -33,7 +33,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_bundles_below_a_directory_stand_beside_runs(places: Path) -> None:
+def test_bundles_below_a_directory_are_listed_with_runs(places: Path) -> None:
     runs, problems = open_sources([places])
     assert problems == []
     rows = rows_of(runs)
@@ -41,7 +41,7 @@ def test_bundles_below_a_directory_stand_beside_runs(places: Path) -> None:
     assert len({row["throughput_train"] for row in rows}) == 1
 
 
-def test_a_bundle_differs_in_nothing_from_its_run(places: Path) -> None:
+def test_a_bundle_has_the_same_content_as_its_run(places: Path) -> None:
     runs, _ = open_sources([places / "run", places / f"packed{SUFFIX}"])
     [pair] = compare(runs).pairs
     assert pair.differing == ()
@@ -188,7 +188,7 @@ def test_a_result_with_odd_values_is_named_and_the_others_show(places: Path, tmp
     assert problems[0].startswith(f"{first}: ")
 
 
-def test_a_summary_beyond_all_numbers_is_named(places: Path, tmp_path: Path) -> None:
+def test_an_overflowing_summary_is_named(places: Path, tmp_path: Path) -> None:
     shutil.copytree(places / "run", tmp_path / "run")
     summary = tmp_path / "run" / "summary.json"
     told = json.loads(summary.read_text())
@@ -201,7 +201,7 @@ def test_a_summary_beyond_all_numbers_is_named(places: Path, tmp_path: Path) -> 
     ]
 
 
-def test_odd_facts_of_the_machine_and_the_plan_are_passed_over(places: Path, tmp_path: Path) -> None:
+def test_unusual_facts_of_machine_and_plan_are_ignored(places: Path, tmp_path: Path) -> None:
     shutil.copytree(places / "run", tmp_path / "run")
     for result in tmp_path.glob("run/*/round*/result.json"):
         told = json.loads(result.read_text())

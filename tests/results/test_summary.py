@@ -20,7 +20,7 @@ from tests.made_run import Made, make_run
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_a_good_run_is_valid_with_intervals(tmp_path: Path) -> None:
+def test_a_consistent_run_is_valid_with_intervals(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=3, jitter=0.1))
     case = measure_run(run).cases[0]
     assert (case.verdict, case.reasons, case.state, case.converged) == ("VALID", (), "succeeded", True)
@@ -30,7 +30,7 @@ def test_a_good_run_is_valid_with_intervals(tmp_path: Path) -> None:
     assert case.rounds == tuple(f"toy-pytorch-X1x1x1/round{n}" for n in (1, 2, 3))
 
 
-def test_a_wide_interval_is_warned_of_with_the_rounds_it_would_take(tmp_path: Path) -> None:
+def test_a_wide_interval_warns_with_the_number_of_rounds_needed(tmp_path: Path) -> None:
     case = measure_run(make_run(tmp_path / "run", Made(rounds=3, jitter=2.0))).cases[0]
     assert any("rounds are needed for 1 %" in warning for warning in case.warnings)
 
@@ -55,7 +55,7 @@ def test_verdicts_have_their_reasons(tmp_path: Path, made: Made, verdict: str, r
     assert any(reason in given for given in case.reasons)
 
 
-def test_a_failed_round_spoils_the_case_but_not_the_others_figures(tmp_path: Path) -> None:
+def test_a_failed_round_fails_the_case_and_keeps_figures_of_the_others(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     write_round(run / "toy-pytorch-X1x1x1" / "round2", state="failed", reason="out of memory")
     case = measure_run(run).cases[0]
@@ -67,7 +67,7 @@ def test_a_failed_round_spoils_the_case_but_not_the_others_figures(tmp_path: Pat
 @pytest.mark.parametrize(
     ("told", "state"), [(None, "queued"), ("queued", "queued"), ("cancelled", "cancelled"), ("succeeded", "lost")]
 )
-def test_rounds_that_never_started_are_missed(tmp_path: Path, told: str | None, state: str) -> None:
+def test_missing_rounds_are_reported(tmp_path: Path, told: str | None, state: str) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     (run / "toy-pytorch-X1x1x1" / "round2" / "job.json").unlink()
     event = {"kind": "state", "job": "toy-pytorch-X1x1x1/round2", "state": told, "reason": "as it came"}
@@ -77,7 +77,7 @@ def test_rounds_that_never_started_are_missed(tmp_path: Path, told: str | None, 
     assert any("1 of 2 planned rounds have a result" in reason for reason in case.reasons)
 
 
-def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
+def test_written_records_read_back_unchanged(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     summary = measure_run(run)
     assert load_summary(run / "summary.json") == summary
@@ -97,7 +97,7 @@ def test_an_edited_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
     assert [problem.split(":")[0].rsplit("/", 1)[-1] for problem in problems] == ["plan.json", "rank0.out.log"]
 
 
-def test_what_the_coordinator_writes_after_all_is_summed_up_is_not_covered(tmp_path: Path) -> None:
+def test_files_written_after_the_summary_are_not_in_the_manifest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "slurm.job").write_text("7")
     measure_run(run)
@@ -140,7 +140,7 @@ def test_a_corrupt_result_is_named(tmp_path: Path, content: str) -> None:
         load_round(path)
 
 
-def test_a_half_written_run_says_so(tmp_path: Path) -> None:
+def test_an_incomplete_run_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(RunError, match="is incomplete"):
         load_run(run)
@@ -170,7 +170,7 @@ def test_a_corrupt_round_is_a_problem_of_the_summary(tmp_path: Path) -> None:
     assert summary.cases[0].figures[F.THROUGHPUT_TRAIN].num_rounds == 1
 
 
-def test_recomputing_undoes_what_somebody_wrote_into_a_result(tmp_path: Path) -> None:
+def test_recomputing_reverts_an_edited_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     before = measure_run(run)
     path = run / "toy-pytorch-X1x1x1" / "round1" / "result.json"

@@ -18,7 +18,7 @@ def noisy(*segments: tuple[float, int]) -> list[float]:
     return [level * (1 + noise.gauss(0, 0.01)) for level, count in segments for _ in range(count)]
 
 
-def test_a_steady_figure_hardly_ever_changes() -> None:
+def test_a_stable_figure_has_a_narrow_interval() -> None:
     alarms = 0
     for seed in range(40):
         noise = random.Random(seed)
@@ -32,12 +32,12 @@ def test_changes_are_found_where_they_were_made() -> None:
     assert [(begin, end) for begin, end, _ in levels(values, [12, 21])] == [(0, 12), (12, 21), (21, 35)]
 
 
-def test_a_single_outlier_is_no_new_level() -> None:
+def test_a_single_outlier_is_not_a_new_level() -> None:
     assert change_points([1000, 1004, 998, 1003, 996, 700, 1001, 1005, 997, 1002]) == []
 
 
 @pytest.mark.parametrize("count", [6, 8, 12, 20])
-def test_over_many_series_outliers_are_passed_over_and_shifts_are_found(count: int) -> None:
+def test_outliers_over_many_series_are_ignored_and_shifts_are_found(count: int) -> None:
     num_series = 200
     alarms = outliers = found = 0
     for seed in range(num_series):
@@ -53,7 +53,7 @@ def test_over_many_series_outliers_are_passed_over_and_shifts_are_found(count: i
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0, 1.0], [0.0] * 10, [5.0] * 10])
-def test_what_does_not_vary_does_not_change(values: list[float]) -> None:
+def test_constant_values_are_no_change(values: list[float]) -> None:
     assert change_points(values) == []
 
 
@@ -83,7 +83,7 @@ def test_efficiency_has_an_interval_over_rounds(tmp_path: Path) -> None:
     assert 0 < curve.points[1].half95 < 1
 
 
-def test_scales_of_other_settings_are_no_curve_but_another_batch_is(tmp_path: Path) -> None:
+def test_scales_with_other_settings_are_not_one_curve_except_batch_size(tmp_path: Path) -> None:
     one, two = loaded(tmp_path / "one", rounds=1), loaded(tmp_path / "two", rounds=1, nproc=2)
 
     def with_setting(name: str, value: object) -> LoadedRun:

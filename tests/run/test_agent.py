@@ -114,7 +114,7 @@ def test_a_rank_that_is_silent_for_too_long_is_ended_as_stalled(make_task: MakeT
     assert end.reason == "rank 0 wrote no event for 0.8 s"
 
 
-def test_a_rank_over_its_time_limit_is_ended(make_task: MakeTask) -> None:
+def test_a_rank_over_its_time_limit_is_terminated(make_task: MakeTask) -> None:
     task = make_task("steps=100000", timeout_s=1.0)
     end = ended(task, start(task))
     assert end.state == "timed_out"
@@ -149,7 +149,7 @@ def test_a_full_disk_ends_the_job_and_is_named(make_task: MakeTask, tmp_path: Pa
     assert "No space left on device" in (end.reason or "")
 
 
-def test_a_disk_that_runs_low_ends_the_job_before_it_is_full(make_task: MakeTask) -> None:
+def test_low_disk_space_ends_the_job_before_the_disk_is_full(make_task: MakeTask) -> None:
     task = make_task("steps=100000", min_free_mib=1e9)
     end = ended(task, start(task))
     assert end.state == "failed"

@@ -69,7 +69,7 @@ def test_an_event_among_other_output_counts_as_activity(clock: SimpleNamespace, 
         clock.at += 0.01
 
 
-def test_ranks_that_finished_have_to_end_too(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_ranks_that_finished_must_exit(clock: SimpleNamespace, tmp_path: Path) -> None:
     say(tmp_path, 0, FINISHED)
     say(tmp_path, 1, FINISHED)
     found = watched(clock, tmp_path)

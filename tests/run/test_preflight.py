@@ -46,7 +46,7 @@ def whats(problems: list[HostProblem], severity: str) -> list[str]:
     return [problem.what for problem in problems if problem.severity == severity]
 
 
-def test_a_good_host_has_no_problem() -> None:
+def test_a_healthy_host_has_no_problem() -> None:
     assert host_problems("a", facts(), CLUSTER, 0.0, WORK) == []
 
 

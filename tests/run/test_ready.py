@@ -46,7 +46,7 @@ def local(**values: object) -> ClusterSpec:
     return ClusterSpec.model_validate(values)
 
 
-def test_a_good_machine_has_no_problem(plugins: Path, tmp_path: Path) -> None:
+def test_a_healthy_machine_has_no_problem(plugins: Path, tmp_path: Path) -> None:
     assert look(make_plan(()), tmp_path / "run") == []
 
 

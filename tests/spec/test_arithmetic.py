@@ -34,7 +34,7 @@ def test_products_bind_tighter_than_sums_and_both_go_from_left_to_right() -> Non
     assert calculate("16/4/2") == 2.0
 
 
-def test_flop_counts_read_as_people_write_them() -> None:
+def test_flop_counts_are_formatted_with_prefixes() -> None:
     assert calculate("2*512*0.33e9") == 2 * 512 * 0.33e9
     assert calculate(" 4.12e9 ") == 4.12e9
     assert calculate("-(1+2)*.5/2.") == -0.75
@@ -45,6 +45,6 @@ def test_flop_counts_read_as_people_write_them() -> None:
     ["", "2**64", "__import__('os')", "1e999", "2*", "(1", "1)", "1 2", "a", "1/0", "1//2", "0x10", "*2", "9" * 201,
      "1_000", "1,5", "()", "(" * 21 + "1" + ")" * 21, "-" * 21 + "1"],
 )  # fmt: skip
-def test_anything_else_is_refused(text: str) -> None:
+def test_other_input_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         calculate(text)

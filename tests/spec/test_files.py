@@ -56,7 +56,7 @@ def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
     assert "did you mean 'address'?" in text
 
 
-def test_a_host_may_stand_only_once() -> None:
+def test_a_host_may_be_listed_only_once() -> None:
     with pytest.raises(SpecError, match="duplicate hosts: a"):
         parse(ClusterSpec, {"hosts": [{"address": "a"}, {"address": "a"}]}, "cluster.yaml")
 
@@ -81,14 +81,14 @@ def test_two_vendors_with_one_name_are_both_named(
     assert str(other) in str(caught.value)
 
 
-def test_a_folder_and_its_file_bear_one_name(plugins: Path) -> None:
+def test_a_folder_and_its_file_have_the_same_name(plugins: Path) -> None:
     path = plugins / "cases" / "toy"
     path.rename(path.with_name("tory"))
     with pytest.raises(SpecError, match="is 'toy', but the folder is 'tory'"):
         load_case("tory")
 
 
-def test_a_chip_is_found_by_its_whole_name_and_never_guessed(plugins: Path) -> None:
+def test_a_chip_is_matched_by_its_whole_name_only(plugins: Path) -> None:
     vendor = load_vendor("acme")
     card = vendor.chip_of("ACME X1 card", 32.0)
     assert card is not None

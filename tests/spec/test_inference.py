@@ -104,12 +104,12 @@ def test_a_run_file_cannot_invent_a_key() -> None:
     assert "did you mean 'batch_size'" in _problem(run_file={"batchsize": 1})
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     text = _problem({"image_size": 1, "batch_size": 256, "case": "x"}, {"repeat": 0})
     assert text.count("\n") == 3
 
 
-def test_fp16_beside_precision_is_refused() -> None:
+def test_fp16_together_with_precision_is_refused() -> None:
     assert "beside precision" in _problem({"fp16": False, "precision": "bf16"})
 
 

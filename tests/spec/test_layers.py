@@ -38,7 +38,7 @@ def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from()
     assert resolved.provenance["optimizer.momentum"].layer == "default"
 
 
-def test_yamls_off_is_the_word_off() -> None:
+def test_yaml_off_is_the_word_off() -> None:
     off = resolve(BASE, [Layer("command line", {"compile": False})], mutable=["compile"], is_open=False)
     assert (off.settings.compile, off.provenance["compile"].value) == ("off", "off")
     with pytest.raises(SpecError, match="compile"):
@@ -61,7 +61,7 @@ def test_restating_an_immutable_value_changes_nothing() -> None:
     resolve(BASE, [Layer("vendor", {"optimizer.lr": 0.1, "seed": 1})], mutable=[], is_open=False)
 
 
-def test_all_problems_of_all_layers_come_at_once_with_the_nearest_name() -> None:
+def test_all_problems_of_all_layers_are_reported_at_once_with_the_nearest_name() -> None:
     layers = [
         Layer("vendor", {"bach_size": 1, "model.width": "wide"}),
         Layer("command line", {"batch_size": -1, "precision": "fp12"}),

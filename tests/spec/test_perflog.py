@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[list[PerfLogRecord], perflog.ReadReport]:
 
 @settings(max_examples=150, deadline=None)
 @given(noise=st.lists(NOISE, max_size=12), values=st.lists(st.integers(0, 9), max_size=12), torn=st.integers(1, 40))
-def test_every_record_is_found_whatever_stands_between(
+def test_every_record_is_found_between_other_output(
     tmp_path_factory: pytest.TempPathFactory, noise: list[bytes], values: list[int], torn: int
 ) -> None:
     lines = [line_of("STEP_END", {"n": n}, 1000.0 + i, 0).encode() for i, n in enumerate(values)]
@@ -48,7 +48,7 @@ def test_every_record_is_found_whatever_stands_between(
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400))
-def test_no_bytes_can_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("log") / "rank0.out.log"
     path.write_bytes(content)
     records, report = read(path)
@@ -56,7 +56,7 @@ def test_no_bytes_can_break_the_reader(tmp_path_factory: pytest.TempPathFactory,
     assert report.malformed <= report.lines
 
 
-def test_a_torn_last_line_is_told_and_not_called_malformed(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_reported_and_not_called_malformed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     whole = line_of("TRAIN_START", {}, 1.0, 0)
     path.write_text(whole + whole[:50])
@@ -64,7 +64,7 @@ def test_a_torn_last_line_is_told_and_not_called_malformed(tmp_path: Path) -> No
     assert (len(records), report.malformed, report.truncated) == (1, 0, True)
 
 
-def test_a_whole_last_line_without_its_newline_counts(tmp_path: Path) -> None:
+def test_a_complete_last_line_without_newline_counts(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(line_of("TRAIN_END", {}, 1.0, 0).rstrip("\n"))
     records, report = read(path)
@@ -94,7 +94,7 @@ def test_a_message_may_quote_the_prefix(tmp_path: Path) -> None:
     assert read(path)[0][0].value == {"message": "saw [PerfLog] {} in a log"}
 
 
-def test_an_endless_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perflog, "MAX_LINE_BYTES", 1024)
     path = tmp_path / "log"
     path.write_bytes(b"\0" * 10_000 + b"\n" + line_of("TRAIN_START", {}, 1.0, 0).encode())
@@ -107,7 +107,7 @@ def test_a_missing_log_is_named(tmp_path: Path) -> None:
         list(PerfLogReader(tmp_path / "rank9.out.log"))
 
 
-def test_what_the_job_side_writes_is_json(tmp_path: Path) -> None:
+def test_the_job_side_writes_json(tmp_path: Path) -> None:
     line = line_of("INIT_END", {"text": "a\nb"}, 1.0, 3)
     assert line.count("\n") == 1
     assert json.loads(line.removeprefix("[PerfLog] "))["metadata"]["rank"] == 3
@@ -141,7 +141,7 @@ def test_values_that_json_lacks_are_null_and_named() -> None:
     }  # fmt: skip
 
 
-def test_a_line_tells_where_when_and_who(tmp_path: Path) -> None:
+def test_a_line_has_source_time_and_rank(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     PerfLogWriter(7, descriptor).event(Event.WARNING, {"message": "x"})
     os.close(descriptor)
@@ -152,7 +152,7 @@ def test_a_line_tells_where_when_and_who(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_and_not_passed_over() -> None:
+def test_a_full_disk_is_reported() -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(RunError, match="rank 0 cannot write its log: No space left on device"):

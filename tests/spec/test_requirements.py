@@ -30,21 +30,21 @@ def no_version(distribution: str) -> str | None:
     return None
 
 
-def test_what_is_missing_names_who_needs_it_and_the_version_that_is_there() -> None:
+def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
     (found,) = missing([CASE, ENGINE], version_of)
     assert str(found) == "case bert needs transformers>=5.0, but 4.1 is installed"
     assert install_command([found]) == "pip install 'transformers>=5.0'"
     assert install_command([found], "/opt/python") == "/opt/python -m pip install 'transformers>=5.0'"
 
 
-def test_one_alternative_is_enough_and_the_first_is_recommended() -> None:
+def test_one_alternative_suffices_and_the_first_is_recommended() -> None:
     assert missing([ENGINE], version_of) == []
     (found,) = missing([ENGINE], no_version)
     assert str(found) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
     assert distributions([CASE, ENGINE]) == ["onnxruntime", "onnxruntime-gpu", "transformers"]
 
 
-def test_what_is_installed_for_the_ranks_is_not_missing(tmp_path: Path) -> None:
+def test_packages_installed_for_the_ranks_are_not_missing(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("--prefer-binary\ntransformers==5.1  # for this case\n\n")
     assert missing([CASE], no_version, given=list(requirement_names(tmp_path / "requirements.txt"))) == []
 

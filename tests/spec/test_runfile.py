@@ -20,7 +20,7 @@ def problems(**values: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_word_alone_is_a_case_and_a_path_a_cluster() -> None:
+def test_a_single_word_is_a_case_and_a_path_is_a_cluster_file() -> None:
     run = parse(RunSpec, {"cases": ["resnet_mini:pytorch:CPU:1:1"], "cluster": "cluster.yaml"}, "run.yaml")
     assert run.cases[0].key == "resnet_mini:pytorch:CPU:1:1"
     assert run.cluster == Path("cluster.yaml")
@@ -40,5 +40,5 @@ def test_a_word_alone_is_a_case_and_a_path_a_cluster() -> None:
         ({"cases": "resnet_mini"}, "cases: must be a list, found 'resnet_mini'"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_key_and_nothing_else_is(values: dict[str, Any], problem: str) -> None:
+def test_exactly_the_wrong_keys_are_named(values: dict[str, Any], problem: str) -> None:
     assert problems(**values) == [f"run.yaml: {problem}"]

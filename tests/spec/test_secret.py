@@ -21,12 +21,12 @@ def test_only_the_user_part_of_an_address_is_left_out(text: str, expected: str) 
     assert without_userinfo(text) == expected
 
 
-def test_names_tell_of_secrets() -> None:
+def test_secret_names_are_recognised() -> None:
     assert all(map(is_secret, ("HF_TOKEN", "aws_secret_access_key", "PGPASSWORD", "MY_AUTH")))
     assert not any(map(is_secret, ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "AUTHOR")))
 
 
-def test_secrets_are_found_and_replaced_wherever_they_stand() -> None:
+def test_secrets_are_found_and_replaced_everywhere() -> None:
     plan = {"environment": {"A_KEY": "sesame", "B_KEY": "true", "N": "1"}, "options": ["--env=C_TOKEN=tulip"], "n": 1}
     assert set(secrets_in(plan)) == {"sesame", "tulip"}
     expected = {

@@ -54,7 +54,7 @@ def _fake(**answers: Any) -> SimpleNamespace:
     )
 
 
-def test_a_gpu_is_read_in_full() -> None:
+def test_all_values_of_a_gpu_are_read() -> None:
     source = Source(_fake())
     (info,) = source.open()
     (sample,) = source.sample()
@@ -69,7 +69,7 @@ def test_a_gpu_is_read_in_full() -> None:
     assert chip.peaks.bf16 == 1307.4
 
 
-def test_what_is_not_given_is_null_with_a_reason() -> None:
+def test_missing_values_are_null_with_a_reason() -> None:
     smi = _fake(
         amdsmi_get_power_info={"current_socket_power": "N/A", "average_socket_power": "N/A"},
         amdsmi_get_energy_count=AmdSmiException("not supported"),

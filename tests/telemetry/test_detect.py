@@ -68,7 +68,7 @@ def test_pci_devices_are_read_as_sysfs_writes_them(tmp_path: Path) -> None:
     assert pci_ids(tmp_path / "nowhere") == frozenset()
 
 
-def test_a_machine_without_accelerators_is_measured_on_its_cpu() -> None:
+def test_without_accelerators_the_cpu_is_measured() -> None:
     found = detect(["cpu"])
     assert [entry.vendor for entry in found] == ["cpu"]
     assert (found[0].hardware, found[0].chips) == ("CPU", (None,))
@@ -122,7 +122,7 @@ def test_a_vendor_without_a_way_to_read_says_why() -> None:
         device_sources(folder, telemetry_of(load_vendor("zixiao"), "zixiao"))
 
 
-def test_one_card_with_two_dies_has_its_power_in_one_of_them(tmp_path: Path) -> None:
+def test_one_card_with_two_dies_reports_power_in_one_of_them(tmp_path: Path) -> None:
     recorded = Path(__file__).parent / "recorded"
     for vendor, file, leader in (
         ("iluvatar", "ixsmi-4.3.8.txt", {0: 1, 1: None}),
@@ -161,7 +161,7 @@ def test_a_script_that_writes_nothing_gives_a_reason(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_block_of_a_script_crashes(block: str) -> None:
+def test_no_script_block_crashes_the_parser(block: str) -> None:
     for text in (block, "2023-03-24-10:13:48\n" + block):
         with contextlib.suppress(SourceError):
             read_block(text, ScriptRule(file="x.py"))

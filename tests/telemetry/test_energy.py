@@ -24,7 +24,7 @@ def test_trapezoids_with_interpolated_ends() -> None:
     assert integrate(RAMP, 0.5, 2.5) == pytest.approx(487.5)
 
 
-def test_a_window_between_two_readings_lies_on_the_line_between_them() -> None:
+def test_a_window_between_two_readings_is_interpolated() -> None:
     # 120 W at 0.2 s, 160 W at 0.6 s: 0.4 s at 140 W
     assert integrate(RAMP, 0.2, 0.6) == pytest.approx(56.0)
 
@@ -77,7 +77,7 @@ def test_power_that_does_not_cover_the_window_is_no_cross_check() -> None:
     assert energy([(1.0, 300.0), (2.0, 300.0)], 0, 10, counter).energy_j == pytest.approx(1000)
 
 
-def test_a_counter_that_decreased_is_a_reason_and_power_the_figure() -> None:
+def test_a_decreasing_counter_is_a_reason_and_integrated_power_is_used() -> None:
     found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
     assert found.energy_j == pytest.approx(200)
     assert found.method == "trapezoid"
@@ -120,7 +120,7 @@ def test_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
     assert _energy_of(samples).value == pytest.approx(200)
 
 
-def test_a_reading_that_is_older_than_its_line_counts_at_the_time_of_reading(tmp_path: Path) -> None:
+def test_an_old_reading_counts_at_its_time_of_reading(tmp_path: Path) -> None:
     samples = _samples(tmp_path / "aged", [{"index": 0}], [{"index": 0, "power_w": 50, "age_s": 0.5}])
     assert list(samples.times(samples.devices[0])) == [-0.5, 0.5, 1.5, 2.5]
 

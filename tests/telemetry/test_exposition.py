@@ -50,7 +50,7 @@ def test_several_recorders_share_one_heading(tmp_path: Path) -> None:
     assert text.count("accelmark_host_cpu_ratio{") == 2
 
 
-def test_what_has_ended_is_torn_or_missing_is_left_out(tmp_path: Path) -> None:
+def test_ended_incomplete_and_missing_records_are_left_out(tmp_path: Path) -> None:
     assert last_sample(record(tmp_path / "ended", SAMPLE, {"footer": {}})) is None
     assert last_sample(record(tmp_path / "torn", SAMPLE, torn='{"t": 2, "ho')) == SAMPLE
     assert last_sample(record(tmp_path / "damaged", SAMPLE, torn="not json\n")) == SAMPLE
@@ -67,8 +67,6 @@ def test_each_series_is_there_once_though_two_cases_have_the_same_rounds(tmp_pat
 
 
 @pytest.mark.parametrize(("interval_s", "age_s", "shown"), [(1, 29, True), (1, 31, False), (60, 500, True)])
-def test_a_sample_of_a_killed_recorder_is_not_one_of_now(
-    tmp_path: Path, interval_s: int, age_s: int, shown: bool
-) -> None:
+def test_a_sample_of_a_killed_recorder_is_not_live(tmp_path: Path, interval_s: int, age_s: int, shown: bool) -> None:
     path = record(tmp_path / "c" / "round1" / "n" / "telemetry.jsonl", {"header": {"interval_s": interval_s}}, SAMPLE)
     assert bool(expose([({}, path)], now_s=SAMPLE["wall"] + age_s)) == shown

@@ -34,7 +34,7 @@ FORMS: list[Form] = [form for _, tool in _tools() for form in tool.forms]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_recorded_output_is_read_as_the_eye_reads_it(name: str) -> None:
+def test_recorded_tool_output_is_parsed_correctly(name: str) -> None:
     devices = _read(tool_of(name.split("/", maxsplit=1)[0]), text_of(name))
     assert devices is not None
     assert len(devices) == len(EXPECTED[name])
@@ -58,7 +58,7 @@ def test_an_output_without_a_column_that_is_read_is_not_readable() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(".txt") and "tsm" not in name])
-def test_a_pair_of_cells_that_changed_places_is_not_readable_or_read_the_same(name: str) -> None:
+def test_swapped_cells_are_unreadable_or_read_the_same(name: str) -> None:
     """Swap every pair of neighbouring words of the heading together with the words below them."""
     vendor = name.split("/", maxsplit=1)[0]
     tool, text = tool_of(vendor), text_of(name)
@@ -94,7 +94,7 @@ def _reorder(line: str, order: tuple[int, ...]) -> str:
     return "|" + "|".join(cells[at] for at in order) + "|" if len(cells) == 3 else line
 
 
-def test_a_column_of_csv_may_move_since_it_is_found_by_name() -> None:
+def test_csv_columns_are_found_by_name() -> None:
     (form,) = tool_of("intel").forms
     names = ["Timestamp", "DeviceId", "GPU Power (W)", "GPU Memory Used (MiB)", "GPU Utilization (%)"]
     names += ["GPU Core Temperature (Celsius Degree)", "GPU Frequency (MHz)"]
@@ -166,12 +166,12 @@ def test_a_number_with_another_unit_or_out_of_bounds_is_not_readable(field: str,
         parse_number(field, text)
 
 
-def test_more_memory_used_than_there_is_is_not_readable() -> None:
+def test_more_memory_used_than_installed_is_not_readable() -> None:
     text = text_of("iluvatar/ixsmi-4.3.8.txt").replace("64MiB / 32768MiB", "64000MiB / 32768MiB")
     assert _read(tool_of("iluvatar"), text) is None
 
 
-def test_every_rule_says_where_its_form_was_seen() -> None:
+def test_every_rule_names_the_source_of_its_format() -> None:
     assert all(len(form.source) > 20 for form in FORMS)
 
 

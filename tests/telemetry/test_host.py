@@ -170,7 +170,7 @@ def test_descendants_of_descendants_are_of_the_family() -> None:
         os.kill(grandchild, signal.SIGKILL)
 
 
-def test_a_busy_host_has_reasons_and_an_idle_one_has_none() -> None:
+def test_a_busy_host_gets_findings_and_an_idle_one_gets_none() -> None:
     assert busy_reasons(HostSample(cpu=0.03, psi_cpu=0.5, psi_memory=0.0, psi_io=1.0, load1=9.0), 2) == ()
     reasons = busy_reasons(HostSample(cpu=0.8, psi_cpu=40.0), 2)
     assert len(reasons) == 2

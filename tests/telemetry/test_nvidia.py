@@ -12,7 +12,7 @@ from accelmark.vendors.nvidia.telemetry import Source
 from tests.telemetry.fake_nvml import GPU_LOST, NOT_SUPPORTED, FakeNvml
 
 
-def test_a_gpu_is_read_in_full() -> None:
+def test_all_values_of_a_gpu_are_read() -> None:
     nvml = FakeNvml()
     nvml.pids = [4242]
     source = Source(nvml)
@@ -36,7 +36,7 @@ def test_power_is_the_drivers_mean_where_the_instant_value_is_not_given() -> Non
     assert "mean" in info.details["power"]
 
 
-def test_what_a_gpu_refuses_is_null_with_nvmls_reason() -> None:
+def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
     refused = ("TotalEnergyConsumption", "TotalEccErrors", "UtilizationRates", "FieldValues", "PowerUsage")
     refuse = dict.fromkeys((f"nvmlDeviceGet{name}" for name in refused), NOT_SUPPORTED)
     source = Source(FakeNvml(refuse=refuse))
@@ -54,7 +54,7 @@ def test_all_bits_of_the_throttle_reasons_are_named_or_shown() -> None:
     assert source.sample()[0].throttle == ("software_power_cap", "hardware_thermal", "unknown_0x10000")
 
 
-def test_a_gpu_that_fell_off_the_bus_mid_run_is_a_reason_and_not_a_zero() -> None:
+def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
     nvml = FakeNvml(num_gpus=2)
     source = Source(nvml)
     source.open()

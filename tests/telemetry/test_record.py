@@ -52,7 +52,7 @@ def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) ->
     assert energy(power, start_s, end_s).energy_j == pytest.approx(58 * (end_s - start_s), rel=0.02)
 
 
-def test_samples_stand_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
+def test_samples_are_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
     process = start(tmp_path, CPU)
     until(lambda: num_lines(tmp_path) >= 15)
     recording = stop(process, tmp_path)
@@ -146,7 +146,7 @@ def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Pat
     assert f"sleep {marker}" not in left
 
 
-def test_a_vendor_folder_that_is_wrong_costs_the_devices_and_not_the_host(tmp_path: Path) -> None:
+def test_a_broken_vendor_folder_costs_device_telemetry_only(tmp_path: Path) -> None:
     folder, _ = make_vendor(tmp_path)
     text = (folder / "vendor.yaml").read_text()
     (folder / "vendor.yaml").write_text(text.replace("timeout_s", "timeout"))
@@ -158,7 +158,7 @@ def test_a_vendor_folder_that_is_wrong_costs_the_devices_and_not_the_host(tmp_pa
     assert _read_values(recording.host["mem_used_mib"])
 
 
-def test_a_vendors_own_reader_that_raises_costs_the_devices_and_not_the_host(tmp_path: Path) -> None:
+def test_a_vendor_reader_that_raises_costs_device_telemetry_only(tmp_path: Path) -> None:
     folder, _ = make_vendor(tmp_path)
     (folder / "telemetry.py").write_text("raise ValueError('broken by its maker')\n")
     process = start(tmp_path, folder)
@@ -167,7 +167,7 @@ def test_a_vendors_own_reader_that_raises_costs_the_devices_and_not_the_host(tmp
     assert "ValueError: broken by its maker" in recording.reason("devices")
 
 
-def test_a_recorder_that_is_killed_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:
+def test_a_killed_recorder_leaves_a_readable_record(tmp_path: Path) -> None:
     process = start(tmp_path, CPU)
     until(lambda: num_lines(tmp_path) >= 5)
     process.kill()
@@ -224,7 +224,7 @@ def test_a_request_with_a_typo_names_the_key(tmp_path: Path) -> None:
     assert "did you mean 'interval_s'" in errors
 
 
-def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
+def test_a_wall_clock_that_steps_back_has_no_effect(tmp_path: Path) -> None:
     """Time is stepped inside the process, since the machine's own clock is not ours to set."""
     (tmp_path / "telemetry.json").write_text(
         json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
@@ -253,7 +253,7 @@ def test_a_wall_clock_that_steps_back_does_not_disturb(tmp_path: Path) -> None:
     assert len(_read_values(recording.host["mem_used_mib"])) == len(samples)
 
 
-def test_a_full_disk_loses_lines_and_is_counted_but_joins_no_two_lines() -> None:
+def test_a_full_disk_counts_lost_lines_and_never_merges_two_lines() -> None:
     """``/dev/full`` refuses every write as a full disk does."""
     full = LineFile(Path("/dev/full"))
     assert not full.write("x")
@@ -302,7 +302,7 @@ def test_a_flagperf_script_is_stopped_though_its_next_block_is_far_off(tmp_path:
     until(lambda: not Path(f"/proc/{script}").exists())
 
 
-def test_a_line_that_was_cut_off_is_closed_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_line_is_terminated_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LineFile(tmp_path / "lines")
     write = os.write
     with monkeypatch.context() as patch:

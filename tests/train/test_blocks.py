@@ -89,7 +89,7 @@ def test_blocks_of_one_structure_are_compiled_into_one_graph_without_breaks(chec
     assert counter.read() == Compiled(graphs=1, graph_breaks=0)
 
 
-def test_a_forward_that_a_vendor_set_is_seen_under_the_wrapper() -> None:
+def test_a_forward_replaced_by_a_vendor_is_found_under_the_wrapper() -> None:
     plain, changed, later = Block(), Block(), Block()
     changed.forward = lambda x: x  # type: ignore[method-assign]
     wrap_blocks([plain, changed, later], "full", None)

@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     ],
     ids=["adamw", "sgd", "lamb", "fp16", "fsdp2"],
 )
-def test_a_resumed_run_goes_on_with_the_same_losses_to_the_bit(
+def test_a_resumed_run_continues_with_bitwise_equal_losses(
     tmp_path: Path, run_here: RunHere, settings: dict[str, Any]
 ) -> None:
     """The run is cut off at step 8, in the third epoch of four steps, and goes on from step 6 in the second."""
@@ -79,12 +79,12 @@ def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here
     assert all(norm > 0 for norm in replayed["update_norms"])
 
 
-def test_resuming_where_nothing_was_saved_starts_anew(tmp_path: Path, run_here: RunHere) -> None:
+def test_resuming_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, resume=True))
     assert ran.finished().global_steps == len(ran.losses()) == 12
 
 
-def test_half_a_checkpoint_is_never_taken_for_one(tmp_path: Path, run_here: RunHere) -> None:
+def test_an_incomplete_checkpoint_is_never_used(tmp_path: Path, run_here: RunHere) -> None:
     run_here(make_job(tmp_path, BASE))
     (tmp_path / "checkpoints" / "step000000099.tmp").mkdir()
     ran = run_here(make_job(tmp_path, BASE, resume=True))

@@ -13,7 +13,7 @@ from tests.train.jobs import make_job
 UNREACHABLE = Target(metric="accuracy", direction="at_least", value=2.0, why="made up for a test")
 
 
-def test_every_rank_tells_its_way_from_start_to_finish(tmp_path: Path, run_here: RunHere) -> None:
+def test_every_rank_reports_its_phases_from_start_to_finish(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
     names = [item["event"] for item in ran.events()]
     seen = list(dict.fromkeys(names))
@@ -74,7 +74,7 @@ def test_training_ends_at_the_bound_that_comes_first(
     assert len(ran.losses()) == steps
 
 
-def test_training_ends_when_its_time_is_over(tmp_path: Path, run_here: RunHere) -> None:
+def test_training_ends_when_its_time_is_up(tmp_path: Path, run_here: RunHere) -> None:
     settings = {"end.max_steps": ..., "end.max_duration_s": 0.3, "model.sleep_ms": 10, "log_every_steps": 1000}
     finished = run_here(make_job(tmp_path, settings)).finished()
     assert (finished.state, finished.end_reason) == ("completed", "max_duration")
@@ -109,20 +109,20 @@ def test_epochs_are_evaluated_when_asked_for(tmp_path: Path, run_here: RunHere) 
     assert [value["epoch"] for value in ran.values("EPOCH_BEGIN")] == [0, 1, 2, 3, 4]
 
 
-def test_convergence_is_told_apart_from_completion(tmp_path: Path, run_here: RunHere) -> None:
+def test_convergence_is_distinguished_from_completion(tmp_path: Path, run_here: RunHere) -> None:
     assert run_here(make_job(tmp_path)).finished().converged is True
     assert run_here(make_job(tmp_path, target=UNREACHABLE)).finished().converged is False
     assert run_here(make_job(tmp_path, target=None)).finished().converged is None
 
 
-def test_made_up_data_is_never_evaluated_nor_converged(tmp_path: Path, run_here: RunHere) -> None:
+def test_synthetic_data_is_never_evaluated_nor_converged(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"loader.synthetic": True, "evaluate.every_steps": 2}))
     assert ran.values("EVALUATE") == []
     assert ran.finished().converged is None
     assert ran.finished().global_steps == 12
 
 
-def test_a_metric_that_the_target_names_has_to_be_there(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_missing_target_metric_is_an_error(tmp_path: Path, run_here: RunHere) -> None:
     target = Target(metric="acuracy", direction="at_least", value=0.5, why="misspelt")
     ran = run_here(make_job(tmp_path, target=target))
     assert ran.exit_code == 1
@@ -140,7 +140,7 @@ def test_a_reference_loss_curve_decides_convergence(tmp_path: Path, run_here: Ru
     assert run_here(make_job(tmp_path, target=None, reference_loss=late)).finished().converged is False
 
 
-def test_a_loss_that_is_not_a_number_ends_training_in_its_own_step(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_non_finite_loss_ends_training_in_its_own_step(tmp_path: Path, run_here: RunHere) -> None:
     settings = {"model.fault": "nan", "model.fault_at": 6, "log_every_steps": 100, "end.max_steps": 200}
     ran = run_here(make_job(tmp_path, settings))
     finished = ran.finished()
@@ -153,7 +153,7 @@ def test_a_loss_that_is_not_a_number_ends_training_in_its_own_step(tmp_path: Pat
     assert ran.values("EVALUATE") == []
 
 
-def test_want_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -> None:
+def test_out_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 2}))
     finished = ran.finished()
     assert (ran.exit_code, finished.state, finished.end_reason) == (1, "failed", "out_of_memory")
@@ -161,7 +161,7 @@ def test_want_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) 
         assert word in (finished.message or "")
 
 
-def test_an_error_in_a_case_is_told_with_its_traceback(
+def test_an_error_in_a_case_is_shown_with_its_traceback(
     tmp_path: Path, run_here: RunHere, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = run_here(make_job(tmp_path, {"model.fault": "error", "model.fault_at": 2}))
@@ -170,13 +170,13 @@ def test_an_error_in_a_case_is_told_with_its_traceback(
     assert "in _trouble" in capsys.readouterr().err
 
 
-def test_too_little_data_for_one_step_is_said_so(tmp_path: Path, run_here: RunHere) -> None:
+def test_too_little_data_for_one_step_is_reported(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"model.samples": 10}))
     assert ran.exit_code == 1
     assert "lower batch_size" in (ran.finished().message or "")
 
 
-def test_a_device_that_is_not_there_is_said_so(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None:
     job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
     ran = run_here(job)
     assert ran.exit_code == 2

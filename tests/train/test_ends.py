@@ -30,7 +30,7 @@ class Ranks:
         return [agreement.poll(step, vote) for agreement, vote in zip(self.agreements, votes, strict=True)]
 
 
-def test_all_ranks_hear_one_answer_at_the_next_poll() -> None:
+def test_all_ranks_get_the_same_answer_at_the_next_poll() -> None:
     ranks = Ranks(3)
     quiet = Vote(step_s=0.2)
     assert ranks.poll(1, [quiet, Vote(cancelled=True, step_s=0.4), quiet]) == [None] * 3
@@ -40,7 +40,7 @@ def test_all_ranks_hear_one_answer_at_the_next_poll() -> None:
 
 
 @given(st.lists(st.none() | st.integers(1, 10**9), min_size=1, max_size=5))
-def test_the_earliest_bad_step_of_any_rank_is_the_one_told(steps: list[int | None]) -> None:
+def test_the_earliest_bad_step_of_any_rank_is_reported(steps: list[int | None]) -> None:
     ranks = Ranks(len(steps))
     ranks.poll(1, [Vote(nonfinite_step=step) for step in steps])
     known = [step for step in steps if step is not None]
@@ -50,7 +50,7 @@ def test_the_earliest_bad_step_of_any_rank_is_the_one_told(steps: list[int | Non
 
 
 @pytest.mark.parametrize(("step_s", "interval"), [(0.001, 20), (0.25, 4), (30.0, 1)])
-def test_polls_come_about_once_a_second(step_s: float, interval: int) -> None:
+def test_polls_happen_about_once_a_second(step_s: float, interval: int) -> None:
     ranks = Ranks(2)
     ranks.poll(10, [Vote(step_s=step_s)] * 2)
     ranks.poll(11, [Vote(step_s=step_s)] * 2)
@@ -72,6 +72,6 @@ def test_the_length_of_training_is_the_smallest_bound() -> None:
     assert total_steps(EndSettings(max_duration_s=5), 30, 16) is None
 
 
-def test_a_bad_loss_tells_the_last_good_one() -> None:
+def test_a_non_finite_loss_reports_the_last_finite_one() -> None:
     assert "last finite: 0.5 at 6" in (nonfinite_end(7, 0.5, 6).message or "")
     assert "no step before it" in (nonfinite_end(1, None, None).message or "")

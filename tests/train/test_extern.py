@@ -62,7 +62,7 @@ def test_a_vendors_hooks_replace_the_defaults_and_are_recorded(tmp_path: Path, r
         ("def _update(self, training): ...", "'_update'"),
     ],
 )
-def test_what_is_not_a_hook_may_not_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:
+def test_only_hooks_may_be_replaced(tmp_path: Path, run_here: RunHere, body: str, name: str) -> None:
     code = f"from accelmark.frameworks.pytorch.hooks import Hooks\nclass Extern(Hooks):\n    {body}\n"
     folder = vendor_folder(tmp_path, code)
     ran = run_here(make_job(tmp_path, extern=folder))
@@ -82,7 +82,7 @@ def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None
     assert load_hooks(None) is Hooks
 
 
-def test_a_case_without_the_framework_is_told_what_it_has() -> None:
+def test_a_case_without_the_framework_lists_its_frameworks() -> None:
     with pytest.raises(RequestError, match=r"has no .*paddle\.py"):
         folder_module(FolderRef(name="tiny", path=TINY, sha256=""), "paddle")
 
@@ -155,7 +155,7 @@ def started_with(directory: Path, run_here: RunHere, code: str, **settings: obje
     return Started.model_validate(ran.values("INIT_END")[0])
 
 
-def test_hooks_that_leave_the_model_alone_leave_every_trace_of_it(tmp_path: Path, run_here: RunHere) -> None:
+def test_passive_hooks_leave_the_model_unchanged(tmp_path: Path, run_here: RunHere) -> None:
     started = started_with(tmp_path, run_here, SAME)
     assert (started.num_replaced_modules, started.output_difference) == (0, 0.0)
     assert started.module_hash == started.standard_module_hash
@@ -163,9 +163,7 @@ def test_hooks_that_leave_the_model_alone_leave_every_trace_of_it(tmp_path: Path
     assert started.replaced_functions == ()
 
 
-def test_an_activation_that_was_taken_out_is_seen_though_no_parameter_changed(
-    tmp_path: Path, run_here: RunHere
-) -> None:
+def test_a_removed_activation_is_found_without_parameter_changes(tmp_path: Path, run_here: RunHere) -> None:
     started = started_with(tmp_path, run_here, IDENTITY)
     assert started.parameter_hash == started.standard_parameter_hash
     assert started.module_hash != started.standard_module_hash
@@ -174,12 +172,12 @@ def test_an_activation_that_was_taken_out_is_seen_though_no_parameter_changed(
     assert started.output_difference > 0.02
 
 
-def test_a_forward_that_was_put_on_a_module_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_forward_replaced_on_a_module_is_found(tmp_path: Path, run_here: RunHere) -> None:
     started = started_with(tmp_path, run_here, OWN_FORWARD)
     assert "with a forward of its own" in " ".join(started.replaced_modules)
 
 
-def test_a_function_of_the_frameworks_that_was_replaced_is_seen(
+def test_a_replaced_framework_function_is_found(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.functional, "silu", torch.nn.functional.silu)  # put back after the test
@@ -258,14 +256,14 @@ class Extern(hooks.Hooks):
 """
 
 
-def test_methods_that_the_objects_themselves_hold_are_seen(tmp_path: Path, run_here: RunHere) -> None:
+def test_replaced_methods_of_instances_are_found(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, ON_THE_OBJECTS)))
     (told,) = ran.values("INSPECTED")
     assert any(name.startswith("Extern.train_step of the object -> ") for name in told["replaced_functions"])
     assert any(name.startswith("Case.eval_sums of the object -> ") for name in told["replaced_functions"])
 
 
-def test_a_default_hook_that_was_patched_is_seen_and_its_work_compared(
+def test_a_monkeypatched_default_hook_is_found_and_its_work_compared(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hooks, "create_optimizer", Hooks.create_optimizer)  # put back after the test
@@ -279,7 +277,7 @@ def test_a_default_hook_that_was_patched_is_seen_and_its_work_compared(
     assert started.trained_checkpoint_hash == started.checkpoint_hash
 
 
-def test_a_new_body_in_an_old_function_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_replaced_function_body_is_found(tmp_path: Path, run_here: RunHere) -> None:
     kept = Window.add.__code__
     try:
         ran = run_here(make_job(tmp_path, extern=vendor_folder(tmp_path, OTHER_BODY)))
@@ -289,7 +287,7 @@ def test_a_new_body_in_an_old_function_is_seen(tmp_path: Path, run_here: RunHere
     assert replaced.startswith("accelmark.train.loop.window.Window.add -> ")
 
 
-def test_what_is_replaced_only_while_training_is_seen_at_its_end(
+def test_a_replacement_during_training_is_found_at_its_end(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Account, "converged", Account.converged)
@@ -299,7 +297,7 @@ def test_what_is_replaced_only_while_training_is_seen_at_its_end(
     assert replaced.startswith("accelmark.train.loop.account.Account.converged -> ")
 
 
-def test_what_the_frameworks_module_replaces_is_told_apart(
+def test_replacements_by_the_frameworks_module_are_distinguished(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "madeup_module.py").write_text(
@@ -317,13 +315,13 @@ def test_what_the_frameworks_module_replaces_is_told_apart(
     assert replaced.startswith("accelmark.frameworks.pytorch.training.evaluation.share_buffers -> ")
 
 
-def test_without_a_vendors_code_nothing_is_looked_for_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
+def test_without_vendor_code_nothing_is_inspected_at_the_end(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path))
     assert ran.values("INSPECTED") == []
     assert ran.values("INIT_END")[0]["replaced_functions"] == []
 
 
-def test_a_method_from_elsewhere_is_seen_though_it_was_there_before_any_vendors_code(
+def test_a_method_replaced_before_vendor_code_was_loaded_is_found(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hooks, "backward", lambda self, loss, scaler: loss.backward())

@@ -31,7 +31,7 @@ def test_items_fetched_ahead_come_in_order_and_end() -> None:
     ahead.close()
 
 
-def test_an_error_behind_the_scenes_is_raised_where_it_is_awaited() -> None:
+def test_a_background_error_is_raised_where_it_is_awaited() -> None:
     def broken() -> Iterator[int]:
         yield 1
         raise OSError("disk gone")

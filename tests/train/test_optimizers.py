@@ -38,7 +38,7 @@ def test_each_name_gives_its_optimizer(name: str, expected: type) -> None:
         assert optimizer.defaults["betas"] == (0.8, 0.999)
 
 
-def test_weight_decay_spares_norms_and_biases_when_told_to() -> None:
+def test_weight_decay_skips_norms_and_biases_on_request() -> None:
     settings = OptimizerSettings(name="adamw", weight_decay=0.1, decay_norm_and_bias=False)
     decayed, spared = build_optimizer(make_model(), settings, CPU).param_groups
     assert decayed["weight_decay"] == 0.1
@@ -48,7 +48,7 @@ def test_weight_decay_spares_norms_and_biases_when_told_to() -> None:
     assert len(decayed["params"]) + len(spared["params"]) == 6
 
 
-def test_frozen_parameters_are_left_alone() -> None:
+def test_frozen_parameters_are_not_changed() -> None:
     model = make_model()
     model[0].requires_grad_(False)
     groups = build_optimizer(model, OptimizerSettings(), CPU).param_groups
@@ -137,7 +137,7 @@ def test_schedules_have_their_shapes(settings: dict[str, float | str], expected:
     final=st.floats(0, 1),
     step=st.integers(0, 400),
 )
-def test_a_schedule_never_leaves_nought_to_peak(name: str, warmup: int, total: int, final: float, step: int) -> None:
+def test_a_schedule_stays_between_zero_and_peak(name: str, warmup: int, total: int, final: float, step: int) -> None:
     values = {"name": name, "warmup_steps": warmup, "final_lr_ratio": final}
     assert 0.0 <= learning_rate_factor(ScheduleSettings.model_validate(values), total, 10)(step) <= 1.0 + 1e-12
 

@@ -27,7 +27,7 @@ def test_tf32_on_a_cpu_computes_fp32_and_says_so(tmp_path: Path, run_here: RunHe
     assert "tf32 is not available on cpu" in ran.values("WARNING")[0]["message"]
 
 
-def test_checkpointed_activations_change_nothing_but_memory(tmp_path: Path, run_here: RunHere) -> None:
+def test_activation_checkpointing_changes_only_memory(tmp_path: Path, run_here: RunHere) -> None:
     settings = {"model.dropout": 0.2}
     plain = run_here(make_job(tmp_path, settings)).losses()
     assert run_here(make_job(tmp_path, {**settings, "activation_checkpointing": True})).losses() == plain
@@ -45,7 +45,7 @@ def test_a_compiled_model_trains_as_the_plain_one(tmp_path: Path, run_here: RunH
     assert run_here(make_job(tmp_path, {"compile": "default"})).losses() == pytest.approx(plain, rel=1e-4)
 
 
-def test_a_host_without_a_compiler_trains_the_model_as_it_is_and_says_so(
+def test_a_host_without_a_compiler_trains_uncompiled_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = run(make_job(tmp_path), tmp_path / "plain").losses()

@@ -45,9 +45,7 @@ def inspected(directory: Path, run_here: RunHere, body: str, **settings: Any) ->
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_step_that_does_all_of_its_work_is_counted_whole(
-    tmp_path: Path, run_here: RunHere, accumulation: int
-) -> None:
+def test_a_complete_step_is_counted_completely(tmp_path: Path, run_here: RunHere, accumulation: int) -> None:
     told = inspected(tmp_path, run_here, SAME, gradient_accumulation_steps=accumulation)
     assert told["samples_seen"] == told["samples_credited"] == 16 * accumulation
     assert told["compute_types"] == ["float32"]
@@ -56,20 +54,20 @@ def test_a_step_that_does_all_of_its_work_is_counted_whole(
     assert len(told["probed_steps"]) > 1
 
 
-def test_a_step_that_leaves_samples_out_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_step_that_leaves_samples_out_is_found(tmp_path: Path, run_here: RunHere) -> None:
     told = inspected(tmp_path, run_here, FEWER)
     assert (told["samples_seen"], told["samples_credited"]) == (8, 16)
 
 
-def test_a_forward_pass_that_is_no_training_does_not_count(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_forward_pass_outside_training_does_not_count(tmp_path: Path, run_here: RunHere) -> None:
     assert inspected(tmp_path, run_here, UNTRAINED)["samples_seen"] == 0
 
 
-def test_a_step_in_another_precision_is_seen(tmp_path: Path, run_here: RunHere) -> None:
+def test_a_step_in_another_precision_is_found(tmp_path: Path, run_here: RunHere) -> None:
     assert inspected(tmp_path, run_here, HALF, precision="fp32")["compute_types"] == ["bfloat16"]
 
 
-def test_the_evaluation_after_a_step_is_no_part_of_it(tmp_path: Path, run_here: RunHere) -> None:
+def test_evaluation_after_a_step_is_not_part_of_it(tmp_path: Path, run_here: RunHere) -> None:
     told = inspected(tmp_path, run_here, SAME, **{"end.max_steps": 1})
     assert (told["probed_steps"], told["samples_seen"]) == ([1], 16)
 
@@ -122,14 +120,14 @@ def drawn() -> list[int]:
     return looked
 
 
-def test_which_steps_are_looked_at_is_drawn_anew_and_they_are_few() -> None:
+def test_inspected_steps_are_few_and_drawn_at_random() -> None:
     one, other = drawn(), drawn()
     assert one != other
     assert one[0] == other[0] == 1
     assert 5 <= len(one) <= 13
 
 
-def test_steps_through_which_nothing_passes_are_told_as_uncounted() -> None:
+def test_uncounted_steps_are_reported() -> None:
     model = nn.Linear(2, 2)
     probes = Probes(4, 1.0)
     probes.open(model)

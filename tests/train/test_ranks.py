@@ -120,7 +120,7 @@ def test_ranks_have_seeds_of_their_own_and_one_model(ddp: Ran) -> None:
     assert {item["metadata"]["rank"] for item in ddp.events(1)} == {1}
 
 
-def test_each_rank_has_its_exit_told(ddp: Ran) -> None:
+def test_every_rank_has_an_exit_record(ddp: Ran) -> None:
     assert [(item.rank, item.state, item.exit_code) for item in ddp.ranks()] == [
         (0, "succeeded", 0),
         (1, "succeeded", 0),
@@ -139,7 +139,7 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert any("STEP_END" in line for line in second.last_lines)
 
 
-def test_a_loss_gone_bad_on_one_rank_ends_all_in_the_same_step(tmp_path: Path) -> None:
+def test_a_non_finite_loss_on_one_rank_ends_all_in_the_same_step(tmp_path: Path) -> None:
     settings = {"model.fault": "nan", "model.fault_at": 6, "model.fault_rank": 1, "end.max_steps": 2000}
     settings["log_every_steps"] = 2
     ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
@@ -151,7 +151,7 @@ def test_a_loss_gone_bad_on_one_rank_ends_all_in_the_same_step(tmp_path: Path) -
     assert [item.state for item in ran.ranks()] == ["failed", "failed"]
 
 
-def test_want_of_memory_on_one_rank_is_the_reason_and_the_other_follows(tmp_path: Path) -> None:
+def test_out_of_memory_on_one_rank_is_the_cause_and_the_other_follows(tmp_path: Path) -> None:
     settings = {"model.fault": "memory", "model.fault_at": 3, "model.fault_rank": 1}
     ran = run(make_job(tmp_path, settings, nproc=2), tmp_path)
     assert ran.exit_code == 1
@@ -199,7 +199,7 @@ def test_a_rank_alone_ends_its_step_when_told_to(tmp_path: Path) -> None:
     assert ran.values("EVALUATE") == []
 
 
-def test_a_rank_that_hangs_still_says_a_last_word(tmp_path: Path) -> None:
+def test_a_hanging_rank_still_writes_its_stacks(tmp_path: Path) -> None:
     """A main thread in a native call runs no handler: the listening thread speaks for it."""
     script = (
         "import os, signal, threading, time\n"

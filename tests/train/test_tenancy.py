@@ -66,7 +66,7 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
     return done
 
 
-def test_a_judge_ends_training_at_an_evaluation_and_its_time_is_in_no_window(tmp_path: Path) -> None:
+def test_an_early_stop_ends_training_at_an_evaluation_outside_any_window(tmp_path: Path) -> None:
     heard = Heard(ends_at=3)
     done = carried(make_job(tmp_path, {"end.max_steps": 50, "evaluate.every_steps": 4}), heard)
     assert (done.end.reason, done.end.completed, done.in_step, done.exit_code) == ("early_stop", True, True, 0)
@@ -76,7 +76,7 @@ def test_a_judge_ends_training_at_an_evaluation_and_its_time_is_in_no_window(tmp
         assert window.wall_ms < sum(window.step_ms) + sum(window.data_wait_ms) + PAUSE_S * 1000
 
 
-def test_a_judge_that_has_nothing_to_say_lets_training_run_to_its_bound(tmp_path: Path) -> None:
+def test_training_without_an_early_stop_decision_runs_to_its_bound(tmp_path: Path) -> None:
     heard = Heard()
     done = carried(make_job(tmp_path, {"end.max_steps": 9, "evaluate.every_steps": 4}), heard)
     assert done.end.reason == "max_steps"
@@ -101,7 +101,7 @@ def test_one_job_after_another_uses_the_group_of_the_process_and_leaves_it_open(
         assert dist.is_initialized()
 
 
-def test_a_job_that_breaks_leaves_the_process_fit_for_the_next(tmp_path: Path) -> None:
+def test_a_failing_job_leaves_the_process_usable_for_the_next(tmp_path: Path) -> None:
     broken = carried(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 3}), Heard())
     assert (broken.end.reason, broken.in_step, broken.exit_code) == ("out_of_memory", False, 1)
     assert carried(make_job(tmp_path), Heard()).end.reason == "max_steps"

@@ -16,14 +16,14 @@ def made_at(path: str) -> object:
     return names["put_in_place"]
 
 
-def test_all_functions_stand_where_they_belong() -> None:
+def test_all_functions_are_in_their_original_place() -> None:
     assert foreign_functions() == ()
 
 
 @pytest.mark.parametrize(
     "place", ["/opt/conda/lib/python3.11/site-packages/a.py", "/usr/lib/python3/dist-packages/a.py"]
 )
-def test_what_is_installed_beside_is_no_stranger(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_installed_next_to_accelmark_are_not_foreign(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "borrowed", made_at(place), raising=False)
     assert foreign_functions() == ()
 

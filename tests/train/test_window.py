@@ -68,7 +68,7 @@ def test_events_are_used_again_once_read() -> None:
     assert device.made == 5
 
 
-def test_losses_on_the_host_are_at_hand_in_their_own_step() -> None:
+def test_losses_on_the_host_are_available_in_their_own_step() -> None:
     window = Window(HostClock(), HostLosses())
     assert window.add(0, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()

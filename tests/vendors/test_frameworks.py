@@ -21,7 +21,7 @@ def test_every_platform_that_runs_declares_pytorch() -> None:
         assert vendor.cannot_run or framework_device(vendor, "pytorch").collective_backend, name
 
 
-def test_the_keys_of_earlier_vendor_files_are_one_error_that_shows_the_new_form() -> None:
+def test_keys_of_earlier_vendor_files_are_one_error_that_shows_the_new_form() -> None:
     values: dict[str, object] = {"name": "acme", "title": "Acme", "visible_devices_env": None, "chips": [], **FLAT}
     with pytest.raises(SpecError) as caught:
         parse(VendorSpec, values, "vendor.yaml")

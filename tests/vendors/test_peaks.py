@@ -45,7 +45,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("name", "chip", "variant", "bf16", "fp8"), NVIDIA)
-def test_nvidias_chips_are_told_apart_by_the_names_that_nvidia_smi_prints(
+def test_nvidias_chips_are_distinguished_by_their_nvidia_smi_names(
     name: str, chip: str, variant: str, bf16: float, fp8: float | None
 ) -> None:
     found = load_vendor("nvidia").chip_of(name, None)
@@ -54,7 +54,7 @@ def test_nvidias_chips_are_told_apart_by_the_names_that_nvidia_smi_prints(
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_slice_or_a_sibling_with_other_rates_is_no_chip(name: str) -> None:
+def test_a_slice_or_sibling_with_other_rates_is_not_matched(name: str) -> None:
     assert load_vendor("nvidia").chip_of(name, None) is None
 
 
@@ -102,7 +102,7 @@ def chip_named(vendor: str, name: str, variant: str) -> Chip:
 
 
 @pytest.mark.parametrize(("vendor", "name", "variant", "precision", "units", "operations", "clock_ghz"), ARITHMETIC)
-def test_a_peak_is_what_its_units_and_clock_come_to(
+def test_a_peak_is_derived_from_units_and_clock(
     vendor: str, name: str, variant: str, precision: str, units: int, operations: int, clock_ghz: float
 ) -> None:
     stated = getattr(chip_named(vendor, name, variant).peaks, precision)

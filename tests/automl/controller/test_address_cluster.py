@@ -88,7 +88,7 @@ def test_a_search_runs_on_a_running_cluster_and_leaves_it_running(
     assert head[1].is_running()
 
 
-def test_more_workers_than_the_cluster_has_is_refused(search: Search, head: tuple[str, psutil.Process]) -> None:
+def test_more_workers_than_cluster_nodes_are_refused(search: Search, head: tuple[str, psutil.Process]) -> None:
     code, _, err = asked(search, head[0], concurrency=CORES + 1)
     assert code == 2
     assert f"the cluster has {CORES} processor cores, enough for {CORES}" in err

@@ -229,7 +229,7 @@ def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
     assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
 
 
-def test_only_weights_that_may_be_needed_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_weights_needed_later_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(population, "BEST_PARENTS", 1)
     monkeypatch.setattr(population, "LATEST_PARENTS", 1)
     wanted = config(tmp_path, ScheduleConfig(concurrency=1, max_trials=8, round_epochs=(1,), tuning_round=None))

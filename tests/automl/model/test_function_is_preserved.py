@@ -101,7 +101,7 @@ def test_the_comparison_detects_one_wrong_weight() -> None:
         torch.testing.assert_close(built(QUIET, weights).eval()(images), module(images), rtol=1e-4, atol=1e-5)
 
 
-def test_copies_made_by_widening_learn_different_things() -> None:
+def test_widened_copies_learn_different_weights() -> None:
     morph = Morph(kind="widen", at="c1_conv", size=8, seed=2)
     child_network = apply_morph(QUIET, morph)
     weights = carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET)))

@@ -38,7 +38,7 @@ def test_every_part_of_resnet50_matches_the_reference_table(kind: str, operation
     assert count(resnet50(), "aiperf-v1").forward_by_kind()[kind] == operations
 
 
-def test_the_parts_are_the_whole() -> None:
+def test_the_parts_sum_to_the_whole() -> None:
     assert sum(REFERENCE_PARTS.values()) == 7_806_583_495
 
 

@@ -40,7 +40,7 @@ def relative(steps: int, seed: int) -> Network:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 10_000))
-def test_distances_are_zero_to_oneself_symmetric_and_equal_alone_or_in_a_batch(
+def test_distances_are_zero_on_the_diagonal_symmetric_and_independent_of_batching(
     left: int, right: int, seed: int
 ) -> None:
     one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
@@ -135,7 +135,7 @@ def test_parallel_proposals_differ() -> None:
     assert len(texts) == 4
 
 
-def test_a_lost_network_is_neither_best_nor_parent() -> None:
+def test_a_network_of_a_lost_trial_is_neither_best_nor_parent() -> None:
     population = searched("random", 3, steps=3)
     newest = SEARCHERS["random"]().propose(population)
     set_value(population, newest.id, "lost", None)
