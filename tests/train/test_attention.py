@@ -39,7 +39,7 @@ def test_the_kernel_is_the_one_that_pytorch_chooses_in_the_context_of_the_forwar
 def test_what_was_chosen_is_what_runs() -> None:
     tensor = torch.randn(2, 4, 16, 32, requires_grad=True)
     (kernel,) = chosen_kernels(calls().found, CPU, nullcontext)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         F.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
     assert any(f"dot_product_{kernel}_attention" in event.name for event in profile.events() or ())
     with sdpa_kernel(SDPBackend.MATH):
