@@ -80,14 +80,13 @@ def with_bare_loop(case: str, settings: Mapping[str, Any]) -> Measure:
     return measure
 
 
-def from_jpegs(num_workers: int, *, draft: bool = False) -> Measure:
+def from_jpegs(num_workers: int) -> Measure:
     """Return the measurement of ResNet-50 that reads real JPEG files with so many worker processes."""
 
     def measure(session: Session, name: str) -> dict[str, Any]:
         made = make_images(session.root / "imagenet", images_per_class=8 if session.tiny else 320)
         size = {**TINY_RESNET, "loader.num_workers": 1} if session.tiny else {"batch_size": 256}
         changed = {"end.max_epochs": None, "end.max_steps": 9 if session.tiny else 80, "model.num_classes": 8}
-        changed["model.jpeg_draft"] = draft
         settings = {**RESNET, "loader.num_workers": num_workers, **size, **changed, "evaluate.every_epochs": None}
         return train(session, name, Workload("resnet50", settings, data="imagenet"), data=made)
 
@@ -182,7 +181,6 @@ ITEMS: Final = (
     Item("llama_7b_fp8", trained("llama2_7b", {**_7B_COMPILED, "precision": "fp8"}), 180, 135),
     Item("resnet_mini_jax", jax_mini, 60),
     *(Item(f"resnet50_jpeg_{count}", from_jpegs(count), 90, 24) for count in (8, 12, 16)),
-    Item("resnet50_jpeg_16_draft", from_jpegs(16, draft=True), 90, 24),
     *(
         Item(f"infer_{engine}_{size}", inference(engine, size), 50 if engine == "eager" else 80, 8)
         for engine in ("eager", "inductor", "tensorrt")

@@ -26,7 +26,8 @@ _TOO_MANY_IMAGES: Final = 1 << 40
 def losses_of(session: Session, name: str) -> list[float]:
     """Return the losses of all steps of a run, those before and after its resumption."""
     (directory,) = (session.work / name).glob("*/round1")
-    return [loss for value in events_of(directory, "STEP_END") for loss in value["losses"]]
+    attempts = [*sorted(directory.glob("attempt*")), directory]
+    return [loss for attempt in attempts for value in events_of(attempt, "STEP_END") for loss in value["losses"]]
 
 
 def resume(session: Session, name: str, *, parallelism: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from accelmark.frameworks.pytorch.data.batches import generator_for
+from accelmark.frameworks.pytorch.tasks import images as images_module
 from accelmark.frameworks.pytorch.tasks.images import ImageFolder
 from accelmark.spec.errors import DataError
 
@@ -72,3 +73,38 @@ def test_a_broken_image_is_named(folder: Path) -> None:
     images = ImageFolder(folder, "val", num_classes=2, size=32, train=False)
     with pytest.raises(DataError, match=r"b\.JPEG: is not a readable image"):
         images.read(1, generator_for(0))
+
+
+@pytest.mark.parametrize(("width", "scale"), [(100, 1), (150, 2), (600, 8)])
+def test_a_draft_decodes_at_the_smallest_scale_that_covers_the_crop_and_hardly_changes_it(
+    width: int, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train/x").mkdir(parents=True)
+    across, down = np.meshgrid(np.linspace(0, 12, width), np.linspace(0, 12, width))
+    pixels = np.stack([128 + 100 * np.sin(across), 128 + 100 * np.cos(down), across * 20], -1).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "train/x/a.jpg", quality=95)
+    whole = (0.0, 0.0, float(width), float(width))
+    monkeypatch.setattr(images_module, "_random_box", lambda size, random: whole)
+    decoded: list[tuple[int, int]] = []
+    convert = Image.Image.convert
+
+    def observed(file: Image.Image, mode: str) -> Image.Image:
+        decoded.append(file.size)
+        return convert(file, mode)
+
+    monkeypatch.setattr(Image.Image, "convert", observed)
+    exact, drafted = (
+        ImageFolder(tmp_path, "train", num_classes=1, size=64, train=True, draft=draft).read(0, generator_for(3))
+        for draft in (False, True)
+    )
+    assert decoded == [(width, width), (-(-width // scale), -(-width // scale))]
+    assert float((exact["image"].float() - drafted["image"].float()).abs().mean()) < 4
+    assert torch.equal(exact["image"], drafted["image"]) is (scale == 1)
+
+
+def test_evaluation_images_are_never_drafts(folder: Path) -> None:
+    both = [
+        ImageFolder(folder, "val", num_classes=2, size=8, train=False, draft=draft).read(0, generator_for(0))["image"]
+        for draft in (False, True)
+    ]
+    assert torch.equal(*both)

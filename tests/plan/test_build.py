@@ -172,6 +172,7 @@ def test_missing_data_does_not_hide_other_problems(plugins: Path) -> None:
         ({"parallelism": "fsdp2", "channels_last": True}, "channels_last", "parallelism=ddp"),
         ({"compile": "reduce-overhead", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
         ({"compile": "max-autotune", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
+        ({"precision": "fp8"}, "precision", "precision=bf16"),
     ],
 )
 def test_settings_that_pytorch_cannot_combine_are_refused(

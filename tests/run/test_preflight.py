@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
+from accelmark.run.onhost import command
 from accelmark.run.preflight.facts import (
     DeviceFacts,
     HostFacts,
@@ -133,3 +137,20 @@ def test_the_wheel_is_reproducible(plugins: Path) -> None:
     wheel.cache_clear()
     assert isinstance(second, Wheel)
     assert second.sha256 != first.sha256
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_the_probe_finds_packages_on_the_python_path_of_this_machines_ranks(is_given: bool, tmp_path: Path) -> None:
+    (tmp_path / "made_up.py").touch()
+    (tmp_path / "made_up-1.5.dist-info").mkdir()
+    (tmp_path / "made_up-1.5.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.5\n")
+    request = {
+        "work_directory": str(tmp_path), "lock": None, "ports": [], "directories": [], "files": [], "engine": None,
+        "modules": ["made_up"], "distributions": ["made-up"], "python_path": [str(tmp_path)] if is_given else [],
+    }  # fmt: skip
+    done = subprocess.run(
+        command(sys.executable, "probe"), input=json.dumps(request) + "\n", capture_output=True, text=True, check=True
+    )
+    found = HostFacts.model_validate_json(done.stdout)
+    assert found.lacking_modules == (() if is_given else ("made_up",))
+    assert found.versions == {"made-up": "1.5" if is_given else None}

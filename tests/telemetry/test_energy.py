@@ -95,9 +95,9 @@ def test_without_power_and_counter_there_is_no_energy() -> None:
     assert energy([], 0, 1).reasons == (EnergyReason.NO_POWER,)
 
 
-def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]]) -> Samples:
+def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]], count: int = 4) -> Samples:
     lines: list[dict[str, Any]] = [{"header": {"interval_s": 1.0, "devices": infos}}]
-    lines += [{"t": float(t), "host": {}, "devices": devices} for t in range(4)]
+    lines += [{"t": float(t), "host": {}, "devices": devices} for t in range(count)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return read_samples(path)
 
@@ -136,3 +136,11 @@ def test_energy_of_two_halves_is_energy_of_the_whole(powers: list[float], at: fl
     whole = integrate(points, start, end)
     assert integrate(points, start, middle) + integrate(points, middle, end) == pytest.approx(whole, abs=1e-6)
     assert min(powers) * (end - start) - 1e-6 <= whole <= max(powers) * (end - start) + 1e-6
+
+
+@pytest.mark.parametrize(("end", "is_marked"), [(29.9, True), (31.0, False)])
+def test_energy_over_less_than_half_a_minute_is_marked(end: float, is_marked: bool, tmp_path: Path) -> None:
+    samples = _samples(tmp_path / "t.jsonl", [{"index": 0}], [{"index": 0, "power_w": 100.0}], 40)
+    figures, warnings = consumption_figures({"host": (samples, [(0.5, end)])}, 1, "cuda", "")
+    assert figures[FigureName.ENERGY].value == pytest.approx(100 * (end - 0.5))
+    assert any("a published figure needs 30 s" in warning for warning in warnings) is is_marked

@@ -110,7 +110,8 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("parallelism", "checkpointing"), [("ddp", "full"), ("ddp", "selective"), ("fsdp2", "full"), ("fsdp2", "off")]
+    ("parallelism", "checkpointing"),
+    [("ddp", "full"), ("ddp", "selective"), ("fsdp2", "full"), ("fsdp2", "selective"), ("fsdp2", "off")],
 )
 def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     parallelism: str, checkpointing: str, eager: Ran, tmp_path: Path

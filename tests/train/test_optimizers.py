@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +88,27 @@ def test_lamb_follows_its_paper(start: float, decay: float) -> None:
         weight.grad = grad.clone()
         optimizer.step()
     torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lamb_multiplies_tensors_of_one_shape_so_that_no_parameter_needs_a_kernel_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch._foreach_mul_`` has one kernel for all tensors only where both lists have the same shapes and layout."""
+    shapes: list[tuple[bool, bool]] = []
+    multiply = torch._foreach_mul_
+
+    def observed(tensors: list[torch.Tensor], factors: Any) -> None:
+        if isinstance(factors, list):
+            pairs = zip(tensors, factors, strict=True)
+            shapes.extend((each.shape == factor.shape, factor.is_contiguous()) for each, factor in pairs)
+        multiply(tensors, factors)
+
+    monkeypatch.setattr(torch, "_foreach_mul_", observed)
+    model = make_model()
+    optimizer = Lamb(model.parameters(), lr=0.02)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert shapes == [(True, True)] * 6
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
 
 GAP_INTERVALS: Final = 5.0
 MIN_GAP_S: Final = 5.0
+MIN_ENERGY_S: Final = 30.0
+"""Shortest measured time of a published energy figure: power is read about once a second, steps are much shorter."""
 
 Spans = Sequence[tuple[float, float]]
 """(begin, end) in seconds of the samples' clock."""
@@ -124,6 +126,9 @@ def consumption_figures(
         energy_j += used.value
         power_w += used.mean
     measured = None if reason else energy_j
+    shortest_s = min(sum(end - begin for begin, end in spans) for _, spans in hosts.values())
+    if measured is not None and shortest_s < MIN_ENERGY_S:
+        warnings.append(f"energy was measured over {shortest_s:.1f} s; a published figure needs {MIN_ENERGY_S:g} s")
     per_unit_reason = reason or "nothing was measured"
     figures |= {
         FigureName.ENERGY: value(measured, reason),

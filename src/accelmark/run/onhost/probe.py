@@ -113,6 +113,7 @@ def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.readline())
     work = request["work_directory"]
+    sys.path[:0] = request.get("python_path", ())
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -117,6 +118,8 @@ class Preflight:
             "directories": [str(path) for path in self.given_data],
             "files": [str(file) for file in files if file is not None],
             "modules": list(NEEDED_MODULES),
+            # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
+            "python_path": _python_path() if launcher.spec.is_localhost else [],
             "distributions": distributions(self._needs(host)),
             "engine": container.engine if container is not None else None,
         }
@@ -267,3 +270,7 @@ def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob
         for other in others:
             found[other].append(command(python, "port", "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
     return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}
+
+
+def _python_path() -> list[str]:
+    return [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
