@@ -50,7 +50,7 @@ def test_as_many_trials_start_as_were_asked_and_never_more_at_a_time(
     concurrency: int, trials: int, attempts: int, seed: int
 ) -> None:
     schedule = ScheduleConfig(concurrency=concurrency, max_trials=trials, max_attempts=attempts)
-    scheduler, starts, peak, _ = simulated(schedule, seed)
+    _, starts, peak, _ = simulated(schedule, seed)
     assert set(starts) == set(range(trials))
     assert peak == min(concurrency, trials)
     assert max(starts.count(trial) for trial in set(starts)) <= attempts
