@@ -179,10 +179,6 @@ class _Planner:
         self.planned[directory] = written
 
 
-def _names(chip: Chip) -> tuple[str, str]:
-    return chip.name.lower(), f"{chip.name}-{chip.variant}".lower()
-
-
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
     """Yield the packages that case, framework and work need."""
     declared = {f"case {asked.key.model}": asked.case.requires}

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from accelmark.probe.timing import time_operation
+from accelmark.spec.errors import first_line
 from accelmark.spec.records import Rate
 
 SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
@@ -42,7 +43,7 @@ def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
                     break
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if best.value is None:
-            return Rate(value=None, unit=unit, reason=_first_line(error))
+            return Rate(value=None, unit=unit, reason=first_line(error))
     return best
 
 
@@ -88,7 +89,7 @@ def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
     try:
         source, target, third = (torch.rand(size // 4, device=device) for _ in range(3))
     except RuntimeError as error:
-        return _not_measured(("copy", "triad"), _first_line(error))
+        return _not_measured(("copy", "triad"), first_line(error))
     moves: _Moves = {
         "copy": (lambda: target.copy_(source), 2),
         "triad": (lambda: torch.add(source, third, alpha=3.0, out=target), 3),
@@ -106,7 +107,7 @@ def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
     try:
         on_host = torch.empty(size, dtype=torch.uint8).pin_memory()
     except RuntimeError as error:
-        return _not_measured(names, _first_line(error))
+        return _not_measured(names, first_line(error))
     moves: _Moves = {
         "host_to_device": (lambda: on_device.copy_(on_host, non_blocking=True), 1),
         "device_to_host": (lambda: on_host.copy_(on_device, non_blocking=True), 1),
@@ -125,7 +126,3 @@ def _bandwidths(moves: _Moves, size: int, device: torch.device, budget_s: float)
         value = factor * size / timing.seconds / 1e9
         rates[name] = Rate(value=value, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=timing.repetitions)
     return rates
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accelmark.results.figure_names import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
-from accelmark.spec.errors import RequestError, RunError, nearest
+from accelmark.spec.errors import RequestError, RunError, first_line, nearest
 from accelmark.spec.plugins.requirements import require
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
         try:
             statements = connection.extract_statements(sql)
         except duckdb.Error as error:
-            raise RequestError(f"invalid SQL: {_first_line(error)}") from error
+            raise RequestError(f"invalid SQL: {first_line(error)}") from error
         if len(statements) != 1:
             raise RequestError(f"a query is a single SELECT, found {len(statements)} statements")
         if statements[0].type != duckdb.StatementType.SELECT:
@@ -188,7 +188,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
         except duckdb.OutOfMemoryException as error:
             raise RequestError(f"the query needs more than {_MEMORY_LIMIT} of memory: select less") from error
         except duckdb.Error as error:
-            raise RequestError(f"the query failed: {_first_line(error)}") from error
+            raise RequestError(f"the query failed: {first_line(error)}") from error
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
@@ -206,7 +206,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
             beside.replace(path)
         except (duckdb.Error, OSError) as error:
             beside.unlink(missing_ok=True)
-            raise RunError(f"{path}: cannot be written: {_first_line(error)}") from error
+            raise RunError(f"{path}: cannot be written: {first_line(error)}") from error
 
 
 def _finite(value: Any) -> Any:
@@ -228,8 +228,3 @@ def _connect(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:
         values = [[row[name] for name in COLUMNS] for row in rows]
         connection.executemany(f"INSERT INTO {TABLE} VALUES ({places})", values)  # noqa: S608 - constant names
     return connection
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
