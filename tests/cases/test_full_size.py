@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,15 @@ def test_a_decoder_calls_causal_attention_without_a_mask_and_never_reads_a_tenso
     assert len(attention.calls) == SMALL[name]["model.num_layers"]
     assert all(call["is_causal"] is True and call["attn_mask"] is None for call in attention.calls)
     assert operators.names == ["aten._scaled_dot_product_flash_attention_for_cpu.default"] * len(attention.calls)
+
+
+def test_counting_in_several_threads_leaves_the_choice_of_kernels_alone() -> None:
+    case = case_of("llama_mini", SMALL["llama_mini"])
+    models = [case.build_model() for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        counted = set(pool.map(lambda model: count_flops(case, model), models))
+    assert len(counted) == 1
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_the_attention_setting_puts_a_kernel_first() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,8 @@ _COUNTED_SAMPLES = 2
 """Batch size for counting operations; batch normalisation cannot train on a single sample."""
 _MOST_REAL_PARAMETERS: Final = 100_000_000
 """Limit for counting on real tensors, which takes minutes and hundreds of GB of host memory for larger models."""
+_COUNTING: Final = threading.Lock()
+"""The choice of attention kernels is a setting of the process: two threads would restore each other's."""
 _NOT_COUNTED: Final = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
@@ -104,6 +107,6 @@ def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
     model.train()
     counter = FlopCounterMode(display=False)
     # The counter supports fused attention on some devices only, its separate operations on all.
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    with _COUNTING, sdpa_kernel(SDPBackend.MATH), counter:
         torch.autograd.backward(case.loss(model, batch))
     return float(counter.get_total_flops()) / _COUNTED_SAMPLES
