@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelmark.infer import torch_engine
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
@@ -179,3 +181,36 @@ def test_an_installed_package_adds_an_engine(tmp_path: Path, monkeypatch: pytest
     (metadata / "entry_points.txt").write_text("[accelmark.engines]\nacmepkg = acme_engines:Engine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert engine_class("acmepkg", None).__module__ == "acme_engines"
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the device and type that each copy or conversion gives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "_to_copy" in str(func):
+            self.found.append((result.device.type, result.dtype))
+        return result
+
+
+def test_a_batch_is_copied_to_the_device_before_it_is_converted(
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset: list[torch.device] = []
+    monkeypatch.setattr(torch_engine, "forget_peak_memory", reset.append)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    meta = torch.device("meta")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    engine = engine_class("eager", None)(
+        _request(make_job, tiny_onnx, tmp_path, model=model, device=meta, device_type="meta", precision="bf16")
+    )
+    assert reset == [meta], "the validation's peak memory does not count for the engine"
+    assert torch.backends.cudnn.benchmark
+    with Casts() as casts:
+        (batch,) = engine.to_device([torch.zeros(2, 3, 8, 8)])
+    assert casts.found == [("meta", torch.float32), ("meta", torch.bfloat16)]
+    assert batch.is_contiguous(memory_format=torch.channels_last)

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from accelmark.probe import collectives
+from accelmark.probe.timing import Timing
 from accelmark.results.figure_names import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.run.controller.probe import probe, remembered
@@ -77,3 +81,18 @@ def test_mfu_against_the_probe_is_achieved_over_measured(tmp_path: Path) -> None
     figures = round_result(tmp_path / "run" / "toy" / "round1").figures
     assert figures[FigureName.MFU].value == pytest.approx(0.064)
     assert figures[FigureName.MFU_MEASURED].value == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(("device", "largest"), [("cpu", "256 MiB"), ("meta", "4096 MiB")])
+def test_collectives_are_measured_up_to_4_gib_on_accelerators(
+    device: str, largest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ranks: the world and the timer are stand-ins; buffers are on the meta device, without memory."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(collectives, "time_collective", lambda operation, device, budget_s: Timing(1.0, 3))
+    rates = collectives.probe_collectives(torch.device(device), budget_s=1.0)
+    assert {rate.size for rate in rates.values()} == {largest}
+    mib = int(largest.split()[0])
+    assert rates["all_reduce"].value == pytest.approx(2 * 7 / 8 * mib * 2**20 / 1e9), "bus bandwidth"
