@@ -111,7 +111,7 @@ def _skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
 
 
 def channel_groups(network: Network) -> dict[str, list[str]]:
-    """Return for every node and the image the nodes that determine its channels; all of them make equally many."""
+    """Return for every node and the image the nodes that determine its channels, which have equally many channels."""
     groups = {INPUT: [INPUT]}
     for node in network.nodes:
         if isinstance(node.layer, layers.Convolution | layers.Dense | layers.Concat | layers.Flatten):
