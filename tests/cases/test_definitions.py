@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -116,3 +118,16 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
     asked = set(re.findall(r'data_dirs\["(\w+)"\]', (folder / "pytorch.py").read_text(encoding="utf-8")))
     assert declared == asked
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if not load_case(name).requires])
+def test_a_case_without_requirements_imports_only_what_the_framework_installs(name: str) -> None:
+    blocked = ["PIL", "safetensors", "tokenizers", "transformers"]
+    parts = [path.stem for path in folders("cases")[name].path.glob("*pytorch.py")]
+    modules = ["accelmark.frameworks.pytorch.backend", *(f"accelmark.cases.{name}.{part}" for part in parts)]
+    program = (
+        "import sys, importlib\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))  # None: importing it raises ModuleNotFoundError\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

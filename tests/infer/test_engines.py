@@ -210,6 +210,7 @@ def test_a_batch_is_copied_to_the_device_before_it_is_converted(
     )
     assert reset == [meta], "the validation's peak memory does not count for the engine"
     assert torch.backends.cudnn.benchmark
+    assert isinstance(engine, torch_engine.TorchEngine)
     with Casts() as casts:
         (batch,) = engine.to_device([torch.zeros(2, 3, 8, 8)])
     assert casts.found == [("meta", torch.float32), ("meta", torch.bfloat16)]

@@ -96,7 +96,13 @@ def test_the_page_of_a_run_in_progress_updates_itself(page: Page, runs: Path) ->
     page.goto("/")
     assert "1.250" in (page.locator("#live").text_content() or "")
     log = next((runs / "running").glob("*/round*/*/rank0.out.log"))
-    window = {"global_steps": 6, "num_trained_samples": 48, "wall_ms": 1000.0, "loss": 0.5, "epoch": 0}
+    window: dict[str, object] = {
+        "global_steps": 6,
+        "num_trained_samples": 48,
+        "wall_ms": 1000.0,
+        "loss": 0.5,
+        "epoch": 0,
+    }
     window |= {"learning_rate": 0.1, "losses": [0.5], "step_ms": [], "data_wait_ms": []}
     with log.open("a") as file:
         file.write(perflog("STEP_END", window, 2, 0))

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.frameworks.pytorch.tasks.images import centre_box, opened_image
+from accelmark.frameworks.pytorch.tasks.imagenet import centre_box, opened_image
 from accelmark.infer.batches import TensorBatches
 from accelmark.infer.case import InferBatches
 from accelmark.infer.imagenet import ImageNetCase

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
-from accelmark.frameworks.pytorch.tasks.images import MEAN, STD, ImageClassification, ImageFolder
+from accelmark.frameworks.pytorch.tasks.classification import ImageClassification
+from accelmark.frameworks.pytorch.tasks.imagenet import MEAN, STD, ImageFolder
 
 
 class ResNet50(nn.Module):

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.data.batches import generator_for
 from accelmark.frameworks.pytorch.tasks.family import TaskFamily
 from accelmark.train.tasks.metrics import classification_metrics
 
@@ -43,3 +44,31 @@ class Classification(TaskFamily):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the accuracies and the mean loss."""
         return classification_metrics(sums, self.accuracies)
+
+
+class ImageClassification(Classification):
+    """Classification of images as bytes; the size and number of classes are the settings of these names."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return 3, self.number("image_size"), self.number("image_size")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.number("num_classes")
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random images and labels."""
+        random = generator_for(self.place.seed)
+        return {
+            "image": torch.randint(0, 256, (size, *self.image_shape), generator=random, dtype=torch.uint8),
+            "label": torch.randint(0, self.num_classes, (size,), generator=random),
+        }
+
+
+def flip(images: Tensor, random: torch.Generator) -> Tensor:
+    """Flip half of the images of a batch horizontally."""
+    chosen = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
+    return torch.where(chosen.to(images.device), images.flip(3), images)

@@ -1,4 +1,4 @@
-"""Classification of images, and the ImageNet layout ``train/<synset>/*``, ``val/<synset>/*`` (without torchvision)."""
+"""The ImageNet layout ``train/<synset>/*``, ``val/<synset>/*``, read with Pillow (without torchvision)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.data.batches import generator_for
-from accelmark.frameworks.pytorch.tasks.classification import Classification
 from accelmark.spec.errors import DataError
 
 MEAN: Final = (0.485, 0.456, 0.406)
@@ -28,34 +25,6 @@ _RATIO: Final = (3 / 4, 4 / 3)
 _TRIES: Final = 10
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-
-
-class ImageClassification(Classification):
-    """Classification of images as bytes; the size and number of classes are the settings of these names."""
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        return 3, self.number("image_size"), self.number("image_size")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self.number("num_classes")
-
-    def synthetic_batch(self, size: int) -> Batch:
-        """Return random images and labels."""
-        random = generator_for(self.place.seed)
-        return {
-            "image": torch.randint(0, 256, (size, *self.image_shape), generator=random, dtype=torch.uint8),
-            "label": torch.randint(0, self.num_classes, (size,), generator=random),
-        }
-
-
-def flip(images: Tensor, random: torch.Generator) -> Tensor:
-    """Flip half of the images of a batch horizontally."""
-    chosen = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
-    return torch.where(chosen.to(images.device), images.flip(3), images)
 
 
 @final
