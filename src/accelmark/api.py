@@ -184,10 +184,10 @@ def _as_yaml(value: Any) -> str:
     return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).removesuffix("\n...\n").strip()
 
 
-def _frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
+def _frame(rows: Sequence[Any], columns: tuple[str, ...] | None = None) -> pd.DataFrame:
     from accelmark.spec.plugins.requirements import require
 
     require("data frames", "accelmark[pandas]")
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=None if columns is None else pd.Index(columns))
