@@ -59,6 +59,10 @@ def test_a_dry_run_shows_jobs_commands_and_where_settings_come_from_and_starts_n
     ("arguments", "expected"),
     [
         (["train", "resnet_mimi"], "did you mean 'resnet_mini'?"),
+        (
+            ["train", "resnet_mini", "--vendor", "cpu", "--set", "lr=0.1"],
+            "unknown setting (did you mean 'optimizer.lr'?)",
+        ),
         (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
@@ -160,3 +164,20 @@ def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None
         ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
     ).stdout.split()
     assert {name.removeprefix("src/") for name in tracked} <= packed
+
+
+def test_a_broken_plug_in_is_named_and_the_other_cases_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "cases" / "bad"
+    folder.mkdir(parents=True)
+    (folder / "case.yaml").write_text("name: bad\n")
+    done = accelmark("cases", ACCELMARK_PLUGINS=str(tmp_path))
+    assert done.returncode == 1
+    assert "resnet_mini" in done.stdout
+    assert f"case bad ({tmp_path}) is left out" in done.stderr
+
+
+def test_one_case_is_shown_with_its_settings() -> None:
+    done = accelmark("cases", "resnet_mini")
+    assert done.returncode == 0
+    assert "optimizer.lr                           0.2  (immutable)" in done.stdout
+    assert "infer: top1, tolerance 0.005" in done.stdout

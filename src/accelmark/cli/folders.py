@@ -89,12 +89,9 @@ def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
     from accelmark.spec.layers import flatten, may_change
 
     typer.secho(f"{case.name}, version {case.version}: {case.title}", bold=True)
-    typer.echo(
-        f"  {case.description}\n  licence: {case.licence}\n  frameworks: {', '.join(row['frameworks']) or 'none'}"
-    )
-    typer.echo(
-        f"  data: {', '.join(case.data_names) or 'none'}\n  requires: {', '.join(case.requires) or 'the framework'}"
-    )
+    typer.echo(f"  {case.description}\n  licence: {case.licence}")
+    for title, names in {"frameworks": row["frameworks"], "data": case.data_names, "requires": case.requires}.items():
+        typer.echo(f"  {title}: {', '.join(names) or 'none'}")
     if case.train is not None:
         target = case.train.target
         typer.echo(f"train: {row['target'] or 'no target'}" + (f" ({target.why})" if target else ""))
