@@ -181,3 +181,22 @@ def test_one_case_is_shown_with_its_settings() -> None:
     assert done.returncode == 0
     assert "optimizer.lr                           0.2  (immutable)" in done.stdout
     assert "infer: top1, tolerance 0.005" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("accelmark train resnet", {"resnet50", "resnet_mini"}),
+        ("accelmark infer resnet_mini --compiler open", {"openvino"}),
+        ("accelmark run quickstart --vendor nv", {"nvidia"}),
+        ("accelmark explain optimizer.l", {"optimizer.lr"}),
+        ("accelmark report RUNS/2026", {"RUNS/20261122T000000Z-a"}),
+    ],
+)
+def test_the_shell_completes_names_and_run_directories(words: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "20261122T000000Z-a").mkdir()
+    (tmp_path / "20261122T000000Z-a" / "plan.json").write_text("{}")
+    typed = words.replace("RUNS", str(tmp_path))
+    shell = {"_ACCELMARK_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = accelmark(code="import sys; sys.argv[0] = 'accelmark'; from accelmark.cli import main; main()", **shell)
+    assert set(done.stdout.split()) == {name.replace("RUNS", str(tmp_path)) for name in expected}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import options
+from accelmark.cli import completion, options
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ Kind = Annotated[Literal["vendor", "case"], Argument(help="What the folder descr
 
 
 def cases(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show this case with its settings and data.")] = None,
+    name: Annotated[
+        str | None,
+        Argument(metavar="[NAME]", help="Show this case with its settings and data.", autocompletion=completion.cases),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the cases with their tasks, sizes and targets, or show one."""
