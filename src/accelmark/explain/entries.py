@@ -1,4 +1,4 @@
-"""Find the explanation of a figure, setting, state, end reason or mark by its name."""
+"""Find the explanation of a figure, setting, audit rule, state, end reason or mark by its name."""
 
 from __future__ import annotations
 
