@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read.round_dir import Reevaluation, read_json, read_reevaluation
+from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation
+from accelmark.results.read.round_dir import read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.events import Inspected, Started

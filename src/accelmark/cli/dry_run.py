@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.run.controller.coordinator import node_jobs
+from accelmark.run.controller.node_jobs import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.check import preflight_commands

@@ -38,6 +38,7 @@ class Event(StrEnum):
     FINISHED = "FINISHED"
     SUBMIT_INFO = "SUBMIT_INFO"
     CHECKPOINT = "CHECKPOINT"
+    CHECKPOINTS_HASHED = "CHECKPOINTS_HASHED"
     STAGE_BEGIN = "STAGE_BEGIN"
     STAGE_END = "STAGE_END"
     WARMUP = "WARMUP"
@@ -228,16 +229,59 @@ class Evaluated(Spec):
     duration_s: float
 
 
-class Replayed(Spec):
-    """The value of ``REPLAYED``: optimizer steps repeated from a checkpoint without vendor hooks."""
+class UpdateSquares(Spec):
+    """Squared Euclidean norms over all trainable parameters (of this rank's shards if sharded)."""
 
-    checkpoint: str
+    replayed: float
+    """Of the change of the parameters by the replayed steps."""
+    saved: float
+    """Of their change by the same steps in training."""
+    difference: float
+    """Of the difference between the two."""
+
+
+class Replayed(Spec):
+    """The value of ``REPLAYED``: optimizer steps repeated without vendor hooks."""
+
+    checkpoint: str | None
+    """Name of the checkpoint from which they were repeated; null: from the case's initial weights."""
+    end: str | None = None
+    """Name of the checkpoint with which the weights were compared; null: only losses are compared."""
     first_step: int
     """Number of the first step that was replayed, from 1."""
     losses: tuple[float | None, ...]
     """Loss of each step on this rank."""
-    update_norms: tuple[float | None, ...]
-    """Euclidean norm of each step's change of all trainable parameters (of this rank's shards if sharded)."""
+    update: UpdateSquares | None = None
+    """null without ``end``."""
+    update_norms: tuple[float | None, ...] = ()
+    """Of earlier versions."""
+
+
+class SavedCheckpoint(Spec):
+    """The value of ``CHECKPOINT``."""
+
+    name: str
+    """Directory in the job's ``checkpoint_dir``."""
+    global_steps: int
+    duration_s: float
+
+
+class CheckpointHashes(Spec):
+    """The value of ``CHECKPOINTS_HASHED``: the checkpoints that are left when training has ended."""
+
+    sha256: dict[str, str]
+    """Name of each checkpoint -> SHA-256 over its files."""
+    pairs: tuple[tuple[str, str], ...]
+    """Checkpoints between which steps can be replayed, in order."""
+    claimed: str | None = None
+    """The checkpoint of the first evaluation that reached the target."""
+    final: str | None = None
+    """The checkpoint of the last step."""
+    num_bytes: int
+    duration_s: float
+    """Time of hashing, after the end of training."""
+    reason: str | None = None
+    """Why there are no pairs."""
 
 
 class Compiled(Spec):

@@ -95,6 +95,9 @@ class CheckpointSettings(Spec):
 
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 1
+    replay_mib: int = Field(default=512, ge=0)
+    """Disk space of a round for pairs of checkpoints, between which steps are replayed after it; 0: none, which makes a
+    result OPEN."""
 
 
 class LoaderSettings(Spec):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform as machine
 import socket
 import time
@@ -293,21 +292,22 @@ class PyTorchBackend:
             self._checkpoints.load(weights)
         return self.evaluate_on(self._eval_batches)
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
-        progress = self._checkpoints.load(checkpoint)
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        progress = Progress() if start is None else self._checkpoints.load_for_replay(start)
         parameters = [parameter for parameter in self._training.model.parameters() if parameter.requires_grad]
-        replay = Replay(progress.global_steps + 1, [], [])
-        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+        before = [local(parameter).clone() for parameter in parameters]
+        replay = Replay(progress.global_steps + 1)
+        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
         while len(replay.losses) < num_steps:
             if skipped_steps == self.steps_per_epoch:
                 epoch, skipped_steps = epoch + 1, 0
             left = min(num_steps - len(replay.losses), self.steps_per_epoch - skipped_steps)
             for batches in islice(self.open_epoch(epoch, skipped_steps), left):
-                before = [parameter.detach().clone() for parameter in parameters]
                 replay.losses.append(float(self.step(batches)))
-                replay.update_norms.append(_distance(parameters, before))
             skipped_steps += left
+        if end is not None:
+            replay.update = self._checkpoints.compare(end, before)
         return replay
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
@@ -315,9 +315,9 @@ class PyTorchBackend:
         self._probes.close_step()
         return evaluate(self._case, self._training, batches, self._control)
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
-        """Write a checkpoint and return its name; the ``final`` one is kept in addition to those of ``keep``."""
-        return self._checkpoints.save(progress, final=final)
+    def save(self, progress: Progress) -> str:
+        """Write a checkpoint and return its name."""
+        return self._checkpoints.save(progress)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -376,10 +376,3 @@ class PyTorchBackend:
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
-
-
-@torch.no_grad()
-def _distance(parameters: list[nn.Parameter], before: list[torch.Tensor]) -> float:
-    """Return the Euclidean distance of parameters from earlier values; only of this rank's shards where sharded."""
-    pairs = ((local(now), local(old)) for now, old in zip(parameters, before, strict=True))
-    return math.sqrt(sum(float((now - old).double().square().sum()) for now, old in pairs))

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from pydantic_core import from_json
 
-from accelmark.results.read.round_dir import REEVALUATION_PREFIX
+from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, RunFiles, loaded_from
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, final
 
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.events import Evaluated, Event, Replayed
 from accelmark.spec.job import EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.model import parse
@@ -24,6 +24,7 @@ from accelmark.spec.perflog import EventLog, PerfLogWriter
 from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
+from accelmark.train.loop.checkpoints import hash_of
 from accelmark.train.loop.contract import Backend
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
@@ -84,9 +85,9 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         return open_backend(job, train, log)
 
     if isinstance(work, EvaluateJob):
-        outcome = run_work(backend, lambda opened: _evaluate(work, job.checkpoint_dir, opened, log), log, account)
+        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, account)
     else:
-        outcome = run_training(train, backend, log, account, stop)
+        outcome = run_training(train, backend, log, account, stop, job.checkpoint_dir)
     stop.finish()
     record_peak_memory(account, outcome.backend)
     finished.write(outcome.end)
@@ -140,12 +141,13 @@ def run_training(
     log: EventLog,
     account: Account,
     stop: Stop,
+    directory: Path,
     observer: EvaluationObserver | None = None,
 ) -> RankOutcome:
-    """Train, and turn every error into an end; the caller writes FINISHED."""
+    """Train with checkpoints in ``directory``, and turn every error into an end; the caller writes FINISHED."""
 
     def body(backend: Backend) -> End:
-        end = Driver(train, backend, log, account, stop, observer).run()
+        end = Driver(train, backend, log, account, stop, directory, observer).run()
         found = backend.inspected()
         if found is not None:
             log.event(Event.INSPECTED, found)
@@ -180,22 +182,30 @@ def run_work(
     return RankOutcome(end, backend, in_step, code)
 
 
-def _evaluate(work: EvaluateJob, checkpoints: Path, backend: Backend, log: EventLog) -> End:
-    if work.weights is not None:
-        start = time.monotonic()
-        metrics = backend.evaluate(checkpoints / work.weights)
-        duration_s = time.monotonic() - start
-        value = Evaluated(weights=work.weights.name, metrics=dict(metrics), duration_s=duration_s)
-        log.event(Event.EVALUATED, value)
-    if work.checkpoint is not None:
-        replay = backend.replay(checkpoints / work.checkpoint, work.num_steps)
+def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) -> End:
+    """Replay steps first, since the initial weights are those that were just built, then evaluate."""
+    for name, sha256 in work.sha256.items():
+        if RankPlace.from_environment().rank == 0 and hash_of(directory / name) != sha256:
+            raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
+    for replay in work.replays:
+        start, end = (None if name is None else directory / name for name in (replay.start, replay.end))
+        done = backend.replay(start, replay.num_steps, end)
+        if done.first_step != replay.first_step:
+            step = done.first_step - 1
+            raise RunError(f"the checkpoint {start} says step {step}, the log of training {replay.first_step - 1}")
         replayed = Replayed(
-            checkpoint=work.checkpoint.name,
-            first_step=replay.first_step,
-            losses=tuple(replay.losses),
-            update_norms=tuple(replay.update_norms),
+            checkpoint=replay.start,
+            end=replay.end,
+            first_step=done.first_step,
+            losses=tuple(done.losses),
+            update=done.update,
         )
         log.event(Event.REPLAYED, replayed)
+    for name in work.weights:
+        began = time.monotonic()
+        metrics = backend.evaluate(directory / name)
+        value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
+        log.event(Event.EVALUATED, value)
     return End("evaluated")
 
 
