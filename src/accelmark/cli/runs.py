@@ -83,7 +83,7 @@ def infer(
 
 
 def run(
-    file: Annotated[Path, Argument(metavar="FILE", help="Run file (YAML).")],
+    file: Annotated[Path, Argument(metavar="FILE|SUITE", help="Run file (YAML), or a suite: quickstart, inference.")],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
@@ -97,6 +97,7 @@ def run(
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
+    file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
     request = _read_run_file(file).model_copy(update={name: value for name, value in given.items() if value})
     plan = plan_request(request, settings or (), synthetic=synthetic, where=str(file), base=file.parent)
