@@ -55,7 +55,7 @@ def reproduced(entry: RoundEvidence) -> Findings:
         yield finding("open", "reevaluation", "an evaluation in a fresh process", actual)
     elif found is not None:
         yield from reevaluation_findings(entry, found)
-        yield from replay_findings(entry, work, found.replays)
+        yield from replay_findings(entry, work, found)
 
 
 def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings:
@@ -81,14 +81,14 @@ def _metric_findings(what: str, reported: Metrics, again: Metrics | None) -> Fin
             yield finding("error", "reevaluated-metric", f"equal within {METRIC_TOLERANCE:.1%}", actual)
 
 
-def replay_findings(entry: RoundEvidence, work: TrainingWork, replays: Iterable[ReplayedSteps]) -> Findings:
+def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluation) -> Findings:
     """Check that replayed steps have the losses and the effect on the parameters that training had."""
     tolerance = REPLAY_TOLERANCES[work.settings.precision]
-    if not (replays := tuple(replays)):
-        yield finding("open", "replay", "replayed steps", "no step was replayed")
+    for warning in found.warnings:
+        yield finding("open" if "replay" in warning else "warning", "replay", "", warning)
     if work.settings.checkpoint.replay_mib == 0:
         yield finding("open", "replay", "pairs of checkpoints", "checkpoint.replay_mib is 0: no pair was kept")
-    for replay in replays:
+    for replay in found.replays:
         yield from _loss_findings(entry, replay, tolerance)
         yield from _update_findings(entry, replay, tolerance)
 

@@ -28,7 +28,7 @@ from accelmark.frameworks.jax.counting import count_flops
 from accelmark.frameworks.jax.launch import COORDINATOR
 from accelmark.frameworks.jax.optimizers import OPTIMIZER_CLASSES, direction
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, first_line
-from accelmark.spec.events import EndReason, Event, Inspected, Started
+from accelmark.spec.events import EndReason, Event, Started, UpdateSquares
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
@@ -107,7 +107,7 @@ class JaxBackend:
         self._steps_done = 0
         self._take_step = jax.jit(self._traced_step, donate_argnums=0)
         self._sums = jax.jit(self._traced_sums)
-        self._checkpoints = Checkpoints(self._job.checkpoint_dir, settings.checkpoint.keep, place)
+        self._checkpoints = Checkpoints(self._job.checkpoint_dir, place)
         structure = hashlib.sha256(
             "".join(f"{name} {array.shape} {array.dtype}\n" for name, array in sorted(arrays.items())).encode()
         ).hexdigest()
@@ -306,26 +306,27 @@ class JaxBackend:
             {name: value * self.world_size for name, value in zip(sorted(sums), everywhere, strict=True)}
         )
 
-    def replay(self, checkpoint: Path, num_steps: int) -> Replay:
-        """Restore a checkpoint, and take ``num_steps`` optimizer steps from it."""
-        progress = self._load(checkpoint)
-        replay = Replay(progress.global_steps + 1, [], [])
-        epoch, skipped_steps = progress.epoch, progress.step_in_epoch
+    def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
+        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        progress = Progress() if start is None else self._load(start)
+        before = to_arrays(self._local(self._state[0]))
+        replay = Replay(progress.global_steps + 1)
+        epoch, skipped_steps = divmod(progress.global_steps, self.steps_per_epoch)
         while len(replay.losses) < num_steps:
             if skipped_steps == self.steps_per_epoch:
                 epoch, skipped_steps = epoch + 1, 0
             for batches in islice(self.open_epoch(epoch, skipped_steps), num_steps - len(replay.losses)):
-                before = to_arrays(self._local(self._state[0]))
                 replay.losses.append(float(self.step(batches)))
-                after = to_arrays(self._local(self._state[0]))
-                squares = (float(np.square(after[name] - before[name], dtype=np.float64).sum()) for name in before)
-                replay.update_norms.append(math.sqrt(sum(squares)))
                 skipped_steps += 1
+        if end is not None:
+            replayed = to_arrays(self._local(self._state[0]))
+            self._load(end)
+            replay.update = _squares(before, replayed, to_arrays(self._local(self._state[0])))
         return replay
 
-    def save(self, progress: Progress, *, final: bool = False) -> str:
+    def save(self, progress: Progress) -> str:
         """Write a checkpoint (rank 0) and return its name."""
-        name = self._checkpoints.save(self._local(self._state), progress, final=final)
+        name = self._checkpoints.save(self._local(self._state), progress)
         self.mean([0.0])  # no rank goes on before the checkpoint is complete
         return name
 
@@ -356,9 +357,8 @@ class JaxBackend:
         statistics: Mapping[str, int] | None = jax.local_devices()[0].memory_stats()
         return None if not statistics else statistics["peak_bytes_in_use"] / 2**20
 
-    def inspected(self) -> Inspected | None:
-        """Return None: no code of a vendor's runs."""
-        return None
+    def trained(self) -> None:
+        """Log nothing: everything is known before."""
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         """Distinguish out-of-memory from other errors, and say what to do."""
@@ -377,6 +377,19 @@ class JaxBackend:
         """Leave the process group, in step with the other ranks."""
         if self.world_size > 1 and together:
             jax.distributed.shutdown()
+
+
+def _squares(
+    before: Mapping[str, np.ndarray], replayed: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]
+) -> UpdateSquares:
+    """Compare the change of the parameters by a replay with that by training, in double precision."""
+    found = [0.0, 0.0, 0.0]
+    for name, array in before.items():
+        start = array.astype(np.float64)
+        changes = (replayed[name] - start, saved[name] - start)
+        for index, change in enumerate((*changes, changes[0] - changes[1])):
+            found[index] += float(np.square(change).sum())
+    return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
 
 
 def _weights_hash(arrays: Mapping[str, np.ndarray]) -> str:

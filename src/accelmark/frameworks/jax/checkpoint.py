@@ -25,13 +25,13 @@ _NAME: Final = re.compile(r"^step(\d{9})$")
 
 @final
 class Checkpoints:
-    """The checkpoints of a job in its directory; ``keep`` are kept."""
+    """The checkpoints of a job in its directory."""
 
-    def __init__(self, directory: Path, keep: int, place: RankPlace) -> None:
-        self._directory, self._keep, self._place = directory, keep, place
+    def __init__(self, directory: Path, place: RankPlace) -> None:
+        self._directory, self._place = directory, place
 
-    def save(self, state: Any, progress: Progress, *, final: bool) -> str:
-        """Write a checkpoint (rank 0) and return its name; the ``final`` one is kept in addition to the others.
+    def save(self, state: Any, progress: Progress) -> str:
+        """Write a checkpoint (rank 0) and return its name.
 
         Raises:
             RunError: it could not be written, for example because the disk is full.
@@ -48,8 +48,6 @@ class Checkpoints:
             (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
             shutil.rmtree(self._directory / name, ignore_errors=True)
             temporary.rename(self._directory / name)
-            for old in self.names()[: -(self._keep + final)]:
-                shutil.rmtree(self._directory / old)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error

@@ -63,6 +63,8 @@ class Reevaluation(NamedTuple):
     reported: Metrics
     """Metrics of the round's last evaluation."""
     replays: tuple[ReplayedSteps, ...]
+    warnings: tuple[str, ...]
+    """Of its ranks."""
     duration_s: float | None
     """From the start of the node agent to its end, the longest over the hosts."""
 
@@ -93,6 +95,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     problem = next(filter(None, problems), None)
     evaluated: dict[str, Metrics] = {}
     replayed: list[tuple[int, Replayed]] = []
+    warnings: dict[str, None] = {}
     logs = rank_logs(round_dir)
     for rank, path in rank_logs(place).items():
         try:
@@ -100,6 +103,8 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
                 if record.event == Event.EVALUATED:
                     value = record.value_as(Evaluated)
                     evaluated[value.weights] = value.metrics
+                elif record.event == Event.WARNING:
+                    warnings[str(record.value.get("message"))] = None
                 elif record.event == Event.REPLAYED and rank in logs:
                     replayed.append((rank, record.value_as(Replayed)))
         except (RunError, ValidationError) as error:
@@ -114,6 +119,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         claimed=evaluated[names[1]] if len(names) > 1 else None,
         reported=evaluations[-1].metrics if evaluations else {},
         replays=tuple(_merged(replayed, attempts)),
+        warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
     )
 

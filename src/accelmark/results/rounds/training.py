@@ -8,7 +8,7 @@ from typing import Final
 from accelmark.results.figure_names import TRAIN_FIGURES, FigureName
 from accelmark.results.figures.consumption import HostSamples, consumption_figures
 from accelmark.results.figures.curves import curves_of, histogram, telemetry_series
-from accelmark.results.figures.timeline import Timeline, merged_inspection, read_timeline
+from accelmark.results.figures.timeline import Timeline, read_timeline
 from accelmark.results.figures.training import (
     Figures,
     compute_figures,
@@ -35,7 +35,8 @@ def train_round(
 ) -> RoundResult:
     """Compute the result of a training round, also of one that failed, was lost or is incomplete.
 
-    ``ledger`` is the last state that the coordinator recorded, ``checked`` the result of the evaluation job. Raises RunError if a rank's log cannot be read.
+    ``ledger`` is the last state that the coordinator recorded, ``checked`` the result of the evaluation job. Raises
+    RunError if a rank's log cannot be read.
     """
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
@@ -128,7 +129,6 @@ def _environment(nodes: list[NodeDir], timeline: Timeline | None) -> Environment
     parts = {
         "started": lead.started if lead else None,
         "compiled": lead.compiled if lead else None,
-        "inspected": merged_inspection(timeline.ranks) if timeline else None,
     }
     return Environment(
         hosts=host_infos(nodes), **{name: part.model_dump() for name, part in parts.items() if part is not None}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from accelmark.spec.events import EndReason, Inspected, Started, UpdateSquares
+from accelmark.spec.errors import RunError
+from accelmark.spec.events import EndReason, Started, UpdateSquares
 
 
 @final
@@ -26,6 +27,10 @@ class Progress:
     """Of the last evaluation."""
     reference_losses: dict[int, float] = field(default_factory=dict)
     """Losses at the steps of the case's reference curve."""
+
+
+class ForeignStateError(RunError):
+    """A checkpoint's optimizer state is that of another implementation, so that no steps can be replayed from it."""
 
 
 @final
@@ -119,6 +124,9 @@ class Backend(Protocol):
             start: None for the state that :meth:`prepare` left, on which no step was taken yet.
             num_steps: the number of steps.
             end: the checkpoint that training wrote after them, whose weights are compared with those of the replay.
+
+        Raises:
+            ForeignStateError: the checkpoint has the optimizer state of another implementation.
         """
         ...
 
@@ -145,8 +153,8 @@ class Backend(Protocol):
         """Return the largest allocation on this rank's device so far; None where the framework does not count."""
         ...
 
-    def inspected(self) -> Inspected | None:
-        """Return what was observed of a vendor's code up to the end of training; None where there was none."""
+    def trained(self) -> None:
+        """Log what is known only at the end of training, for example the number of compiled graphs."""
         ...
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:

@@ -25,7 +25,7 @@ from accelmark.spec.plugins.catalog import find, folder_module
 from accelmark.spec.plugins.framework import BACKEND_FILE, RankPlace
 from accelmark.train.loop.account import Account
 from accelmark.train.loop.checkpoints import hash_of
-from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.contract import Backend, ForeignStateError
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
@@ -148,9 +148,7 @@ def run_training(
 
     def body(backend: Backend) -> End:
         end = Driver(train, backend, log, account, stop, directory, observer).run()
-        found = backend.inspected()
-        if found is not None:
-            log.event(Event.INSPECTED, found)
+        backend.trained()
         return end
 
     return run_work(open_backend, body, log, account)
@@ -189,7 +187,11 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
             raise RunError(f"the checkpoint {directory / name} was changed after the end of training")
     for replay in work.replays:
         start, end = (None if name is None else directory / name for name in (replay.start, replay.end))
-        done = backend.replay(start, replay.num_steps, end)
+        try:
+            done = backend.replay(start, replay.num_steps, end)
+        except ForeignStateError as error:
+            log.event(Event.WARNING, {"message": f"no steps were replayed from {replay.start}: {error}"})
+            continue
         if done.first_step != replay.first_step:
             step = done.first_step - 1
             raise RunError(f"the checkpoint {start} says step {step}, the log of training {replay.first_step - 1}")

@@ -21,7 +21,7 @@ from accelmark.frameworks.pytorch.training.seeds import random_state, restore_ra
 from accelmark.spec.errors import RunError
 from accelmark.spec.events import UpdateSquares
 from accelmark.spec.settings import TrainSettings
-from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.contract import ForeignStateError, Progress
 
 _NAME: Final = re.compile(r"^step(\d{9})$")
 
@@ -74,7 +74,7 @@ class Checkpoints:
     def _write(self, beside: Path, progress: Progress) -> None:
         if self._rank == 0 or self._settings.parallelism == "fsdp2":
             training = self._training
-            state = {"model": plain(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
+            state = {"model": unwrapped(training.model).state_dict(), "optimizer": training.optimizer.state_dict()}
             # On the host: not every device's storages can be serialised.
             torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / self._file)
         torch.save(random_state(self._device), beside / f"random{self._rank}.pt")
@@ -96,9 +96,12 @@ class Checkpoints:
 
     def load_for_replay(self, checkpoint: Path) -> Progress:
         """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
+        optimizer = self._training.optimizer
+        names = _state_names(optimizer.state_dict()["state"])
         progress = self.load(checkpoint)
         groups, schedule = copy.deepcopy(self._planned)
-        optimizer = self._training.optimizer
+        if names and (found := _state_names(optimizer.state_dict()["state"])) != names:
+            raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
         optimizer.load_state_dict({"state": optimizer.state_dict()["state"], "param_groups": groups})
         self._training.schedule.load_state_dict(schedule)
         for _ in range(progress.global_steps):
@@ -139,7 +142,7 @@ class Checkpoints:
         found = [0.0, 0.0, 0.0]
         try:
             saved = torch.load(end / self._file, weights_only=True, map_location="cpu", mmap=True)["model"]
-            named = [each for each in plain(self._training.model).named_parameters() if each[1].requires_grad]
+            named = [each for each in unwrapped(self._training.model).named_parameters() if each[1].requires_grad]
             for (name, parameter), old in zip(named, before, strict=True):
                 start = old.cpu().double()
                 replayed, trained = local(parameter).cpu().double() - start, saved[name].double() - start
@@ -168,7 +171,7 @@ class Checkpoints:
         training = self._training
         state = torch.load(newest / self._file, weights_only=True, map_location="cpu", mmap=True)
         with torch.no_grad():
-            for name, tensor in plain(training.model).state_dict().items():
+            for name, tensor in unwrapped(training.model).state_dict().items():
                 part, saved = local(tensor), state["model"].pop(name)
                 if part.shape != saved.shape:
                     raise ValueError(f"{name} has shape {tuple(part.shape)}, in the checkpoint {tuple(saved.shape)}")
@@ -199,11 +202,23 @@ class Checkpoints:
             dist.barrier()
 
 
+def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
+    """Return the names of an optimizer's state."""
+    return sorted({name for values in state.values() for name in values})
+
+
 def _unreadable(checkpoint: Path, error: Exception) -> RunError:
     return RunError(
         f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
         "remove it to continue from the one before it, or from the beginning"
     )
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside ``DistributedDataParallel`` and ``torch.compile``, whose parameters have their names."""
+    model = plain(model)
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
