@@ -54,6 +54,8 @@ def reproduced(entry: RoundEvidence) -> Findings:
         actual = "a run of an earlier version: the process with the vendor's hooks evaluated itself"
         yield finding("open", "reevaluation", "an evaluation in a fresh process", actual)
     elif found is not None:
+        if work.is_checked and found.problem is None and found.metrics is None and found.reported:
+            yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")
         yield from reevaluation_findings(entry, found)
         yield from replay_findings(entry, work, found)
 
@@ -62,8 +64,6 @@ def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings
     """Check that the weights have the metrics that training reported."""
     if found.problem is not None:
         yield deviation(entry, "reevaluation", "", f"the evaluation job did not complete: {found.problem}")
-    elif found.metrics is None and found.reported:
-        yield deviation(entry, "reevaluation", "", "the evaluation job has no metrics")
     yield from _metric_findings("the last evaluation", found.reported, found.metrics)
     target = entry.result.target
     if found.claimed is not None and target is not None:

@@ -127,7 +127,6 @@ class JaxBackend:
             num_parameters=self.num_parameters,
             parameter_hash=structure,
             standard_parameter_hash=structure,
-            standard_num_parameters=self.num_parameters,
             checkpoint_hash=_weights_hash(arrays) if place.rank == 0 else None,
             optimizer_class=optimizer,
             standard_optimizer_class=optimizer,

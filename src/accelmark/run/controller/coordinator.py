@@ -31,6 +31,7 @@ from accelmark.run.record.source import require_unchanged, source_record
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError
+from accelmark.spec.job import TrainJob
 from accelmark.spec.records import COORDINATOR_LOG, DATA_FILE, SOURCE_FILE
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
@@ -295,7 +296,8 @@ class Coordinator:
 
     async def _check_weights(self, job: PlannedJob) -> None:
         """Evaluate the weights of a round outside; a failure is a finding on the round, not a failure of it."""
-        check = WeightsCheck.of(self.directory, job)
+        is_checked = isinstance(job.job.work, TrainJob) and job.job.work.is_checked
+        check = WeightsCheck.of(self.directory, job) if is_checked else None
         if check is None:
             return
         self.observer.preparing(job, "evaluating the weights and replaying steps in a fresh process")

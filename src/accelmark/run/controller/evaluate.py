@@ -56,8 +56,6 @@ class WeightsCheck:
         place = reevaluation_dir(round_dir)
         if nonce is not None:
             place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
-        elif saved.hashes is None:
-            return None
         hashes = saved.hashes
         replays = tuple(_replays(saved, nonce or ""))
         weights: tuple[str | None, ...] = ()
@@ -75,7 +73,7 @@ class WeightsCheck:
             replays=replays,
             sha256={name: value for name, value in (hashes.sha256 if hashes else {}).items() if name in used},
         )
-        changed = {
+        changed: dict[str, object] = {
             "work": work,
             "extern": None,
             "adaptation": None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accelmark.spec.events import EndReason, Event, Inspected, Started, UpdateSquares
+from accelmark.spec.events import EndReason, Event, Started, UpdateSquares
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
@@ -147,8 +147,8 @@ class ToyBackend:
     def peak_memory_mib(self) -> float | None:
         return None
 
-    def inspected(self) -> Inspected | None:
-        return None
+    def trained(self) -> None:
+        pass
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
         return "error", f"{type(error).__name__}: {error}"
