@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_pairs_cover_all_of_training_where_writing_is_cheap(tmp_path: Path, monk
     hashes, left = train(tmp_path, monkeypatch, 1000)
     steps = [(number(start), number(end)) for start, end in hashes.pairs]
     assert steps[0] == (0, FIRST_STEPS)
-    assert all(end == start for (_, end), (start, _) in zip(steps, steps[1:], strict=False))
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
     assert steps[-1][1] == 1000
     assert all(end - start <= MOST_STEPS for start, end in steps)
     assert sorted(hashes.sha256) == left
@@ -99,7 +100,7 @@ def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(
     steps = [(number(start), number(end)) for start, end in hashes.pairs]
     assert len(steps) >= 4
     assert {end - start for start, end in steps[1:]} <= {MOST_STEPS}
-    assert any(end < start for (_, end), (start, _) in zip(steps, steps[1:], strict=False))
+    assert any(end < start for (_, end), (start, _) in itertools.pairwise(steps))
     assert 0.01 * (len(left) - 2) < 0.0025 * 40
 
 
