@@ -17,8 +17,8 @@ from accelmark.spec.events import Evaluated, Replayed, UpdateSquares
 from accelmark.spec.job import NodeExit
 from accelmark.spec.model import Spec
 from accelmark.spec.perflog import encode_line
-from tests.audit.test_rules import change_job, change_started
-from tests.made_run import SLUG, Made, make_run
+from tests.audit.test_rules import SLUG, change_job, change_started
+from tests.made_run import Made, make_run
 
 HONEST = UpdateSquares(replayed=4.0, saved=4.0, difference=0.0)
 

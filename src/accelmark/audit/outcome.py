@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, for_each
@@ -14,6 +16,9 @@ MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 
 MIN_TIMED_S: Final = 1.0
 """Below this raw training time, start and end dominate, and a rate is not a measurement."""
+
+_ONE_IN_1000: Final = {2: 318.3, 3: 22.33, 4: 10.21, 5: 7.173, 6: 5.893, 7: 5.208, 8: 4.785, 9: 4.501, 10: 4.297}
+"""Number of values -> the quantile 0.999 of Student's t with one degree of freedom less."""
 
 _MEASURED_TOLERANCE: Final = 1.05
 """Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
@@ -50,6 +55,28 @@ def target_reached(entry: RoundEvidence) -> Findings:
     ):
         goal = f"{target.metric} {target.direction.replace('_', ' ')} {target.value:g}"
         yield finding("error", "target-reached", goal, "the target was not reached")
+
+
+@for_each(Evidence.succeeded_rounds)
+def plausible_convergence(entry: RoundEvidence) -> Findings:
+    """Report rounds that end better than the case's reference training can.
+
+    The bound is that of the prediction interval of a further value of a normal distribution, from the reference's mean
+    and standard deviation over its seeds, which one round in 1,000 exceeds. MLPerf's reference convergence points
+    (github.com/mlcommons/logging) bound the speed of convergence in the same way.
+    """
+    train = entry.reference.case.spec.train if entry.reference.case is not None else None
+    target, metric = entry.result.target, entry.result.value_of(FigureName.FINAL_METRIC)
+    if train is None or target is None or metric is None or len(train.calibration) < 2:
+        return
+    count, mean = len(train.calibration), statistics.fmean(train.calibration)
+    reach = _ONE_IN_1000.get(count, _ONE_IN_1000[max(_ONE_IN_1000)])
+    margin = reach * statistics.stdev(train.calibration) * math.sqrt(1 + 1 / count)
+    better = metric - mean if target.direction == "at_least" else mean - metric
+    if better > margin:
+        expected = f"{mean:.4g} within {margin:.2g}, as over {count} seeds of the reference"
+        actual = f"{target.metric} {metric:.4g} is better than the reference training allows: review how it was reached"
+        yield finding("open", "plausible-convergence", expected, actual)
 
 
 @for_each(Evidence.succeeded_rounds)

@@ -11,7 +11,8 @@ from accelmark.audit.evidence import Evidence, Rule, gather_evidence
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    outcome.rounds_complete, outcome.target_reached, outcome.real_data,
+    outcome.rounds_complete, outcome.target_reached, outcome.plausible_convergence,
+    outcome.real_data,
     workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
     workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,

@@ -41,7 +41,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
     common |= {name: getattr(train, name) for name in ("unit", "target", "reference_loss", "min_repeats")}
     return PlannedWork(
-        work=TrainJob(**common, is_checked=not settings.loader.synthetic)
+        work=TrainJob(**common, is_checked=not settings.loader.synthetic or (request.adaptation / "extern").is_dir())
         if trainer is None
         else ExternalJob(**common, trainer=trainer),
         directory=key.slug,

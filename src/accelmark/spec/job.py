@@ -70,7 +70,10 @@ class TrainJob(TrainingWork):
     rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
     is_checked: bool = False
-    """Whether its weights are evaluated and steps replayed after the round; false in jobs of earlier versions."""
+    """Whether its weights are evaluated and steps replayed after the round; false in jobs of earlier versions.
+
+    With synthetic data, which is not evaluated, steps are replayed where a vendor's hooks take part.
+    """
 
 
 class ExternalJob(TrainingWork):

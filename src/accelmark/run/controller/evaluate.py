@@ -51,7 +51,7 @@ class WeightsCheck:
         """
         train, round_dir = job.job.work, directory.round_dir(job)
         saved = saved_checkpoints(round_dir)
-        if not isinstance(train, TrainJob) or not saved.steps or train.settings.loader.synthetic:
+        if not isinstance(train, TrainJob) or not saved.steps:
             return None
         place = reevaluation_dir(round_dir)
         if nonce is not None:
@@ -59,7 +59,7 @@ class WeightsCheck:
         hashes = saved.hashes
         replays = tuple(_replays(saved, nonce or ""))
         weights: tuple[str | None, ...] = ()
-        if nonce is None:
+        if nonce is None and not train.settings.loader.synthetic:
             weights = (max(saved.steps, key=lambda name: saved.steps[name]),) if hashes is None else (hashes.final,)
             weights += (hashes.claimed,) if hashes is not None else ()
         names = tuple(name for name in dict.fromkeys(weights) if name is not None)
