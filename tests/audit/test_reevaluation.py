@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from accelmark.results.figure_names import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.measure import measure_run
@@ -80,16 +81,16 @@ def test_a_round_that_is_reproduced_is_valid_and_shows_the_time_of_it(run: Path)
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     case = judged(run)
     assert (case.verdict, case.reasons) == ("VALID", ())
-    assert case.figures["reevaluation_time_s"].mean == 3.5
-    assert case.figures["final_metric"].mean == metric_of(run)
+    assert case.figures[FigureName("reevaluation_time_s")].mean == 3.5
+    assert case.figures[FigureName("final_metric")].mean == metric_of(run)
 
 
 def test_the_metric_of_the_fresh_process_counts(run: Path) -> None:
     write_evaluation(run, evaluated(0.3), replayed(losses_of(run)))
     case = judged(run)
     assert (case.verdict, case.converged) == ("INVALID", False)
-    assert case.figures["final_metric"].mean == 0.3
-    assert case.figures["time_to_target_s"].mean is None
+    assert case.figures[FigureName("final_metric")].mean == 0.3
+    assert case.figures[FigureName("time_to_target_s")].mean is None
     assert {"reevaluated-metric", "target-reached"} <= rules(case)
 
 

@@ -27,6 +27,8 @@ FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] 
 
 Returns a record of each data set, or None where it did not check."""
 
+MOST_REPLAYED: Final = 72
+"""Most steps that are replayed after a round: 8 from the initial weights, and 64 between a pair of checkpoints."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 

@@ -60,7 +60,7 @@ class CheckpointWriter:
         self._reason: str | None = None
         self._due: float = math.inf
         """The next step with a checkpoint of a pair."""
-        self._is_open = True
+        self._is_open = False
         """Whether a pair is in progress."""
         self._num_bytes = 0.0
         self._mark = (0, 0.0)
@@ -73,9 +73,9 @@ class CheckpointWriter:
         self._mark = (step, self._training_s())
         if not self._is_checked or not self._settings.checkpoint.replay_mib:
             self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
-        else:
-            self._is_open = step == 0
-            self._due = step + FIRST_STEPS
+            return
+        self._is_open = step == 0
+        self._due = step + FIRST_STEPS
 
     def next_due(self, step: int) -> float:
         """Return the next step after ``step`` at which a checkpoint is due."""

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -104,8 +105,10 @@ class Checkpoints:
             raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
         optimizer.load_state_dict({"state": optimizer.state_dict()["state"], "param_groups": groups})
         self._training.schedule.load_state_dict(schedule)
-        for _ in range(progress.global_steps):
-            self._training.schedule.step()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of", UserWarning)  # this optimizer took no step yet
+            for _ in range(progress.global_steps):
+                self._training.schedule.step()
         return progress
 
     def load(self, checkpoint: Path) -> Progress:
